@@ -1,0 +1,270 @@
+"""Everything that Aerogel takes from the parts of JAX that are not public.
+
+This is the only file that imports `jax.extend` or `jax._src`. Each name says what it is for; all were checked
+on jax 0.10.2. When JAX changes, the change ends here.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import api, api_util, core, pjit, source_info_util, traceback_util, tree_util, util
+from jax._src import config as jax_config
+from jax._src import linear_util as lu
+from jax._src.interpreters import ad, batching, mlir  # noqa: F401  (mlir: tests lower primitives of their own)
+from jax._src.interpreters import partial_eval as pe
+from jax._src.lax import lax as lax_internal
+from jax._src.sharding_impls import UnspecifiedValue
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import Jaxpr as Jaxpr
+from jax.extend.core import JaxprEqn as JaxprEqn
+from jax.extend.core import Literal as Literal
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import Var as Var
+from jax.extend.core import check_jaxpr as check_jaxpr
+from jax.extend.core import jaxprs_in_params as jaxprs_in_params
+
+# The original functions, taken at import: `aerogel run` replaces `jax.jit` (optimize-notes 2.19).
+original_jit = jax.jit
+shaped_abstractify = core.shaped_abstractify
+ShapedArray = core.ShapedArray
+DropVar = core.DropVar
+Tracer = core.Tracer
+Atom = Var | Literal
+
+# Unwrapping of errors: frames of ours are not the user's (optimize-notes 2.2).
+traceback_util.register_exclusion(__file__)
+source_info_util.register_exclusion(__file__)
+
+
+def exclude_from_tracebacks(path: str) -> None:
+    """Frames of the file `path` disappear from JAX's filtered tracebacks and from source lines."""
+    traceback_util.register_exclusion(path)
+    source_info_util.register_exclusion(path)
+
+
+# A jit-cache-sensitive context: what is traced inside another optimised function must not be cached as if it had
+# been traced alone. Public since jax 0.8.
+inside_optimize = jax.make_user_context(False)
+
+
+def is_traced(x: Any) -> bool:
+    """Whether a leaf is an input of the program, as opposed to a static value or a constant (optimize-notes 2.1)."""
+    return isinstance(x, core.Tracer)
+
+
+def trace_state_clean() -> bool:
+    """Whether no transformation is active: then arrays are inputs too."""
+    return core.trace_state_clean()
+
+
+def differentiating() -> bool:
+    """Whether the present trace is (somewhere above) a forward-mode or linearising one."""
+    trace = core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, (ad.JVPTrace, ad.LinearizeTrace)):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure as `jax.jit` sees them (its registry, not `tree_util`'s default one)."""
+    return tree_util.tracing_registry.flatten(tree)
+
+
+def input_aval(x: Any) -> Any:
+    """The type of one input, with the state type that hijax values carry (optimize-notes 2.10)."""
+    aval = core.shaped_abstractify(x)
+    return core.AvalQDD(aval, core.cur_qdd(x)) if aval.has_qdd else aval
+
+
+def argument_names(fun: Callable, args: Any, kwargs: Any) -> Any:
+    """Names of `fun`'s arguments for JAX's messages; the enclosing trace's purpose ("jit") is kept in them."""
+    frame = getattr(core.trace_ctx.trace, "frame", None)
+    purpose = frame.debug_info.traced_for if frame is not None and frame.debug_info is not None else "jit"
+    return api_util.debug_info(purpose, fun, args, kwargs)
+
+
+def trace_flat(flat_fun: Callable[..., Sequence[Any]], debug_info: Any, avals: Sequence[Any]) -> ClosedJaxpr:
+    """The program of a function of flat arrays. Not cached, closed-over tracers stay alive (optimize-notes 2.4)."""
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(flat_fun, debug_info=debug_info), list(avals))
+    return core.ClosedJaxpr(jaxpr, consts)
+
+
+def check_returned(debug_info: Any, out: Any, leaves: Sequence[Any]) -> Any:
+    """JAX's own message for a result that is no array; returns the debug info with result names."""
+    debug_info = debug_info.set_result_paths(out)
+    pe._check_returned_jaxtypes(debug_info, leaves)
+    return debug_info
+
+
+def set_debug_info(program: ClosedJaxpr, debug_info: Any) -> None:
+    """`lu.wrap_init` forgets result names; give them back (optimize-notes 2.3)."""
+    program.jaxpr._debug_info = debug_info
+
+
+def trace_small(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
+    """The program of a small function of ours, at `avals`; it returns a flat sequence.
+
+    Traced with 64-bit types allowed, so that a program from an x64 context keeps its types whatever the present
+    context is: callers state every dtype.
+    """
+    debug_info = api_util.debug_info("aerogel", fun, (), {})
+    debug_info = debug_info._replace(arg_names=(), result_paths=None)
+    debug_info = core.DebugInfo("aerogel", "aerogel", tuple(f"x{i}" for i in range(len(avals))), None)
+    with jax_config.enable_x64(True):
+        return trace_flat(fun, debug_info, avals)
+
+
+def evaluate(program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+    """Results of `program` under whatever transformation is active.
+
+    While staging, the equations are appended as they are (parameters, contexts and source lines kept; no abstract
+    evaluation, no second tracing of nested functions: optimize-notes 2.15); otherwise they are bound one by one.
+    """
+    trace = core.trace_ctx.trace
+    if type(trace) is pe.DynamicJaxprTrace and not program.jaxpr.is_high:
+        return _append(trace, program.jaxpr, program.consts, args)
+    outs = core.eval_jaxpr(program.jaxpr, program.consts, *args)
+    # A literal result is a bare Python or NumPy scalar here (optimize-notes 2.7).
+    return [
+        lax_internal._convert_element_type(x, v.aval.dtype, v.aval.weak_type) if isinstance(v, core.Literal) else x
+        for x, v in zip(outs, program.jaxpr.outvars, strict=True)
+    ]
+
+
+def _append(trace: Any, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    here = source_info_util.current()
+    env: dict[Any, Any] = {}
+    for var, const in zip(jaxpr.constvars, consts, strict=True):
+        env[var] = trace.to_jaxpr_tracer(const, source_info=here)
+    for var, arg in zip(jaxpr.invars, args, strict=True):
+        env[var] = trace.to_jaxpr_tracer(arg, source_info=here)
+
+    def read(atom: Any, src: Any) -> Any:
+        if isinstance(atom, core.Literal):
+            return pe.DynamicJaxprTracer(trace, atom.aval, atom, src)
+        return env[atom]
+
+    for eqn in jaxpr.eqns:
+        src = eqn.source_info.replace(name_stack=here.name_stack + eqn.source_info.name_stack)
+        ins = [read(x, src) for x in eqn.invars]
+        avals = [v.aval for v in eqn.outvars]
+        folded = pe.try_constant_folding(eqn.primitive, ins, eqn.params, avals)
+        if folded is not None:
+            outs = [trace.new_const(c, source_info=src, aval=a) for c, a in zip(folded, avals, strict=True)]
+        else:
+            effects = eqn.effects
+            if effects:
+                effects = {
+                    e.replace(env[e.input].val) if isinstance(e, core.effects.JaxprInputEffect) else e
+                    for e in effects
+                }
+            outs = trace.emit_eqn(ins, avals, eqn.primitive, eqn.params, effects, src, eqn.ctx)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(x, here) for x in jaxpr.outvars]
+
+
+def rename_effects(effects: Any, env: dict[Any, Any]) -> Any:
+    """Effects on refs name variables; rename them with the variables (optimize-notes 2.9)."""
+    if not effects:
+        return effects
+    return {
+        e.replace(env.get(e.input, e.input)) if isinstance(e, core.effects.JaxprInputEffect) else e for e in effects
+    }
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """JAX's own test for "must not be dropped" (reads of refs and axis names are droppable)."""
+    return pe.has_effects(eqn)
+
+
+def join_effects(eqns: Sequence[JaxprEqn]) -> Any:
+    """The effects of a jaxpr from its equations' ones."""
+    return core.join_effects(*(eqn.effects for eqn in eqns)) if any(eqn.effects for eqn in eqns) else core.no_effects
+
+
+def new_var(aval: Any) -> Var:
+    """A fresh variable."""
+    return core.Var(aval)
+
+
+def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any = ()) -> Jaxpr:
+    """A jaxpr with the argument and result names of `like` where their numbers still fit."""
+    debug = like.debug_info
+    if len(invars) + len(constvars) != len(like.invars) + len(like.constvars) or len(outvars) != len(like.outvars):
+        debug = debug.with_unknown_names()
+    return core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, like.is_high)
+
+
+def source_lines(eqn: JaxprEqn) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that made the equation; None if it was none of the user's."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+
+
+def equation_context(eqn: JaxprEqn) -> contextlib.AbstractContextManager:
+    """The context (compute_on, PRNG layout, mesh, metadata) that the equation was made in."""
+    return eqn.ctx.manager
+
+
+def explicit_mesh(aval: Any) -> bool:
+    """Whether a value carries a sharding in its type, or is per-device inside a shard_map."""
+    sharding = getattr(aval, "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty:
+        return False
+    return not mesh.are_all_axes_auto
+
+
+wraps = util.wraps
+check_callable = api_util.check_callable
+api_boundary = traceback_util.api_boundary
+convert_element_type = lax_internal._convert_element_type
+JaxprTypeError = core.JaxprTypeError
+
+
+def is_unspecified(sharding: Any) -> bool:
+    """Whether a `jit` argument's sharding was left open."""
+    return sharding is None or isinstance(sharding, UnspecifiedValue)
+
+
+def under_scope(eqn: JaxprEqn, call: JaxprEqn, name: str) -> JaxprEqn:
+    """An equation taken out of a call keeps the call's named scopes in front of its own."""
+    outer, inner = call.source_info, eqn.source_info
+    stack = outer.name_stack + source_info_util.new_name_stack(f"jit({name})") + inner.name_stack
+    return eqn.replace(source_info=inner.replace(name_stack=stack))
+
+
+def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
+    """JAX's own dead-code elimination; arguments stay."""
+    return pe.dce_jaxpr(jaxpr, True, True)[0]
+
+# The modules with the doors to `jit` besides `jax.jit`: what replaces `jit` for a whole process must set
+# `jit_doors[0].jit` and `jit_doors[1].pjit` too (optimize-notes 3).
+jit_doors = (api, pjit)
+
+
+def _named_primitives() -> dict[str, Primitive]:
+    import jax.extend.core.primitives as extend_primitives
+    from jax._src.random import prng
+
+    found: dict[str, Primitive] = {}
+    for module in (jax.lax, jax.lax.linalg, extend_primitives, prng, core, lax_internal):
+        found |= {p.name: p for p in vars(module).values() if isinstance(p, core.Primitive)}
+    return found
+
+
+# JAX's primitives by their names in printed programs, for tables over primitives. `jax.lax` exports most of them,
+# but not random_wrap, random_unwrap, optimization_barrier and the linear algebra ones.
+primitives = _named_primitives()
+
+
+@contextlib.contextmanager
+def bound_like(eqn: JaxprEqn):
+    """What is bound inside gets the equation's source line, name stack and context, as in `core.eval_jaxpr`."""
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
+        yield

@@ -1,0 +1,94 @@
+"""Equations that do nothing, and scalar arithmetic on literals: each becomes an atom that stands already."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aerogel._jax import Atom, JaxprEqn, Literal
+
+from .program import is_var
+
+
+def simplify_equation(eqn: JaxprEqn) -> Atom | None:
+    """The atom that the single result of `eqn` equals bit for bit; None if there is none known."""
+    if len(eqn.outvars) != 1:
+        return None
+    test = NO_OPS.get(eqn.primitive.name)
+    if test is not None and test(eqn) and _same_type(eqn.invars[0], eqn.outvars[0]):
+        return eqn.invars[0]
+    if eqn.primitive.name == "select_n":
+        return _chosen(eqn)
+    if eqn.primitive.name in FOLDED and not any(is_var(x) for x in eqn.invars):
+        return _folded(eqn)
+    return None
+
+
+def _same_type(a: Any, b: Any) -> bool:
+    return a.aval == b.aval and getattr(a.aval, "weak_type", False) == getattr(b.aval, "weak_type", False)
+
+
+def _is_identity_broadcast(eqn: JaxprEqn) -> bool:
+    return len(eqn.invars) == 1 and tuple(eqn.params["broadcast_dimensions"]) == tuple(range(len(eqn.params["shape"])))
+
+
+def _is_whole_slice(eqn: JaxprEqn) -> bool:
+    strides = eqn.params["strides"]
+    return not any(eqn.params["start_indices"]) and (strides is None or all(s == 1 for s in strides))
+
+
+# Each holds when the result has the type of the (first) input; `simplify_equation` checks that.
+NO_OPS: dict[str, Callable[[JaxprEqn], bool]] = {
+    "convert_element_type": lambda eqn: eqn.params.get("sharding") is None,
+    "broadcast_in_dim": _is_identity_broadcast,
+    "reshape": lambda eqn: len(eqn.invars) == 1 and eqn.params["dimensions"] is None and eqn.params["sharding"] is None,
+    "transpose": lambda eqn: tuple(eqn.params["permutation"]) == tuple(range(len(eqn.params["permutation"]))),
+    "squeeze": lambda eqn: not eqn.params["dimensions"],
+    "slice": _is_whole_slice,
+    "reduce_sum": lambda eqn: not eqn.params["axes"],
+    "reduce_max": lambda eqn: not eqn.params["axes"],
+    "reduce_min": lambda eqn: not eqn.params["axes"],
+    "reduce_prod": lambda eqn: not eqn.params["axes"],
+}
+
+
+def _chosen(eqn: JaxprEqn) -> Atom | None:
+    """A `select_n` whose predicate is a literal, or whose cases are one variable."""
+    which, *cases = eqn.invars
+    if isinstance(which, Literal):
+        case = cases[int(which.val)]
+        return case if _same_type(case, eqn.outvars[0]) else None
+    first = cases[0]
+    if is_var(first) and all(x is first for x in cases) and _same_type(first, eqn.outvars[0]):
+        return first
+    return None
+
+
+# Exactly rounded operations only: what NumPy gives is what every backend gives.
+FOLDED: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.bitwise_not,
+    "convert_element_type": lambda x: x,
+}
+
+
+def _folded(eqn: JaxprEqn) -> Atom | None:
+    """Integer and boolean arithmetic on scalar literals."""
+    aval = eqn.outvars[0].aval
+    values = [np.asarray(x.val, x.aval.dtype) for x in eqn.invars if isinstance(x, Literal)]
+    if aval.shape or any(v.dtype.kind not in "biu" for v in values) or np.dtype(aval.dtype).kind not in "biu":
+        return None
+    with np.errstate(all="ignore"):
+        result = np.asarray(FOLDED[eqn.primitive.name](*values)).astype(aval.dtype)
+    return Literal(result[()], aval)

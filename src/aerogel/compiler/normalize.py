@@ -1,0 +1,206 @@
+"""One form of a program before anything is matched: calls inlined, dead code gone, repeated values computed once.
+
+What XLA would do anyway is done here so that the passes see through it: a value used twice is one variable, a result
+that nobody reads has no users. Only the form changes, never a number.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aerogel import _jax
+from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from .identities import simplify_equation
+from .program import Program, copy_equation, inner_jaxprs, is_var, rename, substitute, with_equations
+
+# A call that stands in a program once is always inlined. One that is called from several places stays a function
+# (JAX lowers it once) unless its body is this small: jnp's own helpers (`where`, `clip`, ...) are.
+SMALL_CALL = 24
+
+LOOPS_AND_BRANCHES = frozenset({"scan", "while", "cond", "jit", "closed_call", "checkpoint", "remat2", "remat"})
+
+
+def normalize(program: Program) -> Program:
+    """The same program in normal form, nested loops and branches included; the same object if it is already."""
+    jaxpr = Normalizer(program.jaxpr).run(program.jaxpr)
+    return program if jaxpr is program.jaxpr else ClosedJaxpr(jaxpr, program.consts)
+
+
+class Normalizer:
+    """One walk over a program; remembers nested jaxprs so that shared ones stay shared (optimize-notes 2.11)."""
+
+    def __init__(self, jaxpr: Jaxpr):
+        self.calls: Counter[int] = Counter()
+        self.done: dict[int, Any] = {}
+        self.kept: list[Any] = []  # keeps the keys of `done` alive
+        self._count_calls(jaxpr, set())
+
+    def _count_calls(self, jaxpr: Jaxpr, seen: set[int]) -> None:
+        if id(jaxpr) in seen:
+            return
+        seen.add(id(jaxpr))
+        for eqn in jaxpr.eqns:
+            for inner in inner_jaxprs(eqn):
+                self.calls[id(inner)] += 1
+                self._count_calls(inner, seen)
+
+    def run(self, jaxpr: Jaxpr) -> Jaxpr:
+        """The normal form of one jaxpr."""
+        inlined = self._inline(jaxpr)
+        merged = merge_repeated(inlined)
+        return drop_dead(merged)
+
+    def nested(self, jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
+        """The normal form of a nested jaxpr, computed once for each."""
+        if id(jaxpr) not in self.done:
+            if isinstance(jaxpr, ClosedJaxpr):
+                inner = self.run(jaxpr.jaxpr)
+                new = jaxpr if inner is jaxpr.jaxpr else ClosedJaxpr(inner, jaxpr.consts)
+            else:
+                new = self.run(jaxpr)
+            self.done[id(jaxpr)] = new
+            self.kept.append(jaxpr)
+        return self.done[id(jaxpr)]
+
+    def _inline(self, jaxpr: Jaxpr) -> Jaxpr:
+        eqns: list[JaxprEqn] = []
+        env: dict[Var, Atom] = {}
+        changed = False
+        for eqn in jaxpr.eqns:
+            new = rename(map_inner(eqn, self.nested), env)
+            changed |= new is not eqn
+            if self._is_inlined(eqn, new):
+                changed = True
+                inline_call(new, eqns, env)
+            else:
+                eqns.append(new)
+        if not changed:
+            return jaxpr
+        return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
+
+    def _is_inlined(self, old: JaxprEqn, new: JaxprEqn) -> bool:
+        if not is_plain_call(new):
+            return False
+        once = self.calls[id(old.params["jaxpr"].jaxpr)] == 1
+        return once or len(new.params["jaxpr"].jaxpr.eqns) <= SMALL_CALL
+
+
+def is_plain_call(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a `jit` that asks nothing of the compiler: no shardings, layouts, donation, options."""
+    if eqn.primitive.name != "jit":
+        return False
+    p = eqn.params
+    return (
+        not p["jaxpr"].consts
+        and not p["jaxpr"].jaxpr.constvars
+        and not any(p["donated_invars"])
+        and all(_jax.is_unspecified(s) for s in (*p["in_shardings"], *p["out_shardings"]))
+        and all(x is None for x in (*p["in_layouts"], *p["out_layouts"]))
+        and not p["compiler_options_kvs"]
+        and not p["keep_unused"]
+    )
+
+
+def inline_call(eqn: JaxprEqn, eqns: list[JaxprEqn], env: dict[Var, Atom]) -> None:
+    """Appends the body of a call to `eqns`; its results are added to `env`."""
+    body = eqn.params["jaxpr"].jaxpr
+    inner: dict[Var, Atom] = dict(zip(body.invars, eqn.invars, strict=True))
+    for one in body.eqns:
+        eqns.append(_jax.under_scope(copy_equation(one, inner), eqn, eqn.params["name"]))
+    for var, out in zip(eqn.outvars, body.outvars, strict=True):
+        env[var] = substitute(out, inner)
+
+
+def map_inner(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
+    """`eqn` with the nested jaxprs changed that it is safe to change: loops, branches and plain calls.
+
+    Not those of custom derivatives (their rules refer to the original), kernels and `shard_map`.
+    """
+    if eqn.primitive.name not in LOOPS_AND_BRANCHES:
+        return eqn
+    params = {}
+    changed = False
+    for key, value in eqn.params.items():
+        if isinstance(value, (ClosedJaxpr, Jaxpr)):
+            new: Any = change(value)
+            changed |= new is not value
+        elif isinstance(value, tuple) and any(isinstance(x, (ClosedJaxpr, Jaxpr)) for x in value):
+            new = tuple(change(x) if isinstance(x, (ClosedJaxpr, Jaxpr)) else x for x in value)
+            changed |= any(a is not b for a, b in zip(new, value, strict=True))
+        else:
+            new = value
+        params[key] = new
+    return eqn.replace(params=params) if changed else eqn
+
+
+def merge_repeated(jaxpr: Jaxpr) -> Jaxpr:
+    """Equal equations become one, and equations that do nothing become their input; the same object if none."""
+    env: dict[Var, Atom] = {}
+    seen: dict[Any, list[Var]] = {}
+    eqns: list[JaxprEqn] = []
+    for old in jaxpr.eqns:
+        eqn = rename(old, env)
+        if eqn.effects:
+            eqns.append(eqn)
+            continue
+        same = simplify_equation(eqn)
+        if same is not None:
+            env[eqn.outvars[0]] = same
+            continue
+        key = _key(eqn)
+        found = None if key is None else seen.get(key)
+        if found is None:
+            if key is not None:
+                seen[key] = eqn.outvars
+            eqns.append(eqn)
+        else:
+            env.update(zip(eqn.outvars, found, strict=True))
+    if not env:
+        return jaxpr
+    return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
+
+
+def _key(eqn: JaxprEqn) -> Any:
+    """Two equations with one key compute the same; None when that cannot be told."""
+    if any(isinstance(v, _jax.DropVar) for v in eqn.outvars):
+        return None
+    try:
+        key = (
+            eqn.primitive,
+            tuple(_atom_key(x) for x in eqn.invars),
+            tuple((k, _param_key(v)) for k, v in sorted(eqn.params.items())),
+            tuple(v.aval for v in eqn.outvars),
+            eqn.ctx,
+        )
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _atom_key(x: Atom) -> Any:
+    if is_var(x):
+        return id(x)
+    assert isinstance(x, Literal)
+    value = np.asarray(x.val)
+    # bytes, not equality: 0.0 == -0.0, and nan != nan
+    return ("literal", value.tobytes(), value.dtype.str, value.shape, x.aval)
+
+
+def _param_key(value: Any) -> Any:
+    return id(value) if isinstance(value, (ClosedJaxpr, Jaxpr)) else (type(value), value)
+
+
+def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
+    """`jaxpr` without what nobody reads, inside loops too (JAX's own dead-code rules); the same object if nothing."""
+    new = _jax.drop_dead(jaxpr)
+    return jaxpr if _equation_total(new) == _equation_total(jaxpr) else new
+
+
+def _equation_total(jaxpr: Jaxpr) -> int:
+    return sum(
+        len(eqn.outvars) + 1 + sum(_equation_total(j) for j in inner_jaxprs(eqn)) for eqn in jaxpr.eqns
+    )

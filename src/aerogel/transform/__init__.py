@@ -1,0 +1,1 @@
+from .optimize import optimize as optimize

@@ -1,0 +1,133 @@
+"""`optimize`: a function that computes the same by a better program."""
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from aerogel import _jax
+from aerogel.compiler.default import DEFAULT_PASSES
+from aerogel.compiler.exactness import allowed
+from aerogel.compiler.pipeline import Context, Pass, run_passes
+from aerogel.compiler.program import Program
+from aerogel.compiler.report import Report
+
+_jax.exclude_from_tracebacks(__file__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+OnReport = Callable[[Report], None]
+_SLOT = "__aerogel_optimized__"
+
+
+def optimize(
+    f: F, *, numerics: str = "fast", passes: Sequence[Pass] | None = None, on_report: OnReport | None = None
+) -> F:
+    """A function with the results, signature and name of `f`, whose program is rewritten to cost less.
+
+    It composes: `jax.jit(optimize(f))`, `jax.grad(optimize(f))`, `optimize(jax.vmap(f))`. Each call traces `f`, so
+    put it under `jax.jit`; then a call costs what a call of `jax.jit(f)` costs. When one optimised function is traced
+    inside another, only the outer one works.
+
+    Args:
+        f: any function that `jax.jit` takes. What is static for the enclosing `jit` reaches `f` untouched.
+        numerics: "fast" allows sums in another order and rewrites that differ only for inf and nan; "strict" only
+            results whose error against float64 is no larger.
+        passes: instead of the default ones; `()` leaves every program as it is.
+        on_report: called with a `Report` each time `f` is traced.
+
+    Raises:
+        UsageError: `numerics` is another word.
+        TypeError: `f` is not callable, or a generator function, as for `jax.jit`.
+
+    >>> import jax, jax.numpy as jnp, aerogel as ag
+    >>> f = jax.jit(ag.optimize(lambda x: jax.lax.scan(lambda c, _: (c / 2, c), x, None, length=4)[1].sum()))
+    >>> float(f(jnp.ones(2)))
+    3.75
+    """
+    _jax.check_callable(f)
+    rules = allowed(numerics)
+    chosen = DEFAULT_PASSES if passes is None else tuple(passes)
+    if passes is None and on_report is None and isinstance(f, types.FunctionType):
+        return _memoised(f, numerics, lambda: _wrap(f, rules, chosen, None))
+    return _wrap(f, rules, chosen, on_report)
+
+
+def _memoised(f: Any, numerics: str, make: Callable[[], Any]) -> Any:
+    """One wrapper per plain function, so that two jits of it share JAX's caches (optimize-notes 2.5).
+
+    It is kept on the function itself: a cycle, which the garbage collector frees. `functools.wraps` copies
+    attributes; a slot that belongs to another function is not used.
+    """
+    owner, wrappers = f.__dict__.get(_SLOT, (None, None))
+    if owner is not f or wrappers is None:
+        wrappers = {}
+        f.__dict__[_SLOT] = (f, wrappers)
+    if numerics not in wrappers:
+        wrappers[numerics] = make()
+    return wrappers[numerics]
+
+
+def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_report: OnReport | None) -> Any:
+    @_jax.wraps(f)
+    @_jax.api_boundary
+    def optimized(*args: Any, **kwargs: Any) -> Any:
+        if _jax.inside_optimize.value:
+            return f(*args, **kwargs)
+        program, dynamic, out_tree = trace_program(f, args, kwargs)
+        if not program.jaxpr.is_high:
+            context = Context(rules, jax.default_backend(), _jax.differentiating())
+            program, report = run_passes(program, passes, context, function_name(f), function_place(f))
+            if on_report is not None:
+                on_report(report)
+        return jax.tree.unflatten(out_tree(), _jax.evaluate(program, dynamic))
+
+    optimized.__dict__.pop(_SLOT, None)
+    return optimized
+
+
+def trace_program(f: Any, args: Any, kwargs: Any) -> tuple[Program, list[Any], Callable[[], Any]]:
+    """The program of `f` at these arguments, its inputs among them, and the structure of its result.
+
+    Under a trace every leaf that is no tracer is static or a constant, and reaches `f` as it is; at top level arrays
+    are inputs (optimize-notes 2.1).
+    """
+    leaves, in_tree = _jax.flatten((args, kwargs))
+    at_top = _jax.trace_state_clean()
+    is_input = [_jax.is_traced(x) or (at_top and _is_array(x)) for x in leaves]
+    inputs = [x for x, yes in zip(leaves, is_input, strict=True) if yes]
+    debug_info = _jax.argument_names(f, args, kwargs)
+    out_tree: Any = None
+
+    def flat(*values: Any) -> list[Any]:
+        nonlocal out_tree, debug_info
+        rest = iter(values)
+        full = [next(rest) if yes else x for x, yes in zip(leaves, is_input, strict=True)]
+        call_args, call_kwargs = jax.tree.unflatten(in_tree, full)
+        with _jax.inside_optimize(True):
+            out = f(*call_args, **call_kwargs)
+        outs, out_tree = _jax.flatten(out)
+        debug_info = _jax.check_returned(debug_info, out, outs)
+        return outs
+
+    program = _jax.trace_flat(flat, debug_info, [_jax.input_aval(x) for x in inputs])
+    _jax.set_debug_info(program, debug_info)
+    return program, inputs, lambda: out_tree
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.dtype.kind in "biufcV")
+
+
+def function_name(f: Any) -> str:
+    """The name a user knows `f` by."""
+    return getattr(f, "__name__", None) or type(f).__name__
+
+
+def function_place(f: Any) -> str:
+    """File and line of `f`, as "file.py:12"; "" for what has no Python code."""
+    while hasattr(f, "__wrapped__"):
+        f = f.__wrapped__
+    code = getattr(getattr(f, "func", f), "__code__", None)
+    return "" if code is None else f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
