@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.loop_fusion import LoopFusion
 from .pipeline import Pass
 
-DEFAULT_PASSES: tuple[Pass, ...] = ()
+DEFAULT_PASSES: tuple[Pass, ...] = (LoopFusion(),)

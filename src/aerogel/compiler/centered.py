@@ -1,0 +1,162 @@
+"""Sums over time around a value that is known only when the loop has ended.
+
+`sum((y - c) ** 2)` and `sum(exp(y - c))` cannot be summed up in the loop as they stand when `c` is the mean or the
+maximum of all `y`: the variance and the logsumexp are two passes over the data. Both have one-pass forms that hold for
+*any* `c` that does not vary along the summed dimensions:
+
+    sum((y - c)^2)  = M2 + n * (mean - c)^2        (mean, M2) merged as in Chan, Golub, LeVeque 1983
+    sum(exp(y - c)) = S * exp(m - c)               m the maximum so far, S = sum(exp(y - m))   (online softmax)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
+
+from .axes import Monoid, Reduced
+from .program import is_var
+
+
+@dataclass(frozen=True)
+class Centered:
+    """A value that is `value - center` (`form` "difference"), its square, or its exponential.
+
+    `center` does not vary along time; `chain` are the places of the equations so far, `difference` the variable
+    that the form was taken of.
+    """
+
+    value: Var
+    center: Atom
+    form: str
+    chain: tuple[int, ...]
+    var: Var
+    difference: Var | None = None
+
+
+def next_centered(
+    eqn: JaxprEqn, index: int, centered: dict[Var, Centered], stacked: dict[Var, Any], late: set[Var]
+) -> Centered | None:
+    """What `eqn` makes of a stacked value and a late one, or of such a difference; None if neither."""
+    name, out = eqn.primitive.name, eqn.outvars[0]
+    if name == "sub":
+        a, b = eqn.invars
+        if not (is_var(a) and a in stacked and is_var(b) and b in late and b not in stacked and b not in centered):
+            return None
+        axis = stacked[a].axis
+        if not np.issubdtype(a.aval.dtype, np.floating) or not axis.is_plain:
+            return None
+        return Centered(a, b, "difference", (index,), out)
+    link = centered.get(eqn.invars[0]) if is_var(eqn.invars[0]) else None
+    if link is None or link.form != "difference":
+        return None
+    is_square = (
+        name == "square"
+        or (name == "integer_pow" and eqn.params["y"] == 2)
+        or (name == "mul" and eqn.invars[0] is eqn.invars[1])
+    )
+    form = "square" if is_square else "exp" if name == "exp" else None
+    return None if form is None else replace(link, form=form, chain=(*link.chain, index), var=out, difference=link.var)
+
+
+def centered_sum(
+    eqn: JaxprEqn, centered: dict[Var, Centered], readers: dict[Var, list[int]]
+) -> tuple[Reduced, Centered] | None:
+    """How the sum `eqn` of squares or exponentials around a late center accumulates; None if it is no such sum."""
+    if eqn.primitive.name != "reduce_sum" or not is_var(eqn.invars[0]):
+        return None
+    link = centered.get(eqn.invars[0])
+    if link is None or link.form == "difference":
+        return None
+    axes = tuple(eqn.params["axes"])
+    center_shape = link.center.aval.shape
+    if not all(d >= len(center_shape) or center_shape[d] == 1 for d in axes):
+        return None
+    if len(readers.get(link.var, ())) != 1:
+        return None
+    difference = centered[link.difference] if link.difference is not None else link
+    private = len(readers.get(difference.var, ())) == 1
+    make = _squares if link.form == "square" else _exponentials
+    return make(eqn, axes), link if private else replace(link, chain=link.chain[1:])
+
+
+def _center(center: Any, axes: Sequence[int], shape: Sequence[int]) -> Any:
+    """The center at the shape of the sum: the summed dimensions of it have size 1 or do not exist."""
+    if center.ndim == 0:
+        return lax.broadcast(center, shape)
+    return lax.broadcast_in_dim(lax.squeeze(center, axes), shape, tuple(range(len(shape))))
+
+
+MOMENTS = "moments"
+SOFTMAX = "online softmax"
+
+
+def _squares(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
+    dtype = eqn.outvars[0].aval.dtype
+    wide = _wide(dtype)
+
+    def block(start: Any, size: int, y: Any) -> list[Any]:
+        y = lax.convert_element_type(y, wide)
+        n = int(np.prod([y.shape[d] for d in axes]))
+        if n == 1:
+            mean = lax.squeeze(y, axes)
+            return [lax.full((), 1, wide), mean, lax.full_like(mean, 0)]
+        mean = lax.reduce_sum(y, axes) / np.asarray(n, wide)
+        kept = tuple(d for d in range(y.ndim) if d not in axes)
+        rest = y - lax.broadcast_in_dim(mean, y.shape, kept)
+        return [lax.full((), n, wide), mean, lax.reduce_sum(rest * rest, axes)]
+
+    def combine(a: Any, b: Any) -> Any:
+        (n, mean, squares), (k, other, more) = a, b
+        total = n + k
+        # 0 / 0 when both are empty; the share is then of nothing
+        share = k / lax.max(total, np.asarray(1, wide))
+        delta = other - mean
+        return total, mean + delta * share, squares + more + delta * delta * (n * share)
+
+    def finish(n: Any, mean: Any, squares: Any, center: Any) -> list[Any]:
+        off = mean - _center(lax.convert_element_type(center, wide), axes, mean.shape)
+        return [lax.convert_element_type(squares + n * off * off, dtype)]
+
+    monoid = Monoid(MOMENTS, combine, lambda avals: tuple(lax.full(a.shape, 0, a.dtype) for a in avals))
+    return Reduced((None,), monoid, block, finish)
+
+
+def _exponentials(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
+    dtype = eqn.outvars[0].aval.dtype
+    wide = _wide(dtype)
+    lowest = -np.inf
+
+    def finite(m: Any) -> Any:
+        # as in jax.nn.logsumexp: an infinite maximum is no center
+        return lax.select(lax.is_finite(m), m, lax.full_like(m, 0))
+
+    def block(start: Any, size: int, y: Any) -> list[Any]:
+        y = lax.convert_element_type(y, wide)
+        m = lax.reduce_max(y, axes)
+        kept = tuple(d for d in range(y.ndim) if d not in axes)
+        return [m, lax.reduce_sum(lax.exp(y - lax.broadcast_in_dim(finite(m), y.shape, kept)), axes)]
+
+    def combine(a: Any, b: Any) -> Any:
+        (m, s), (k, t) = a, b
+        top = lax.max(m, k)
+        base = finite(top)
+        # exp(-inf - base) = 0 drops an empty side; its sum is 0 anyway
+        return top, s * lax.exp(m - base) + t * lax.exp(k - base)
+
+    def finish(m: Any, s: Any, center: Any) -> list[Any]:
+        base = _center(lax.convert_element_type(center, wide), axes, m.shape)
+        return [lax.convert_element_type(s * lax.exp(finite(m) - base), dtype)]
+
+    def identity(avals: Sequence[Any]) -> tuple[Any, ...]:
+        m, s = avals
+        return lax.full(m.shape, lowest, m.dtype), lax.full(s.shape, 0, s.dtype)
+
+    return Reduced((None,), Monoid(SOFTMAX, combine, identity), block, finish)
+
+
+def _wide(dtype: Any) -> Any:
+    return np.dtype(np.float64) if np.dtype(dtype) == np.float64 else np.dtype(np.float32)

@@ -1,0 +1,93 @@
+"""Which sites of a region run inside the loop: a minimum cut over what must then cross its border."""
+
+import numpy as np
+
+from aerogel import _jax
+from aerogel._jax import ClosedJaxpr, Jaxpr, Var
+
+from .axes import Mapped, Reduced
+from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
+from .cut import SINK, SOURCE, Graph
+from .program import is_var, users
+from .region import Joined, Region, Site, Sliced, stacked_reads
+
+# What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
+MOVE_SECONDS = 1e-9
+# Where each step of a batched operation is at least this much slower than its share of the whole one.
+CHEAP_NAMES = frozenset(
+    "dot_general conv_general_dilated sort cumsum cumprod cummax cummin cumlogsumexp fft cholesky lu qr eigh "
+    "triangular_solve scatter-add scatter gather scan while cond".split()
+)
+
+
+def choose(jaxpr: Jaxpr, region: Region, machine: Machine) -> list[Site]:
+    """The sites that move, in program order; none when that would not pay."""
+    if not region.sites:
+        return []
+    graph = _graph(jaxpr, region, machine)
+    taken = graph.taken()
+    return [site for site in region.sites if site.index in taken]
+
+
+def _graph(jaxpr: Jaxpr, region: Region, machine: Machine) -> Graph:
+    """A node for each site and each value; taking a site means that it runs inside."""
+    graph = Graph()
+    readers = users(jaxpr)
+    by_index = {site.index: site for site in region.sites}
+    in_chain = {k: site.index for site in region.sites for k in site.chain}
+    made_by: dict[Var, int] = {v: site.index for site in region.sites for v in site.eqn.outvars}
+    for value in region.stacked:
+        maker = made_by.get(value, SOURCE)
+        graph.edge(maker, value, seconds_to_cross(region, value, machine))
+        for reader in readers.get(value, ()):
+            site = by_index.get(in_chain.get(reader, reader))
+            graph.implies(value, SINK if site is None else site.index)
+    for site in region.sites:
+        graph.edge(site.index, SINK, MOVE_SECONDS + seconds_more_inside(region, site, machine))
+        if isinstance(site.answer, (Mapped, Joined)) and not _fuses(site):
+            for v in site.eqn.outvars:
+                if v in region.stacked:
+                    graph.edge(SOURCE, site.index, seconds_to_cross(region, v, machine))
+        for value in stacked_reads(region, site):
+            if value in made_by:
+                graph.implies(site.index, made_by[value])
+    return graph
+
+
+def _fuses(site: Site) -> bool:
+    return site.eqn.primitive.name not in CHEAP_NAMES
+
+
+def stacked_bytes(region: Region, value: Var) -> int:
+    """Bytes of a value of the region when it exists as a whole."""
+    return nbytes(value.aval)
+
+
+def seconds_to_cross(region: Region, value: Var, machine: Machine) -> float:
+    """Time to write a value step by step and read it once after the loop."""
+    size = nbytes(value.aval)
+    speed = machine.bytes_per_second if size > machine.cache_bytes else machine.cache_bytes_per_second
+    return 2 * size / speed + machine.seconds_per_kernel
+
+
+def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
+    """How much slower the steps of a site are than the whole of it: nothing for what fuses, much for small products."""
+    if not isinstance(site.answer, (Mapped, Reduced)) or _fuses(site):
+        return 0.0
+    steps = site.window.count
+    whole = equation_seconds(site.eqn, machine)
+    return max(0.0, steps * jaxpr_seconds(step_program(site).jaxpr, machine) - whole)
+
+
+def step_program(site: Site) -> ClosedJaxpr:
+    """One step of a site as a program of its blocks."""
+    answer = site.answer
+    assert isinstance(answer, (Mapped, Reduced))
+    avals = [
+        x.aval if place is None else x.aval.update(shape=place.resize(x.aval.shape, 1))
+        for x, place in zip(site.reads, site.places, strict=True)
+    ]
+    return _jax.trace_small(lambda *blocks: list(answer.block(np.int32(0), 1, *blocks)), avals)
+
+
+__all__ = ["Sliced", "choose", "is_var", "stacked_bytes"]

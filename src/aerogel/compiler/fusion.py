@@ -1,0 +1,161 @@
+"""Moving the chosen sites of a region into its loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+
+from .accumulate import accumulate, is_hit, keep
+from .axes import Axis, Mapped, Reduced, stack_blocks
+from .loop import Loop, LoopBuilder
+from .producers import Producers
+from .program import is_var, rename, schedule, substitute, with_equations
+from .region import Joined, Region, Site, Sliced, Window, stacked_reads
+
+
+def fuse(jaxpr: Jaxpr, region: Region, sites: Sequence[Site], differentiable: bool) -> Jaxpr:
+    """`jaxpr` with `sites` inside the region's loop. Of what the loop stacked, only what others still read is left."""
+    return _Fusion(jaxpr, region, sites, differentiable).run()
+
+
+@dataclass
+class _Fusion:
+    jaxpr: Jaxpr
+    region: Region
+    sites: Sequence[Site]
+    differentiable: bool
+    blocks: dict[Var, Atom] = field(default_factory=dict)  # a value of the region -> its block in the body
+    results: dict[Var, Atom] = field(default_factory=dict)  # a variable of the program -> what replaces it
+
+    def __post_init__(self) -> None:
+        loop = self.region.loop
+        self.loop = loop
+        self.new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
+        self.producers = Producers(self.jaxpr, self.new)
+        self.steps: dict[Var, Atom] = {}  # a stacked value with time in front -> its entry in the body
+
+    def run(self) -> Jaxpr:
+        self._copy_body(self.loop)
+        for site in self.sites:
+            self._place(site)
+        self._emit_crossing()
+        moved = {site.index for site in self.sites}
+        stay = [eqn for i, eqn in enumerate(self.jaxpr.eqns) if i not in moved and i != self.region.index]
+        eqns: list[JaxprEqn] = []
+        for i, eqn in enumerate(self.jaxpr.eqns):
+            if i == self.region.index:
+                eqns += [*self.new.before.eqns, self.new.equation(), *self.new.after.eqns]
+            elif i not in moved:
+                eqns.append(eqn)
+        del stay
+        eqns = [rename(eqn, self.results) for eqn in eqns]
+        outs = [substitute(x, self.results) for x in self.jaxpr.outvars]
+        return with_equations(self.jaxpr, schedule(eqns), outs)
+
+    def _copy_body(self, loop: Loop) -> None:
+        """Runs a loop's body in the new one; its carries go on, its outputs are at hand step by step."""
+        ins: list[Atom] = [self.new.const(c) for c in loop.consts]
+        setters = []
+        for init, final in zip(loop.init, loop.finals, strict=True):
+            var, set_next = self.new.keep_carry(init, self._own(final))
+            ins.append(var)
+            setters.append(set_next)
+        ins += [self._step_of(x) for x in loop.xs]
+        outs = self.new.body.inline(loop.body, ins)
+        for set_next, out in zip(setters, outs[: len(setters)], strict=True):
+            set_next(out)
+        for y, out in zip(loop.ys, outs[len(setters) :], strict=True):
+            self.steps[y] = out
+
+    def _own(self, var: Var) -> Var:
+        return _jax.new_var(var.aval) if isinstance(var, _jax.DropVar) else var
+
+    def _step_of(self, x: Atom) -> Atom:
+        """The entry, in the body, of a value with time in front."""
+        assert is_var(x)
+        if x in self.steps:
+            return self.steps[x]
+        if x in self.blocks:
+            (step,) = self.new.body.call(lambda b: lax.squeeze(b, [0]), self.blocks[x])
+            return step
+        return self.producers.step(x)
+
+    def _block(self, x: Atom, axis: Axis | None, window: Window) -> Atom:
+        """What a site reads of `x` in one step."""
+        if isinstance(x, Literal):
+            return x
+        if x in self.blocks:
+            return self.blocks[x]
+        if x in self.steps:
+            (block,) = self.new.body.call(lambda v: lax.expand_dims(v, [0]), self.steps[x])
+            self.blocks[x] = block
+            return block
+        if axis is None:
+            return self.new.const(x)
+        return self.producers.block(x, axis, window)
+
+    def _place(self, site: Site) -> None:
+        answer = site.answer
+        if isinstance(answer, Joined):
+            self._copy_body(answer.loop)
+            return
+        if isinstance(answer, Sliced):
+            self.blocks[site.eqn.outvars[0]] = self._block(site.reads[0], site.places[0], site.window)
+            return
+        ins = [self._block(x, place, site.window) for x, place in zip(site.reads, site.places, strict=True)]
+        index: list[Atom] = [self.new.index()] if answer.uses_start else []
+
+        def one_step(*values: object) -> list[object]:
+            start, blocks = (values[0], values[1:]) if answer.uses_start else (np.int32(0), values)
+            if answer.uses_start and site.window.count != self.loop.length:
+                start = lax.div(start - np.int32(site.window.start), np.int32(site.window.stride))  # type: ignore[operator]
+            return list(answer.block(start, 1, *blocks))
+
+        body = self.new.body
+        body.like = site.eqn
+        outs = body.call(one_step, *index, *ins)
+        if isinstance(answer, Mapped):
+            self.blocks.update(zip(site.eqn.outvars, outs, strict=True))
+        else:
+            self._reduce(site, answer, ins, outs)
+        body.like = self.loop.eqn
+
+    def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], partial: Sequence[Atom]) -> None:
+        step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
+        totals = accumulate(
+            self.new, answer.monoid, partial, site.window, step_size, compensate=not self.differentiable
+        )
+        self.new.after.like = site.eqn
+        outs = self.new.after.call(answer.finish, *totals, *site.late)
+        self.results.update(zip(site.eqn.outvars, outs, strict=True))
+
+    def _emit_crossing(self) -> None:
+        """Stacks what stands in the body and is read outside."""
+        moved = {site.index for site in self.sites} | {k for site in self.sites for k in site.chain}
+        outside: set[Var] = {x for x in self.jaxpr.outvars if is_var(x)}
+        for i, eqn in enumerate(self.jaxpr.eqns):
+            if i != self.region.index and i not in moved:
+                outside.update(x for x in eqn.invars if is_var(x))
+        for var, stacked in self.region.stacked.items():
+            if var not in outside:
+                continue
+            if var in self.steps:
+                self.new.y(self.steps[var], var)
+            elif var in self.blocks:
+                self.results[var] = self._stack(var, stacked.axis, stacked.window)
+
+    def _stack(self, var: Var, axis: Axis, window: Window) -> Atom:
+        block = self.blocks[var]
+        if window.count == self.loop.length:
+            rows = self.new.y(block)
+        else:
+            rows = keep(self.new, block, window)
+        (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, window.count), rows)
+        return whole
+
+
+__all__ = ["fuse", "is_hit", "stacked_reads"]

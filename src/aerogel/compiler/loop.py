@@ -1,0 +1,231 @@
+"""A typed view of `scan`, and how a new one is put together.
+
+Nothing outside this file reads or writes the parameters of a scan.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from .program import Builder, is_var
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One `scan` equation, its inputs and outputs by kind."""
+
+    eqn: JaxprEqn
+
+    @property
+    def length(self) -> int:
+        """Number of steps."""
+        return self.eqn.params["length"]
+
+    @property
+    def reverse(self) -> bool:
+        """Whether index `length - 1` runs first."""
+        return self.eqn.params["reverse"]
+
+    @property
+    def body(self) -> Jaxpr:
+        """One step: constants, carries, inputs of the step -> carries, outputs of the step."""
+        return self.eqn.params["jaxpr"].jaxpr
+
+    def _split_in(self, atoms: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        n, m = self.eqn.params["num_consts"], self.eqn.params["num_carry"]
+        return list(atoms[:n]), list(atoms[n : n + m]), list(atoms[n + m :])
+
+    @property
+    def consts(self) -> list[Atom]:
+        """What every step reads whole."""
+        return self._split_in(self.eqn.invars)[0]
+
+    @property
+    def init(self) -> list[Atom]:
+        """The carries before the first step."""
+        return self._split_in(self.eqn.invars)[1]
+
+    @property
+    def xs(self) -> list[Atom]:
+        """Inputs with one entry for each step, on a leading axis."""
+        return self._split_in(self.eqn.invars)[2]
+
+    @property
+    def body_consts(self) -> list[Var]:
+        """The constants inside the body."""
+        return self._split_in(self.body.invars)[0]
+
+    @property
+    def body_carry(self) -> list[Var]:
+        """The carries at the start of a step."""
+        return self._split_in(self.body.invars)[1]
+
+    @property
+    def body_xs(self) -> list[Var]:
+        """The inputs of one step."""
+        return self._split_in(self.body.invars)[2]
+
+    @property
+    def finals(self) -> list[Var]:
+        """The carries after the last step."""
+        return list(self.eqn.outvars[: self.eqn.params["num_carry"]])
+
+    @property
+    def ys(self) -> list[Var]:
+        """The outputs of all steps, stacked on a leading axis."""
+        return list(self.eqn.outvars[self.eqn.params["num_carry"] :])
+
+    @property
+    def next_carry(self) -> list[Atom]:
+        """The carries at the end of a step."""
+        return list(self.body.outvars[: self.eqn.params["num_carry"]])
+
+    @property
+    def body_ys(self) -> list[Atom]:
+        """The outputs of one step."""
+        return list(self.body.outvars[self.eqn.params["num_carry"] :])
+
+
+def as_loop(eqn: JaxprEqn) -> Loop | None:
+    """The view of an equation that is a scan without effects and without closed-over constants; else None."""
+    if eqn.primitive.name != "scan" or eqn.effects or eqn.params["jaxpr"].consts:
+        return None
+    return Loop(eqn)
+
+
+@dataclass
+class _Carry:
+    init: Atom
+    var: Var
+    next: Atom | None
+    final: Var
+
+
+@dataclass
+class LoopBuilder:
+    """A new scan under construction: equations before it, in its body, and after it.
+
+    Inputs are asked for one by one and given once each: `const`, `x`, `index`, `carry`, `y`.
+    """
+
+    like: JaxprEqn
+    length: int
+    reverse: bool
+    before: Builder = field(init=False)
+    body: Builder = field(init=False)
+    after: Builder = field(init=False)
+    _consts: dict[Any, Var] = field(default_factory=dict)
+    _xs: dict[Any, Var] = field(default_factory=dict)
+    _carries: list[_Carry] = field(default_factory=list)
+    _ys: list[tuple[Atom, Var]] = field(default_factory=list)
+    _index: Var | None = None
+
+    def __post_init__(self) -> None:
+        self.before, self.body, self.after = Builder(self.like), Builder(self.like), Builder(self.like)
+
+    def const(self, atom: Atom) -> Atom:
+        """The atom, inside the body, of a value that every step reads whole."""
+        if isinstance(atom, Literal):
+            return atom
+        if atom not in self._consts:
+            self._consts[atom] = _jax.new_var(atom.aval)
+        return self._consts[atom]
+
+    def x(self, stacked: Var) -> Var:
+        """One step's entry of a value with a leading axis of the loop's length."""
+        if stacked not in self._xs:
+            self._xs[stacked] = _jax.new_var(one_step(stacked.aval))
+        return self._xs[stacked]
+
+    def index(self) -> Var:
+        """The index of the step, an int32 scalar."""
+        if self._index is None:
+            (counter,) = self.before.call(lambda: lax.iota(np.int32, self.length))
+            assert is_var(counter)
+            self._index = self.x(counter)
+        return self._index
+
+    def carry(self, init: Atom) -> tuple[Var, Callable[[Atom], None], Var]:
+        """A new carry: its value inside the body, a function that sets its next value, its final value."""
+        aval = strong(init.aval)
+        if init.aval is not aval and getattr(init.aval, "weak_type", False):
+            (init,) = self.before.call(lambda v: _jax.convert_element_type(v, aval.dtype, False), init)
+        entry = _Carry(init, _jax.new_var(aval), None, _jax.new_var(aval))
+        self._carries.append(entry)
+
+        def set_next(atom: Atom) -> None:
+            entry.next = atom
+
+        return entry.var, set_next, entry.final
+
+    def keep_carry(self, init: Atom, final: Var) -> tuple[Var, Callable[[Atom], None]]:
+        """A carry taken over from another loop: types and the final variable stay."""
+        entry = _Carry(init, _jax.new_var(final.aval), None, final)
+        self._carries.append(entry)
+
+        def set_next(atom: Atom) -> None:
+            entry.next = atom
+
+        return entry.var, set_next
+
+    def y(self, atom: Atom, stacked: Var | None = None) -> Var:
+        """The stacked variable of an output of every step."""
+        out = stacked if stacked is not None else _jax.new_var(all_steps(atom.aval, self.length))
+        self._ys.append((atom, out))
+        return out
+
+    def equation(self) -> JaxprEqn:
+        """The scan equation."""
+        carries = self._carries
+        nexts = [c.next for c in carries]
+        assert all(n is not None for n in nexts), "a carry was given no next value"
+        body = _jax.new_jaxpr(
+            self.like.params["jaxpr"].jaxpr,
+            [*self._consts.values(), *(c.var for c in carries), *self._xs.values()],
+            [*nexts, *(atom for atom, _ in self._ys)],
+            self.body.eqns,
+        )
+        params = dict(
+            self.like.params,
+            jaxpr=ClosedJaxpr(body, ()),
+            length=self.length,
+            reverse=self.reverse,
+            num_consts=len(self._consts),
+            num_carry=len(carries),
+        )
+        return self.like.replace(
+            invars=[*self._consts, *(c.init for c in carries), *self._xs],
+            outvars=[*(c.final for c in carries), *(out for _, out in self._ys)],
+            params=params,
+        )
+
+    def equations(self) -> list[JaxprEqn]:
+        """Everything: what prepares the loop, the loop, what finishes its results."""
+        return [*self.before.eqns, self.equation(), *self.after.eqns]
+
+
+def one_step(aval: Any) -> Any:
+    """The type of one entry of a value stacked on a leading axis."""
+    return aval.update(shape=aval.shape[1:])
+
+
+def all_steps(aval: Any, length: int) -> Any:
+    """The type of `length` values of type `aval`, stacked on a leading axis."""
+    return strong(aval).update(shape=(length, *aval.shape))
+
+
+def strong(aval: Any) -> Any:
+    """The type without weakness: what a loop stacks or carries."""
+    return aval.update(weak_type=False) if getattr(aval, "weak_type", False) else aval
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether sums of this type round."""
+    return jnp.issubdtype(dtype, jnp.inexact)

@@ -1,0 +1,134 @@
+"""Loop fusion: what is done to the stacked outputs of a scan is done in its body instead, and they need not exist.
+
+See docs/explanation/loop-fusion.md. For each scan the region of its outputs is grown, a minimum cut chooses which of
+its sites run inside the loop, and the loop is rebuilt around them.
+"""
+
+from dataclasses import dataclass
+
+from aerogel._jax import Jaxpr, JaxprEqn, Var
+
+from ..axes import Mapped, Reduced
+from ..choose import choose, stacked_bytes
+from ..exactness import Exactness
+from ..fusion import fuse
+from ..levels import rewrite_levels
+from ..loop import Loop, as_loop
+from ..normalize import drop_dead
+from ..pipeline import Context
+from ..program import Program, is_var, users, where
+from ..region import Joined, Region, Site, Sliced, grow
+from ..report import Decision
+
+NAME = "loop-fusion"
+
+
+@dataclass(frozen=True)
+class LoopFusion:
+    """The pass. Bound: each loop is fused once; what it then stacks is what others read."""
+
+    name: str = NAME
+    exactness: Exactness = Exactness.REASSOCIATES
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with its loops fused, and a decision for each site."""
+        decisions: list[Decision] = []
+
+        def level(jaxpr: Jaxpr) -> Jaxpr:
+            return _fuse_level(jaxpr, context, decisions)
+
+        return rewrite_levels(program, level), decisions
+
+
+def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
+    done: set[Var] = set()
+    while True:
+        found = _next_loop(jaxpr, done)
+        if found is None:
+            return jaxpr
+        index, loop = found
+        done.update(loop.eqn.outvars)
+        readers = users(jaxpr)
+        if not any(y in readers for y in loop.ys):
+            continue
+        region = grow(jaxpr, index, loop, lambda site: _refusal(site, context))
+        chosen = choose(jaxpr, region, context.machine)
+        decisions += _decisions(jaxpr, region, chosen)
+        if chosen:
+            jaxpr = drop_dead(fuse(jaxpr, region, chosen, context.before_differentiation))
+            # the new loop has the old one's final carries, or is looked at once more
+    return jaxpr
+
+
+def _next_loop(jaxpr: Jaxpr, done: set[Var]) -> tuple[int, Loop] | None:
+    for index, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive.name == "scan" and not done.issuperset(eqn.outvars):
+            loop = as_loop(eqn)
+            if loop is not None and loop.length > 1:
+                return index, loop
+    return None
+
+
+def _refusal(site: Site, context: Context) -> str | None:
+    """Why a site may not move, whatever it saves."""
+    if isinstance(site.answer, Reduced):
+        name = site.answer.monoid.name
+        exact = name not in ("add", "mul", "moments", "online softmax") or not rounds(site)
+        if not exact and Exactness.REASSOCIATES not in context.allowed:
+            return "it would sum in another order, and numerics is strict"
+        if context.before_differentiation and name not in ("add",):
+            return f"the derivative of `{name}` in a loop would keep more than it saves"
+    return None
+
+
+def rounds(site: Site) -> bool:
+    """Whether the results of a site are floating-point numbers."""
+    return any(v.aval.dtype.kind not in "biu" for v in site.eqn.outvars)
+
+
+def _decisions(jaxpr: Jaxpr, region: Region, chosen: list[Site]) -> list[Decision]:
+    made: list[Decision] = []
+    inside = {site.index for site in chosen}
+    before = sum(stacked_bytes(region, y) for y in region.loop.ys if y in users(jaxpr))
+    for site in chosen:
+        if isinstance(site.answer, Mapped):
+            continue
+        made.append(
+            Decision(
+                NAME,
+                _what(site),
+                where(site.eqn),
+                True,
+                f"the stacked output of {region.loop.length} steps need not exist",
+                bytes_saved=before * 2,
+                peak_bytes_saved=before,
+                exactness=Exactness.REASSOCIATES if rounds(site) else Exactness.BITWISE,
+            )
+        )
+        before = 0  # the saving is one for all sites of a loop
+    for site in region.sites:
+        if site.index not in inside and not isinstance(site.answer, Mapped):
+            reason = "the stacked output is needed as a whole anyway" if not inside else "costs more than it saves"
+            made.append(Decision(NAME, _what(site), where(site.eqn), False, reason))
+    for index, reason in region.refusals.items():
+        eqn = jaxpr.eqns[index]
+        made.append(Decision(NAME, f"`{_name(eqn)}` over the outputs of a loop", where(eqn), False, reason))
+    return made
+
+
+def _name(eqn: JaxprEqn) -> str:
+    return eqn.params["name"] if eqn.primitive.name == "jit" else eqn.primitive.name
+
+
+def _what(site: Site) -> str:
+    answer = site.answer
+    if isinstance(answer, Joined):
+        return "a second loop over the outputs runs in the first"
+    if isinstance(answer, Sliced):
+        count = site.eqn.outvars[0].aval.shape[next(p.dim for p in site.places if p is not None)]
+        return f"only the {count} steps that are read are kept" if count > 1 else "only one step is kept"
+    assert isinstance(answer, Reduced)
+    return f"`{_name(site.eqn)}` over time is accumulated in the loop ({answer.monoid.name})"
+
+
+assert is_var

@@ -1,0 +1,220 @@
+"""What stands downstream of a loop and could run inside it: the region of its stacked outputs.
+
+A *site* is one equation (or a short chain of them) that works on stacked outputs entry by entry along time, or that
+reduces over time. Growing a region decides nothing: `cut.py` chooses which sites move, `fusion.py` moves them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+
+from .axes import Axis, Mapped, No, Reduced, along
+from .centered import Centered, centered_sum, next_centered
+from .loop import Loop, as_loop
+from .program import depends_on, is_var, users
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps `start, start + stride, ...` (`count` of them) of a loop: what a slice over time keeps."""
+
+    start: int
+    stride: int
+    count: int
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one step."""
+        return self.count == 1
+
+    def narrowed(self, start: int, stride: int, count: int) -> "Window":
+        """The window of a slice of this window's values."""
+        return Window(self.start + start * self.stride, self.stride * stride, count)
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Where time stands in a value, and which steps of the loop it holds."""
+
+    axis: Axis
+    window: Window
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A second loop over the outputs of the first, in the same order: one loop can run both bodies."""
+
+    loop: Loop
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """A slice over time: nothing to compute, fewer steps to keep."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Equations that could move into the loop.
+
+    Attributes:
+        eqn: the equation whose results this site makes.
+        index: its place in the program.
+        answer: how it runs on one step.
+        reads: what a step of it reads, in the order of `answer.block`'s inputs.
+        places: where time stands in each of `reads`; None for what does not vary with time.
+        window: the steps that it works on.
+        late: values that are known only after the loop; `answer.finish` takes them last.
+        chain: places of further equations that the site stands for.
+    """
+
+    eqn: JaxprEqn
+    index: int
+    answer: Mapped | Reduced | Joined | Sliced
+    reads: tuple[Atom, ...]
+    places: tuple[Axis | None, ...]
+    window: Window
+    late: tuple[Atom, ...] = ()
+    chain: tuple[int, ...] = ()
+
+
+@dataclass
+class Region:
+    """All sites of one loop, and what is known about the values between them."""
+
+    loop: Loop
+    index: int
+    late: set[Var]
+    stacked: dict[Var, Stacked] = field(default_factory=dict)
+    sites: list[Site] = field(default_factory=list)
+    refusals: dict[int, str] = field(default_factory=dict)  # why an equation that reads a stacked value stays
+
+
+def grow(jaxpr: Jaxpr, index: int, loop: Loop, permitted: Callable[[Site], str | None]) -> Region:
+    """The region of the loop at `index`. `permitted(site)` may refuse a site with a reason."""
+    region = Region(loop, index, depends_on(jaxpr, loop.eqn.outvars))
+    everything = Window(0, 1, loop.length)
+    for y in loop.ys:
+        region.stacked[y] = Stacked(Axis(0), everything)
+    readers = users(jaxpr)
+    centered: dict[Var, Centered] = {}
+    for i in range(index + 1, len(jaxpr.eqns)):
+        eqn = jaxpr.eqns[i]
+        if not any(is_var(x) and (x in region.stacked or x in centered) for x in eqn.invars):
+            continue
+        site = _site(region, centered, readers, eqn, i)
+        if isinstance(site, Site):
+            refusal = permitted(site)
+            site = No(refusal) if refusal else site
+        if isinstance(site, Site):
+            region.sites.append(site)
+            _note_outputs(region, site)
+        elif isinstance(site, Centered):
+            centered[eqn.outvars[0]] = site
+        if isinstance(site, No):
+            region.refusals[i] = site.reason
+    return region
+
+
+def _site(
+    region: Region, centered: dict[Var, Centered], readers: dict[Var, list[int]], eqn: JaxprEqn, index: int
+) -> Site | Centered | No:
+    found = centered_sum(eqn, centered, readers)
+    if found is not None:
+        reduced, link = found
+        window = region.stacked[link.value].window
+        axis = region.stacked[link.value].axis
+        return Site(eqn, index, reduced, (link.value,), (axis,), window, (link.center,), link.chain)
+    link = next_centered(eqn, index, centered, region.stacked, region.late)
+    if link is not None:
+        return link
+    windows = {region.stacked[x].window for x in eqn.invars if is_var(x) and x in region.stacked}
+    if len(windows) != 1:
+        return No("it joins values of different steps" if windows else "it needs a result of the whole loop")
+    (window,) = windows
+    if _needs_the_end(region, eqn):
+        return No("it needs a result of the whole loop")
+    ins = {
+        k: region.stacked[x].axis for k, x in enumerate(eqn.invars) if is_var(x) and x in region.stacked
+    }
+    sliced = _slice_of_time(eqn, ins, window)
+    if sliced is not None:
+        return Site(eqn, index, Sliced(), tuple(eqn.invars), tuple(ins.values()), sliced)
+    if eqn.primitive.name == "scan":
+        return _joined(region, eqn, index, ins, window)
+    answer = along(eqn, ins, window.count)
+    if isinstance(answer, No):
+        return answer
+    if window.count != region.loop.length and any(
+        p is not None and k not in ins for k, p in enumerate(answer.ins)
+    ):
+        # A value from outside would have to be read at the steps of the window only.
+        return replace_window_inputs(eqn, index, answer, window)
+    return Site(eqn, index, answer, tuple(eqn.invars), answer.ins, window)
+
+
+def replace_window_inputs(eqn: JaxprEqn, index: int, answer: Mapped | Reduced, window: Window) -> Site:
+    """A site some of whose inputs are stacked over the window only; the loop reads them at the window's steps."""
+    return Site(eqn, index, answer, tuple(eqn.invars), answer.ins, window)
+
+
+def _needs_the_end(region: Region, eqn: JaxprEqn) -> bool:
+    return any(is_var(x) and x in region.late and x not in region.stacked for x in eqn.invars)
+
+
+def _slice_of_time(eqn: JaxprEqn, ins: dict[int, Axis], window: Window) -> Window | None:
+    """The steps that a `slice` along time keeps; None for any other equation."""
+    if eqn.primitive.name != "slice" or not ins[0].is_plain:
+        return None
+    p, dim = eqn.params, ins[0].dim
+    strides = p["strides"] or (1,) * len(p["start_indices"])
+    count = eqn.outvars[0].aval.shape[dim]
+    whole = all(
+        p["start_indices"][d] == 0 and size == eqn.outvars[0].aval.shape[d]
+        for d, size in enumerate(eqn.invars[0].aval.shape)
+        if d != dim
+    )
+    if not whole or count == 0 or count == window.count:
+        return None
+    return window.narrowed(p["start_indices"][dim], strides[dim], count)
+
+
+def _joined(region: Region, eqn: JaxprEqn, index: int, ins: dict[int, Axis], window: Window) -> Site | No:
+    second = as_loop(eqn)
+    first = region.loop
+    if second is None:
+        return No("the second loop has effects")
+    if second.length != first.length or window != Window(0, 1, first.length):
+        return No(f"the second loop takes {second.length} steps, the first {first.length}")
+    if second.reverse != first.reverse:
+        return No("the second loop runs in the other direction")
+    leading = len(eqn.invars) - len(second.xs)
+    if any(k < leading or axis != Axis(0) for k, axis in ins.items()):
+        return No("the second loop reads the first one's outputs as a whole")
+    places = tuple(None if k < leading else Axis(0) for k in range(len(eqn.invars)))
+    return Site(eqn, index, Joined(second), tuple(eqn.invars), places, window)
+
+
+def _note_outputs(region: Region, site: Site) -> None:
+    answer = site.answer
+    if isinstance(answer, Mapped):
+        for var, axis in zip(site.eqn.outvars, answer.outs, strict=True):
+            if axis is not None:
+                region.stacked[var] = Stacked(axis, site.window)
+    elif isinstance(answer, Sliced):
+        (axis,) = (p for p in site.places if p is not None)
+        region.stacked[site.eqn.outvars[0]] = Stacked(axis, site.window)
+    elif isinstance(answer, Joined):
+        for y in answer.loop.ys:
+            region.stacked[y] = Stacked(Axis(0), site.window)
+
+
+def stacked_reads(region: Region, site: Site) -> list[Var]:
+    """The values of the region that a site reads."""
+    return [x for x in site.reads if not isinstance(x, Literal) and x in region.stacked]
+
+
+def outputs_of(sites: Sequence[Site]) -> set[Var]:
+    """All variables that the sites make."""
+    return {v for site in sites for v in site.eqn.outvars}
