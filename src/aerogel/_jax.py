@@ -80,11 +80,25 @@ def input_aval(x: Any) -> Any:
     return core.AvalQDD(aval, core.cur_qdd(x)) if aval.has_qdd else aval
 
 
-def argument_names(fun: Callable, args: Any, kwargs: Any) -> Any:
-    """Names of `fun`'s arguments for JAX's messages; the enclosing trace's purpose ("jit") is kept in them."""
+def argument_names(fun: Callable, args: Any, kwargs: Any, is_input: Sequence[bool]) -> Any:
+    """Names of those arguments of `fun` that are inputs, for JAX's messages.
+
+    The enclosing trace's purpose ("jit") is kept in them. The trace counts names against its inputs, which static
+    arguments are not; a function that brings its own debug info may name another number of leaves: then names are
+    unknown.
+    """
     frame = getattr(core.trace_ctx.trace, "frame", None)
     purpose = frame.debug_info.traced_for if frame is not None and frame.debug_info is not None else "jit"
-    return api_util.debug_info(purpose, fun, args, kwargs)
+    debug_info = api_util.debug_info(purpose, fun, args, kwargs)
+    names = debug_info.arg_names
+    fits = names is not None and len(names) == len(is_input)
+    kept = tuple(name for name, yes in zip(names, is_input, strict=True) if yes) if fits else None
+    return debug_info._replace(arg_names=kept)
+
+
+def hunting_nans() -> bool:
+    """Whether `debug_nans` or `debug_infs` runs a function operation by operation, to find the one at fault."""
+    return (jax_config.debug_nans.value or jax_config.debug_infs.value) and core.trace_state_clean()
 
 
 def trace_flat(flat_fun: Callable[..., Sequence[Any]], debug_info: Any, avals: Sequence[Any]) -> ClosedJaxpr:
@@ -268,3 +282,35 @@ def bound_like(eqn: JaxprEqn):
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
         yield
+
+
+def watch_slow_calls(observe: Callable[[Any, Any, Sequence[Any], Any, Any], None]) -> Callable[[], None]:
+    """Calls `observe(function, parameters, flat arguments, args, kwargs)` before each call of a jitted function that
+    JAX's C++ path does not answer: the first one of every signature, and all that are made while tracing. Arguments
+    are not donated yet. Returns a function that ends the watch.
+    """
+    original = pjit._run_python_pjit
+
+    def watched(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        observe(fun, p.params, args_flat, args, kwargs)
+        return original(p, args_flat, fun, args, kwargs)
+
+    def stop() -> None:
+        pjit._run_python_pjit = original
+
+    pjit._run_python_pjit = watched
+    return stop
+
+
+def is_staging() -> bool:
+    """Whether what is computed now becomes part of a program instead of running."""
+    trace = core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, pe.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+# What `jax.jit` and `pjit` are thin wrappers of. Called at the same depth, its warnings name the user's line.
+make_jit = pjit.make_jit

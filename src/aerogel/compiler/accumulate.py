@@ -11,7 +11,7 @@ from aerogel._jax import Atom, Var
 
 from .axes import Monoid
 from .loop import LoopBuilder, strong
-from .region import Window
+from .window import Window, in_window, position
 
 # A running sum of T terms loses up to T ulp, a stacked and then reduced one about log2(T). From this many steps on,
 # small partial sums are compensated (Kahan 1965): a few scalar operations beside the reduction of a whole step.
@@ -102,26 +102,15 @@ def zeros(shape: Sequence[int], dtype: Any) -> Any:
 
 
 def _row(t: Any, window: Window) -> Any:
-    offset = t - np.int32(window.start)
-    if window.count == 1:
-        return lax.select(offset == 0, np.int32(0), np.int32(1))
-    row = offset if window.stride == 1 else lax.div(offset, np.int32(window.stride))
-    return lax.select(_inside(t, window), row, np.int32(window.count))
-
-
-def _inside(t: Any, window: Window) -> Any:
-    last = window.start + (window.count - 1) * window.stride
-    hit = (t >= np.int32(window.start)) & (t <= np.int32(last))
-    if window.stride != 1:
-        hit = hit & (lax.rem(t - np.int32(window.start), np.int32(window.stride)) == 0)
-    return hit
+    row = position(t, window, window.count + 1)
+    return lax.select(in_window(t, window), row, np.int32(window.count))
 
 
 def is_hit(new: LoopBuilder, window: Window) -> Atom | None:
     """Whether the present step is in the window, a boolean of the body; None when every step is."""
     if window.count == new.length:
         return None
-    (hit,) = new.body.call(lambda t: _inside(t, window), new.index())
+    (hit,) = new.body.call(lambda t: in_window(t, window), new.index())
     return hit
 
 

@@ -1,20 +1,22 @@
 """Which sites of a region run inside the loop: a minimum cut over what must then cross its border."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from aerogel import _jax
-from aerogel._jax import ClosedJaxpr, Jaxpr, Var
+from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from .axes import Mapped, Reduced
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
-from .program import is_var, users
-from .region import Joined, Region, Site, Sliced, stacked_reads
+from .program import users
+from .region import Joined, Region, Site, stacked_reads
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
 MOVE_SECONDS = 1e-9
-# Where each step of a batched operation is at least this much slower than its share of the whole one.
-CHEAP_NAMES = frozenset(
+# What XLA does not fuse into its neighbours: it reads and writes whole arrays.
+UNFUSED = frozenset(
     "dot_general conv_general_dilated sort cumsum cumprod cummax cummin cumlogsumexp fft cholesky lu qr eigh "
     "triangular_solve scatter-add scatter gather scan while cond".split()
 )
@@ -44,9 +46,9 @@ def _graph(jaxpr: Jaxpr, region: Region, machine: Machine) -> Graph:
             graph.implies(value, SINK if site is None else site.index)
     for site in region.sites:
         graph.edge(site.index, SINK, MOVE_SECONDS + seconds_more_inside(region, site, machine))
-        if isinstance(site.answer, (Mapped, Joined)) and not _fuses(site):
+        if isinstance(site.answer, (Mapped, Joined)):
             for v in site.eqn.outvars:
-                if v in region.stacked:
+                if v in region.stacked and _is_written(jaxpr, site, readers.get(v, ())):
                     graph.edge(SOURCE, site.index, seconds_to_cross(region, v, machine))
         for value in stacked_reads(region, site):
             if value in made_by:
@@ -54,11 +56,21 @@ def _graph(jaxpr: Jaxpr, region: Region, machine: Machine) -> Graph:
     return graph
 
 
-def _fuses(site: Site) -> bool:
-    return site.eqn.primitive.name not in CHEAP_NAMES
+def _fuses(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name not in UNFUSED
 
 
-def stacked_bytes(region: Region, value: Var) -> int:
+def _is_written(jaxpr: Jaxpr, site: Site, readers: Sequence[int]) -> bool:
+    """Whether a result is written to memory as a whole when it is made outside: something that does not fuse reads it.
+
+    Reshapes write nothing.
+    """
+    if site.eqn.primitive.name in ("reshape", "squeeze", "expand_dims"):
+        return False
+    return not _fuses(site.eqn) or any(k == -1 or not _fuses(jaxpr.eqns[k]) for k in readers)
+
+
+def stacked_bytes(value: Var) -> int:
     """Bytes of a value of the region when it exists as a whole."""
     return nbytes(value.aval)
 
@@ -72,7 +84,7 @@ def seconds_to_cross(region: Region, value: Var, machine: Machine) -> float:
 
 def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
     """How much slower the steps of a site are than the whole of it: nothing for what fuses, much for small products."""
-    if not isinstance(site.answer, (Mapped, Reduced)) or _fuses(site):
+    if not isinstance(site.answer, (Mapped, Reduced)) or _fuses(site.eqn):
         return 0.0
     steps = site.window.count
     whole = equation_seconds(site.eqn, machine)
@@ -89,5 +101,3 @@ def step_program(site: Site) -> ClosedJaxpr:
     ]
     return _jax.trace_small(lambda *blocks: list(answer.block(np.int32(0), 1, *blocks)), avals)
 
-
-__all__ = ["Sliced", "choose", "is_var", "stacked_bytes"]

@@ -9,16 +9,17 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
-from .accumulate import accumulate, is_hit, keep
+from .accumulate import accumulate, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
 from .loop import Loop, LoopBuilder
 from .producers import Producers
 from .program import is_var, rename, schedule, substitute, with_equations
-from .region import Joined, Region, Site, Sliced, Window, stacked_reads
+from .region import Joined, Region, Site, Sliced
+from .window import Window
 
 
-def fuse(jaxpr: Jaxpr, region: Region, sites: Sequence[Site], differentiable: bool) -> Jaxpr:
-    """`jaxpr` with `sites` inside the region's loop. Of what the loop stacked, only what others still read is left."""
+def fuse(jaxpr: Jaxpr, region: Region, sites: Sequence[Site], differentiable: bool) -> tuple[Jaxpr, JaxprEqn]:
+    """`jaxpr` with `sites` inside the region's loop, and the new loop. Of what the loop stacked, only what others still read is left."""
     return _Fusion(jaxpr, region, sites, differentiable).run()
 
 
@@ -35,26 +36,25 @@ class _Fusion:
         loop = self.region.loop
         self.loop = loop
         self.new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
-        self.producers = Producers(self.jaxpr, self.new)
+        self.producers = Producers(self.jaxpr, self.new, self.region.index)
         self.steps: dict[Var, Atom] = {}  # a stacked value with time in front -> its entry in the body
 
-    def run(self) -> Jaxpr:
+    def run(self) -> tuple[Jaxpr, JaxprEqn]:
         self._copy_body(self.loop)
         for site in self.sites:
             self._place(site)
         self._emit_crossing()
         moved = {site.index for site in self.sites}
-        stay = [eqn for i, eqn in enumerate(self.jaxpr.eqns) if i not in moved and i != self.region.index]
         eqns: list[JaxprEqn] = []
+        loop = self.new.equation()
         for i, eqn in enumerate(self.jaxpr.eqns):
             if i == self.region.index:
-                eqns += [*self.new.before.eqns, self.new.equation(), *self.new.after.eqns]
+                eqns += [*self.new.before.eqns, loop, *self.new.after.eqns]
             elif i not in moved:
                 eqns.append(eqn)
-        del stay
         eqns = [rename(eqn, self.results) for eqn in eqns]
         outs = [substitute(x, self.results) for x in self.jaxpr.outvars]
-        return with_equations(self.jaxpr, schedule(eqns), outs)
+        return with_equations(self.jaxpr, schedule(eqns), outs), loop
 
     def _copy_body(self, loop: Loop) -> None:
         """Runs a loop's body in the new one; its carries go on, its outputs are at hand step by step."""
@@ -157,5 +157,3 @@ class _Fusion:
         (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, window.count), rows)
         return whole
 
-
-__all__ = ["fuse", "is_hit", "stacked_reads"]

@@ -15,6 +15,8 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .identities import simplify_equation
 from .program import Program, copy_equation, inner_jaxprs, is_var, rename, substitute, with_equations
+from .report import Decision
+from .tidy import stacked_once, tidy_loop
 
 # A call that stands in a program once is always inlined. One that is called from several places stays a function
 # (JAX lowers it once) unless its body is this small: jnp's own helpers (`where`, `clip`, ...) are.
@@ -23,10 +25,14 @@ SMALL_CALL = 24
 LOOPS_AND_BRANCHES = frozenset({"scan", "while", "cond", "jit", "closed_call", "checkpoint", "remat2", "remat"})
 
 
-def normalize(program: Program) -> Program:
-    """The same program in normal form, nested loops and branches included; the same object if it is already."""
-    jaxpr = Normalizer(program.jaxpr).run(program.jaxpr)
-    return program if jaxpr is program.jaxpr else ClosedJaxpr(jaxpr, program.consts)
+def normalize(program: Program) -> tuple[Program, list[Decision]]:
+    """The same program in normal form, nested loops and branches included; the same object if it is already.
+
+    The decisions tell where a loop lost something that it stacked or carried: XLA does not do that.
+    """
+    normalizer = Normalizer(program.jaxpr)
+    jaxpr = normalizer.run(program.jaxpr)
+    return (program if jaxpr is program.jaxpr else ClosedJaxpr(jaxpr, program.consts)), normalizer.decisions
 
 
 class Normalizer:
@@ -36,6 +42,7 @@ class Normalizer:
         self.calls: Counter[int] = Counter()
         self.done: dict[int, Any] = {}
         self.kept: list[Any] = []  # keeps the keys of `done` alive
+        self.decisions: list[Decision] = []
         self._count_calls(jaxpr, set())
 
     def _count_calls(self, jaxpr: Jaxpr, seen: set[int]) -> None:
@@ -50,7 +57,7 @@ class Normalizer:
     def run(self, jaxpr: Jaxpr) -> Jaxpr:
         """The normal form of one jaxpr."""
         inlined = self._inline(jaxpr)
-        merged = merge_repeated(inlined)
+        merged = merge_repeated(inlined, self.decisions)
         return drop_dead(merged)
 
     def nested(self, jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
@@ -136,7 +143,7 @@ def map_inner(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     return eqn.replace(params=params) if changed else eqn
 
 
-def merge_repeated(jaxpr: Jaxpr) -> Jaxpr:
+def merge_repeated(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     """Equal equations become one, and equations that do nothing become their input; the same object if none."""
     env: dict[Var, Atom] = {}
     seen: dict[Any, list[Var]] = {}
@@ -146,6 +153,11 @@ def merge_repeated(jaxpr: Jaxpr) -> Jaxpr:
         if eqn.effects:
             eqns.append(eqn)
             continue
+        tidied = tidy_loop(eqn) if eqn.primitive.name == "scan" else None
+        if tidied is not None:
+            decisions += stacked_once(eqn, tidied[0])
+            eqn, gone = tidied
+            env.update(gone)
         same = simplify_equation(eqn)
         if same is not None:
             env[eqn.outvars[0]] = same
@@ -158,7 +170,7 @@ def merge_repeated(jaxpr: Jaxpr) -> Jaxpr:
             eqns.append(eqn)
         else:
             env.update(zip(eqn.outvars, found, strict=True))
-    if not env:
+    if not env and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
     return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
 

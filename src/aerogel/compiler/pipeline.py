@@ -95,7 +95,7 @@ def run_passes(
     decisions: list[Decision] = []
     current = program
     if passes:
-        current, failure = attempt("normalize", name, lambda: (normalize(program), []), program, equations)
+        current, failure = attempt("normalize", name, lambda: normalize(program), program, equations)
         decisions += failure
     for one in passes:
         current, made = attempt(one.name, name, lambda one=one: one(current, context), current, equations)

@@ -8,15 +8,23 @@ from jax import lax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, along_output
-from .loop import LoopBuilder
+from .loop import Loop, LoopBuilder
+from .choose import UNFUSED
 from .program import is_var, producers, users
-from .region import Window
+from .window import Window, in_window, position
 
 # Made again in every step rather than read from memory: one or two machine instructions an element.
 CHEAP = frozenset(
     "add sub mul neg abs max min and or not eq ne lt le gt ge select_n sign convert_element_type broadcast_in_dim "
-    "reshape squeeze expand_dims iota transpose integer_pow square copy stop_gradient add_any is_finite floor".split()
+    "reshape squeeze expand_dims iota transpose integer_pow square copy stop_gradient add_any is_finite floor div exp logistic".split()
 )
+
+
+# Fused by XLA into what reads them, though some are too dear to make again.
+FUSED = CHEAP | frozenset("log tanh sin cos sqrt rsqrt pow erf log1p expm1 rem slice pad rev clamp".split())
+MAX_DEPTH = 16
+SMALLEST_INPUT = 4096
+SMALLEST_STEP = 64
 
 
 class Producers:
@@ -26,7 +34,8 @@ class Producers:
     exist as a whole.
     """
 
-    def __init__(self, jaxpr: Jaxpr, new: LoopBuilder):
+    def __init__(self, jaxpr: Jaxpr, new: LoopBuilder, place: int):
+        self.place = place
         self.jaxpr = jaxpr
         self.new = new
         self.made_by = producers(jaxpr)
@@ -36,7 +45,7 @@ class Producers:
     def step(self, x: Var) -> Atom:
         """The entry of a value with time in front."""
         window = Window(0, 1, self.new.length)
-        if self.can_make(x, Axis(0)):
+        if _matters(x) and self.can_make(x, Axis(0)):
             (step,) = self.new.body.call(lambda b: lax.squeeze(b, [0]), self.block(x, Axis(0), window))
             return step
         return self.new.x(x)
@@ -49,32 +58,50 @@ class Producers:
             return self.new.const(x)
         key = (x, axis, window)
         if key not in self._blocks:
-            made = self._make(x, axis, window) if self.can_make(x, axis) else None
+            whole = window.count == self.new.length
+            made = self._make(x, axis, window) if self.can_make(x, axis, whole) else None
             self._blocks[key] = self._read(x, axis, window) if made is None else made
         return self._blocks[key]
 
-    def can_make(self, x: Var, axis: Axis) -> bool:
-        """Whether a step can make its block of `x` from less than it would read."""
-        return self._smaller(x, axis, depth=0) < x.aval.size
-
-    def _smaller(self, x: Atom, axis: Axis | None, depth: int) -> int:
-        """Elements of stacked values that must be read when `x` is made step by step as far as that is cheap."""
-        if axis is None or isinstance(x, Literal):
-            return 0
+    def can_make(self, x: Var, axis: Axis, whole: bool = True) -> bool:
+        """Whether a step can make its block of `x` by moving less memory than writing `x` beforehand and reading it."""
         found = self._answer(x, axis)
-        if found is None or depth > 16:
-            return x.aval.size
-        eqn, answer = found
-        total = sum(self._smaller(v, place, depth + 1) for v, place in zip(eqn.invars, answer.ins, strict=True))
-        return min(total, x.aval.size)
+        if found is not None and not whole and found[0].primitive.name == "pad":
+            return False
+        return found is not None and self._cost_to_make(*found, 0) <= self._cost_as_it_is(x)
 
-    def _answer(self, x: Var, axis: Axis) -> tuple[JaxprEqn, Mapped] | None:
+    def _cost_as_it_is(self, x: Var) -> float:
+        """Elements moved when the loop reads `x`: twice those of `x` if it exists for the loop only."""
         index = self.made_by.get(x)
-        if index is None:
+        if index is None or self.jaxpr.eqns[index].primitive.name not in FUSED:
+            return x.aval.size
+        read_elsewhere = any(k == -1 or self._is_unfused(k) for k in self.read_by.get(x, ()) if k != self.place)
+        return x.aval.size if read_elsewhere else 2 * x.aval.size
+
+    def _is_unfused(self, index: int) -> bool:
+        return self.jaxpr.eqns[index].primitive.name in UNFUSED
+
+    def _cost_to_make(self, eqn: JaxprEqn, answer: Mapped, depth: int) -> float:
+        """Elements moved when the steps run `eqn` themselves, its inputs made too where that is cheaper."""
+        total = 0.0
+        for x, place in zip(eqn.invars, answer.ins, strict=True):
+            if place is None or isinstance(x, Literal):
+                continue
+            cost = self._cost_as_it_is(x)
+            found = self._answer(x, place) if depth < MAX_DEPTH else None
+            total += cost if found is None else min(cost, self._cost_to_make(*found, depth + 1))
+        return total
+
+    def _answer(self, x: Atom, axis: Axis) -> tuple[JaxprEqn, Mapped] | None:
+        index = None if isinstance(x, Literal) else self.made_by.get(x)
+        if index is None or isinstance(x, Literal):
             return None
         eqn = self.jaxpr.eqns[index]
-        if eqn.primitive.name not in CHEAP or eqn.effects:
+        if eqn.primitive.name not in CHEAP and eqn.primitive.name != "pad" and not is_outer_product(eqn):
             return None
+        if eqn.primitive.name == "pad":
+            answer = _padded(eqn, axis)
+            return None if answer is None else (eqn, answer)
         answer = along_output(eqn, {0: axis}, x.aval.shape[axis.dim] // (axis.outer * axis.inner))
         return (eqn, answer) if isinstance(answer, Mapped) else None
 
@@ -82,7 +109,8 @@ class Producers:
         found = self._answer(x, axis)
         assert found is not None
         eqn, answer = found
-        ins = [self.block(v, place, window) for v, place in zip(eqn.invars, answer.ins, strict=True)]
+        inner = _padded_window(eqn, axis) if eqn.primitive.name == "pad" else window
+        ins = [self.block(v, place, inner) for v, place in zip(eqn.invars, answer.ins, strict=True)]
         index = [self.new.index()] if answer.uses_start else []
 
         def one_step(*values: Any) -> list[Any]:
@@ -98,6 +126,10 @@ class Producers:
     def _read(self, x: Var, axis: Axis, window: Window) -> Atom:
         """The block as an input of the loop, or, for some steps only, read from the whole at the step's place."""
         length = self.new.length
+        if window.count == length and axis == Axis(0):
+            # the value as it is: a second shape of it would be a second copy beside the loop
+            (block,) = self.new.body.call(lambda v: lax.expand_dims(v, [0]), self.new.x(x))
+            return block
         if window.count == length:
             (rows,) = self.new.before.call(lambda v: blocks_in_front(v, axis, length), x)
             assert is_var(rows)
@@ -112,13 +144,49 @@ class Producers:
         return block
 
 
-def position(t: Any, window: Window, length: int) -> Any:
-    """The number of step `t` among the steps of the window; within range also for steps outside of it."""
-    if window.count == length:
-        return t
-    offset = t - np.int32(window.start)
-    row = offset if window.stride == 1 else lax.div(offset, np.int32(window.stride))
-    return lax.clamp(np.int32(0), row, np.int32(window.count - 1))
+def is_outer_product(eqn: JaxprEqn) -> bool:
+    """Whether a `dot_general` only multiplies: nothing is summed."""
+    if eqn.primitive.name != "dot_general":
+        return False
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return all(eqn.invars[0].aval.shape[d] == 1 for d in contracted)
+
+
+def _padded(eqn: JaxprEqn, axis: Axis) -> Mapped | None:
+    """A `pad` along time: each step takes its entry of the operand, or the padding value.
+
+    The gradient of a slice over time is one: a stacked array of zeros but for the steps that were read.
+    """
+    others = any(any(p) for d, p in enumerate(eqn.params["padding_config"]) if d != axis.dim)
+    window = _padded_window(eqn, axis)
+    if not axis.is_plain or others or window.start < 0 or window.count == 0:
+        return None
+    total = eqn.outvars[0].aval.shape[axis.dim]
+    if window.start + (window.count - 1) * window.stride >= total:
+        return None
+
+    def block(start: Any, size: int, entry: Any, value: Any) -> list[Any]:
+        return [lax.select(lax.broadcast(in_window(start, window), entry.shape), entry, lax.full_like(entry, value))]
+
+    return Mapped((axis, None), (axis,), block, uses_start=True)
+
+
+def _padded_window(eqn: JaxprEqn, axis: Axis) -> Window:
+    low, _, interior = (int(n) for n in eqn.params["padding_config"][axis.dim])
+    return Window(low, interior + 1, eqn.invars[0].aval.shape[axis.dim])
+
+
+def makeable_inputs(jaxpr: Jaxpr, index: int, loop: Loop) -> list[Var]:
+    """The inputs of a loop, large enough to matter, that its steps could make from less than they read."""
+    if not any(_matters(x) for x in loop.xs):
+        return []
+    found = Producers(jaxpr, LoopBuilder(loop.eqn, loop.length, loop.reverse), index)
+    return [x for x in loop.xs if is_var(x) and _matters(x) and found.can_make(x, Axis(0))]
+
+
+def _matters(x: Atom) -> bool:
+    """Whether a stacked value is more than a few numbers a step: those are cheaper to read than to make."""
+    return is_var(x) and x.aval.size >= SMALLEST_INPUT and x.aval.size >= SMALLEST_STEP * max(1, x.aval.shape[0])
 
 
 def blocks_in_front(x: Any, axis: Axis, length: int) -> Any:

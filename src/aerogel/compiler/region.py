@@ -4,9 +4,8 @@ A *site* is one equation (or a short chain of them) that works on stacked output
 reduces over time. Growing a region decides nothing: `cut.py` chooses which sites move, `fusion.py` moves them.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
@@ -14,24 +13,7 @@ from .axes import Axis, Mapped, No, Reduced, along
 from .centered import Centered, centered_sum, next_centered
 from .loop import Loop, as_loop
 from .program import depends_on, is_var, users
-
-
-@dataclass(frozen=True)
-class Window:
-    """The steps `start, start + stride, ...` (`count` of them) of a loop: what a slice over time keeps."""
-
-    start: int
-    stride: int
-    count: int
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is one step."""
-        return self.count == 1
-
-    def narrowed(self, start: int, stride: int, count: int) -> "Window":
-        """The window of a slice of this window's values."""
-        return Window(self.start + start * self.stride, self.stride * stride, count)
+from .window import Window
 
 
 @dataclass(frozen=True)
@@ -146,16 +128,6 @@ def _site(
     answer = along(eqn, ins, window.count)
     if isinstance(answer, No):
         return answer
-    if window.count != region.loop.length and any(
-        p is not None and k not in ins for k, p in enumerate(answer.ins)
-    ):
-        # A value from outside would have to be read at the steps of the window only.
-        return replace_window_inputs(eqn, index, answer, window)
-    return Site(eqn, index, answer, tuple(eqn.invars), answer.ins, window)
-
-
-def replace_window_inputs(eqn: JaxprEqn, index: int, answer: Mapped | Reduced, window: Window) -> Site:
-    """A site some of whose inputs are stacked over the window only; the loop reads them at the window's steps."""
     return Site(eqn, index, answer, tuple(eqn.invars), answer.ins, window)
 
 
@@ -187,7 +159,7 @@ def _joined(region: Region, eqn: JaxprEqn, index: int, ins: dict[int, Axis], win
         return No("the second loop has effects")
     if second.length != first.length or window != Window(0, 1, first.length):
         return No(f"the second loop takes {second.length} steps, the first {first.length}")
-    if second.reverse != first.reverse:
+    if second.reverse != first.reverse and second.init:
         return No("the second loop runs in the other direction")
     leading = len(eqn.invars) - len(second.xs)
     if any(k < leading or axis != Axis(0) for k, axis in ins.items()):
@@ -213,8 +185,3 @@ def _note_outputs(region: Region, site: Site) -> None:
 def stacked_reads(region: Region, site: Site) -> list[Var]:
     """The values of the region that a site reads."""
     return [x for x in site.reads if not isinstance(x, Literal) and x in region.stacked]
-
-
-def outputs_of(sites: Sequence[Site]) -> set[Var]:
-    """All variables that the sites make."""
-    return {v for site in sites for v in site.eqn.outvars}

@@ -73,7 +73,7 @@ def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_report: OnReport | No
     @_jax.wraps(f)
     @_jax.api_boundary
     def optimized(*args: Any, **kwargs: Any) -> Any:
-        if _jax.inside_optimize.value:
+        if _jax.inside_optimize.value or jax.config.jax_disable_jit or _jax.hunting_nans():
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
         if not program.jaxpr.is_high:
@@ -97,7 +97,7 @@ def trace_program(f: Any, args: Any, kwargs: Any) -> tuple[Program, list[Any], C
     at_top = _jax.trace_state_clean()
     is_input = [_jax.is_traced(x) or (at_top and _is_array(x)) for x in leaves]
     inputs = [x for x, yes in zip(leaves, is_input, strict=True) if yes]
-    debug_info = _jax.argument_names(f, args, kwargs)
+    debug_info = _jax.argument_names(f, args, kwargs, is_input)
     out_tree: Any = None
 
     def flat(*values: Any) -> list[Any]:

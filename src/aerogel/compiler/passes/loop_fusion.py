@@ -6,7 +6,7 @@ its sites run inside the loop, and the loop is rebuilt around them.
 
 from dataclasses import dataclass
 
-from aerogel._jax import Jaxpr, JaxprEqn, Var
+from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
 from ..axes import Mapped, Reduced
 from ..choose import choose, stacked_bytes
@@ -16,7 +16,8 @@ from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..normalize import drop_dead
 from ..pipeline import Context
-from ..program import Program, is_var, users, where
+from ..producers import makeable_inputs
+from ..program import Program, producers, users, where
 from ..region import Joined, Region, Site, Sliced, grow
 from ..report import Decision
 
@@ -48,21 +49,21 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
             return jaxpr
         index, loop = found
         done.update(loop.eqn.outvars)
-        readers = users(jaxpr)
-        if not any(y in readers for y in loop.ys):
-            continue
         region = grow(jaxpr, index, loop, lambda site: _refusal(site, context))
         chosen = choose(jaxpr, region, context.machine)
+        inputs = makeable_inputs(jaxpr, index, loop)
         decisions += _decisions(jaxpr, region, chosen)
-        if chosen:
-            jaxpr = drop_dead(fuse(jaxpr, region, chosen, context.before_differentiation))
-            # the new loop has the old one's final carries, or is looked at once more
-    return jaxpr
+        decisions += [_input_decision(jaxpr, loop, x) for x in inputs]
+        if chosen or inputs:
+            fused, new = fuse(jaxpr, region, chosen, context.before_differentiation)
+            done.update(new.outvars)
+            jaxpr = drop_dead(fused)
 
 
 def _next_loop(jaxpr: Jaxpr, done: set[Var]) -> tuple[int, Loop] | None:
     for index, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive.name == "scan" and not done.issuperset(eqn.outvars):
+        outs = [v for v in eqn.outvars if not isinstance(v, DropVar)]
+        if eqn.primitive.name == "scan" and not done.issuperset(outs):
             loop = as_loop(eqn)
             if loop is not None and loop.length > 1:
                 return index, loop
@@ -89,9 +90,10 @@ def rounds(site: Site) -> bool:
 def _decisions(jaxpr: Jaxpr, region: Region, chosen: list[Site]) -> list[Decision]:
     made: list[Decision] = []
     inside = {site.index for site in chosen}
-    before = sum(stacked_bytes(region, y) for y in region.loop.ys if y in users(jaxpr))
+    readers = users(jaxpr)
+    saved = _saved_bytes(jaxpr, region, chosen)
     for site in chosen:
-        if isinstance(site.answer, Mapped):
+        if isinstance(site.answer, Mapped) and not _crosses(site, readers, inside):
             continue
         made.append(
             Decision(
@@ -100,20 +102,49 @@ def _decisions(jaxpr: Jaxpr, region: Region, chosen: list[Site]) -> list[Decisio
                 where(site.eqn),
                 True,
                 f"the stacked output of {region.loop.length} steps need not exist",
-                bytes_saved=before * 2,
-                peak_bytes_saved=before,
+                bytes_saved=2 * saved,
+                peak_bytes_saved=saved,
                 exactness=Exactness.REASSOCIATES if rounds(site) else Exactness.BITWISE,
             )
         )
-        before = 0  # the saving is one for all sites of a loop
+        saved = 0  # the saving is one for all sites of a loop
     for site in region.sites:
         if site.index not in inside and not isinstance(site.answer, Mapped):
-            reason = "the stacked output is needed as a whole anyway" if not inside else "costs more than it saves"
+            reason = "costs more than it saves" if inside else "the stacked output is needed as a whole anyway"
             made.append(Decision(NAME, _what(site), where(site.eqn), False, reason))
     for index, reason in region.refusals.items():
         eqn = jaxpr.eqns[index]
         made.append(Decision(NAME, f"`{_name(eqn)}` over the outputs of a loop", where(eqn), False, reason))
     return made
+
+
+def _input_decision(jaxpr: Jaxpr, loop: Loop, x: Var) -> Decision:
+    maker = jaxpr.eqns[producers(jaxpr)[x]]
+    size = stacked_bytes(x)
+    return Decision(
+        NAME,
+        f"`{_name(maker)}`, an input of the loop, is made in the loop, step by step",
+        where(maker) or where(loop.eqn),
+        True,
+        f"the input of {loop.length} steps need not exist",
+        bytes_saved=2 * size,
+        peak_bytes_saved=size,
+    )
+
+
+def _crosses(site: Site, readers: dict[Var, list[int]], inside: set[int]) -> bool:
+    """Whether something outside the loop reads a result of the site."""
+    return any(k not in inside for v in site.eqn.outvars for k in readers.get(v, ()))
+
+
+def _saved_bytes(jaxpr: Jaxpr, region: Region, chosen: list[Site]) -> int:
+    """Bytes of stacked outputs that are gone, less those of the values that cross the loop's border now."""
+    inside = {site.index for site in chosen} | {k for site in chosen for k in site.chain}
+    made = {v for site in chosen for v in site.eqn.outvars}
+    readers = users(jaxpr)
+    crossing = {v for v in region.stacked if any(k not in inside for k in readers.get(v, ()))}
+    before = sum(stacked_bytes(y) for y in region.loop.ys if y in readers)
+    return before - sum(stacked_bytes(v) for v in crossing if v in made or v in region.loop.ys)
 
 
 def _name(eqn: JaxprEqn) -> str:
@@ -127,8 +158,7 @@ def _what(site: Site) -> str:
     if isinstance(answer, Sliced):
         count = site.eqn.outvars[0].aval.shape[next(p.dim for p in site.places if p is not None)]
         return f"only the {count} steps that are read are kept" if count > 1 else "only one step is kept"
-    assert isinstance(answer, Reduced)
+    if isinstance(answer, Mapped):
+        return f"`{_name(site.eqn)}` runs in the loop, step by step"
     return f"`{_name(site.eqn)}` over time is accumulated in the loop ({answer.monoid.name})"
 
-
-assert is_var

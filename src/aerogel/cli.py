@@ -1,0 +1,120 @@
+"""The command `aerogel`. It parses, calls and exits; the work is in `aerogel.audit`.
+
+Exit status: the script's own; 2 for a command line that cannot be understood.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from aerogel.audit import RunOptions, blocking_flag, interpreter_flags, launch
+
+DESCRIPTION = "Run JAX programs faster, unchanged."
+RUN_USAGE = """\
+aerogel run [options] script.py [arguments]
+       aerogel run [options] -m package.module [arguments]"""
+RUN_DESCRIPTION = """\
+Runs a script exactly as `python script.py` would - arguments, working directory, exit status, tracebacks, signals -
+while everything that goes through `jax.jit` is optimised, whoever calls it (plain JAX, Equinox, Flax, Optax,
+Diffrax, NumPyro, BlackJAX ...). At the end a table on stderr says what was done to each function, and what was not.
+"""
+RUN_EPILOG = """\
+Options of aerogel stand before the script; what follows it is the script's. A script can also be a folder or a zip
+file with a __main__.py, `-` for standard input, or `-c code`. Flags for Python go in front:
+`python -O -m aerogel run script.py`.
+
+examples:
+  aerogel run train.py --epochs 3
+  aerogel run --compare train.py           measure every function in its natural and its optimised form
+  aerogel run --report run.json train.py   write what the table shows, and more, as data
+"""
+WITH_VALUE = {"--report", "--numerics"}
+
+
+def parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of the whole command, and that of `run`, which gets its own options only."""
+    whole = argparse.ArgumentParser("aerogel", description=DESCRIPTION, allow_abbrev=False)
+    whole.add_argument("--version", action="version", version=version_line())
+    commands = whole.add_subparsers(dest="command", metavar="command", required=True)
+    run = commands.add_parser(
+        "run",
+        help="run a script with every jax.jit optimised",
+        usage=RUN_USAGE,
+        description=RUN_DESCRIPTION,
+        epilog=RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    run.add_argument("--quiet", action="store_true", help="print no table at the end")
+    run.add_argument("--report", metavar="FILE", type=report_path, help="write the report: .json or .txt")
+    run.add_argument(
+        "--compare",
+        action="store_true",
+        help="at exit, run each function's natural and optimised form alternately on copies of its arguments; "
+        "copies take up to 1 GiB, calls beyond it are not measured",
+    )
+    run.add_argument(
+        "--numerics",
+        choices=["strict", "fast"],
+        default="fast",
+        help="fast (default) allows sums in another order and what differs only for inf and nan; "
+        "strict only what is at least as accurate",
+    )
+    return whole, run
+
+
+def report_path(text: str) -> str:
+    """An absolute path that ends in .json or .txt, in a folder that exists: found out before the script runs."""
+    path = Path(text).absolute()
+    if path.suffix not in (".json", ".txt"):
+        raise argparse.ArgumentTypeError(f"{text!r} ends in neither .json nor .txt")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder of {text!r} does not exist")
+    return str(path)
+
+
+def version_line() -> str:
+    """`aerogel 0.1.0 (jax 0.10.2, python 3.11.7)`."""
+    found = {}
+    for name in ("aerogel", "jax"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"aerogel {found['aerogel']} (jax {found['jax']}, python {python})"
+
+
+def split_target(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of `run`, and the script with its arguments, as Python itself takes them."""
+    index = 0
+    while index < len(arguments):
+        word = arguments[index]
+        if word == "--":
+            return list(arguments[:index]), list(arguments[index + 1 :])
+        if word == "-" or not word.startswith("-") or word[:2] in ("-m", "-c"):
+            break
+        index += 2 if word in WITH_VALUE else 1
+    return list(arguments[:index]), list(arguments[index:])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command. Returns only by `SystemExit`, or not at all: the script takes the process over."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    whole, run = parser()
+    before, target = split_target(given[1:]) if given[:1] == ["run"] else (given[1:], [])
+    options = whole.parse_args([*given[:1], *before])
+    if not target:
+        run.error("which script? give a file, or -m and a module")
+    if target[0] in ("-m", "-c") and len(target) == 1:
+        run.error(f"argument expected for the {target[0]} option")
+    as_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    flags = interpreter_flags(sys.orig_argv, len(sys.argv) - 1, as_module) if arguments is None else []
+    blocking = blocking_flag()
+    if blocking is not None:
+        run.error(f"python's {blocking} keeps aerogel out of the interpreter that runs the script: leave it away")
+    report, command = options.report or "", shlex.join(target)
+    launch(RunOptions(options.quiet, report, options.compare, options.numerics, command), flags, target)

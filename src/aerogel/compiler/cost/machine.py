@@ -1,0 +1,148 @@
+"""What the time estimate knows of each platform: one frozen table each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from .primitives import CALLBACKS, RANDOM
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates and fixed prices of one platform.
+
+    Attributes:
+        bytes_per_second: main memory.
+        cache_bytes: a value up to this size is read and written at `cache_bytes_per_second`.
+        fresh_bytes: a program that allocates more than this pays `seconds_per_fresh_byte` for all of it (glibc gives
+            such buffers back, so that every call takes their page faults again).
+        flops_per_second: large f32 matrix products; `gemm_scale` has factors for other dtypes.
+        vector_flops_per_second: f32 elementwise arithmetic.
+        gemm_half_rows: the smaller of M and N at which a product runs at half its speed; `gemm_half_depth`: K.
+        tiny_flops_per_second: products with N and K up to 4, which have a slow path of their own.
+        seconds_per_batched_dot: each matrix of a batched product.
+        lapack_half_size: matrix size at which LAPACK runs at half of gemm's speed; `seconds_per_matrix`: each call.
+        conv_half_channels: input channels at which a convolution runs at half of gemm's speed; `depthwise_scale`: factor
+            for grouped convolutions.
+        seconds_per_kernel: starting a kernel; `seconds_per_small_kernel` if it moves up to `small_kernel_bytes`.
+        seconds_per_loop_step: a step of `scan` or `while` besides its body.
+        short_axis_seconds: per element, of a reduction over a last axis shorter than 16.
+        element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element for
+            reductions, cumulative ones and `top_k`, per comparison for `sort`, per update element for scatters.
+        call_seconds: by primitive; once per equation.
+    """
+
+    name: str
+    bytes_per_second: float
+    cache_bytes: int
+    cache_bytes_per_second: float
+    flops_per_second: float
+    vector_flops_per_second: float
+    seconds_per_kernel: float
+    seconds_per_loop_step: float
+    seconds_per_small_kernel: float
+    small_kernel_bytes: int = 16 << 10
+    fresh_bytes: int = 1 << 62
+    seconds_per_fresh_byte: float = 0.0
+    gemm_half_rows: float = 1.0
+    gemm_half_depth: float = 6.0
+    tiny_flops_per_second: float = 1e20
+    seconds_per_batched_dot: float = 0.0
+    lapack_half_size: float = 1000.0
+    seconds_per_matrix: float = 0.0
+    conv_half_channels: float = 8.0
+    depthwise_scale: float = 0.1
+    short_axis_seconds: float = 0.0
+    gemm_scale: Mapping[str, float] = field(default_factory=dict, hash=False)
+    element_seconds: Mapping[str, float] = field(default_factory=dict, hash=False)
+    call_seconds: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+
+# One core of a Zen 4 server, jaxlib 0.10.2. From shared/gradients.md: memory, gemm, page faults, sin to rsqrt (they
+# are calls of libm per element). The others: measured for this table on a 4-core machine of that kind, 2026-11, as
+# minima, by what is now benchmarks/machine_constants.py (which prints them next to these). More cores speed up
+# products and elementwise work alike, so that one core's ratios hold.
+_CPU = Machine(
+    name="cpu",
+    bytes_per_second=2.2e10,
+    cache_bytes=1 << 20,
+    cache_bytes_per_second=1e11,
+    flops_per_second=1e11,
+    vector_flops_per_second=2e10,
+    seconds_per_kernel=5e-7,
+    seconds_per_small_kernel=3e-8,
+    seconds_per_loop_step=2e-8,
+    fresh_bytes=32 << 20,
+    seconds_per_fresh_byte=4.8e-10,
+    tiny_flops_per_second=2e9,
+    seconds_per_batched_dot=1.5e-7,
+    seconds_per_matrix=8e-8,
+    depthwise_scale=0.006,
+    short_axis_seconds=1.4e-9,
+    gemm_scale={"float64": 0.45, "complex64": 0.7, "complex128": 0.3, "int32": 0.35, "int64": 0.2, "int8": 0.35},
+    element_seconds={
+        "sin": 6.5e-9, "cos": 5.8e-9, "tan": 1.27e-8, "asin": 1.32e-8, "acos": 1.96e-8, "atan": 1.14e-8,
+        "atan2": 1.1e-8, "cbrt": 1.1e-8, "pow": 5e-9, "rsqrt": 2e-9, "exp": 3.5e-10, "exp2": 3.5e-10, "log": 5e-10,
+        "tanh": 3e-10, "logistic": 5e-10, "erf": 2.5e-10, "log1p": 1e-9, "expm1": 9e-10, "rem": 2e-9, "div": 1e-10,
+        "sqrt": 1.5e-10, "erf_inv": 1.2e-9, "lgamma": 1e-8, "digamma": 7e-9,
+        "gather": 1e-9, "transpose": 4e-10,
+        "argmax": 4.4e-9, "argmin": 4.4e-9, "top_k": 3e-9, "sort": 1.5e-8,
+        "cumsum": 6e-9, "cumprod": 6e-9, "cummax": 1e-8, "cummin": 1e-8, "cumlogsumexp": 2.5e-7,
+        **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), 8e-10),
+        **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window"), 4.5e-9),
+        **dict.fromkeys(("select_and_scatter_add", "select_and_gather_add", "select_and_scatter"), 2e-8),
+        **dict.fromkeys(RANDOM, 5e-9),
+    },
+    call_seconds={**dict.fromkeys(RANDOM, 1.5e-6), **dict.fromkeys(CALLBACKS, 3e-5)},
+)  # fmt: skip
+
+# NVIDIA A100 80 GB data sheet; TF32, which is what JAX's default precision allows there. Prices of kernels, loop steps
+# and library calls are estimates: nothing here was measured.
+_GPU = Machine(
+    name="gpu",
+    bytes_per_second=1.9e12,
+    cache_bytes=40 << 20,
+    cache_bytes_per_second=5e12,
+    flops_per_second=1e14,
+    vector_flops_per_second=1.5e13,
+    seconds_per_kernel=2.5e-6,
+    seconds_per_small_kernel=2.5e-6,
+    seconds_per_loop_step=5e-6,
+    gemm_half_rows=64.0,
+    gemm_half_depth=32.0,
+    lapack_half_size=8000.0,
+    seconds_per_matrix=1e-7,
+    conv_half_channels=32.0,
+    depthwise_scale=0.05,
+    gemm_scale={"float64": 0.15, "bfloat16": 2.0, "float16": 2.0, "int8": 4.0},
+    element_seconds={"sort": 1e-11, "cumlogsumexp": 1e-11},
+    call_seconds={**dict.fromkeys(CALLBACKS, 1e-4), "cholesky": 5e-5, "lu": 1e-4, "eigh": 3e-4, "svd": 5e-4},
+)
+
+# Google TPU v4 data sheet (one chip; f32 products run as bf16 at default precision). Prices: estimates, not measured.
+_TPU = Machine(
+    name="tpu",
+    bytes_per_second=1.2e12,
+    cache_bytes=16 << 20,
+    cache_bytes_per_second=5e12,
+    flops_per_second=2.2e14,
+    vector_flops_per_second=4e12,
+    seconds_per_kernel=1e-6,
+    seconds_per_small_kernel=1e-6,
+    seconds_per_loop_step=1e-6,
+    gemm_half_rows=128.0,
+    gemm_half_depth=64.0,
+    lapack_half_size=8000.0,
+    seconds_per_matrix=1e-6,
+    conv_half_channels=64.0,
+    depthwise_scale=0.02,
+    gemm_scale={"float64": 0.01, "int8": 2.0},
+    element_seconds={"gather": 1e-9, "scatter-add": 2e-9, "scatter": 2e-9, "sort": 2e-11},
+    call_seconds={**dict.fromkeys(CALLBACKS, 1e-4), "cholesky": 5e-5, "lu": 1e-4, "eigh": 1e-3, "svd": 1e-3},
+)
+
+_MACHINES = {"cpu": _CPU, "gpu": _GPU, "tpu": _TPU}
+
+
+def machine(platform: str) -> Machine:
+    """The table of a platform as `jax.default_backend()` names it. One that is not known (a plug-in's) counts as a GPU."""
+    return _MACHINES[platform] if platform in _MACHINES else replace(_GPU, name=platform)

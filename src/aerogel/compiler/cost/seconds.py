@@ -1,0 +1,183 @@
+"""Estimated time of equations and programs on a machine.
+
+The estimate serves to order two forms of one computation, not to predict a clock. A kernel takes the larger of its
+memory time and its arithmetic time, plus the price of starting it. Memory time knows one thing of caches: a
+value no larger than the cache moves at the cache's speed, and a slice moves as what it is a slice of.
+"""
+
+import math
+import weakref
+from typing import Any
+
+from aerogel._jax import Jaxpr, JaxprEqn, Literal
+
+from .account import (
+    ASSUMED_TRIPS,
+    body_kernels,
+    carry_slice,
+    equation_cost,
+    equation_kernels,
+    forwarded_bytes,
+    jaxpr_cost,
+    nested_programs,
+)
+from .kernels import Kernel, open_jaxpr
+from .machine import Machine
+from .primitives import CUMULATIVE, ELEMENTWISE_FLOPS, LINALG, RANDOM, REDUCE, UPDATE, WINDOWS, Kind
+from .sizes import elements, nbytes
+from .work import dot_shape, equation_flops, matrices, update_operand
+
+# A last axis shorter than this leaves most of a vector register empty.
+SHORT_AXIS = 16
+
+
+def jaxpr_seconds(jaxpr: Any, machine: Machine) -> float:
+    """Seconds that one call of the program takes, without dispatch. Linear in its size."""
+    jaxpr = open_jaxpr(jaxpr)
+    return _body_seconds(jaxpr, slice(0, 0), machine, 0) + _fresh_seconds(jaxpr_cost(jaxpr).peak_bytes, machine)
+
+
+def equation_seconds(eqn: JaxprEqn, machine: Machine) -> float:
+    """Seconds that one equation takes when it runs alone; a `scan` takes length * (step price + body)."""
+    seconds = sum(kernel_seconds(kernel, machine) for kernel in equation_kernels(eqn))
+    return seconds + _fresh_seconds(equation_cost(eqn).peak_bytes, machine)
+
+
+def kernel_seconds(kernel: Kernel, machine: Machine) -> float:
+    """Seconds of one kernel, with its start."""
+    eqn = kernel.root
+    inner = nested_programs(eqn)
+    if kernel.kind is Kind.LOOP:
+        return _loop_seconds(eqn, inner, machine)
+    if inner:
+        return machine.seconds_per_small_kernel + max(_body_seconds(p, slice(0, 0), machine, 0) for p in inner)
+    moved = kernel.reads + kernel.writes
+    memory = sum(_transfer_seconds(amount, home, machine) for amount, home in moved)
+    arithmetic = sum(_arithmetic_seconds(e, machine) for e in kernel.fused) + _arithmetic_seconds(eqn, machine)
+    small = sum(amount for amount, _ in moved) <= machine.small_kernel_bytes
+    start = machine.seconds_per_small_kernel if small else machine.seconds_per_kernel
+    return start + max(memory, arithmetic) + machine.call_seconds.get(eqn.primitive.name, 0.0)
+
+
+def dot_seconds(batch: int, m: int, n: int, k: int, dtype: Any, machine: Machine) -> float:
+    """Arithmetic time of a matrix product, without the memory's.
+
+    Thin products run below gemm's speed: few rows or columns leave registers empty (a matrix-vector product then is
+    bound by reading the matrix), a short contraction does not repay loading the result.
+    """
+    flops = 2 * batch * m * n * k
+    if not flops:
+        return 0.0
+    if m * n * k <= 27:  # XLA writes loops for these itself, without a call per matrix (catalogue row 8)
+        return flops / (0.2 * machine.vector_flops_per_second)
+    thin = min(m, n)
+    rate = machine.flops_per_second * machine.gemm_scale.get(getattr(dtype, "name", ""), 1.0)
+    rate *= thin / (thin + machine.gemm_half_rows) * k / (k + machine.gemm_half_depth)
+    if n <= 4 and k <= 4:
+        rate = min(rate, machine.tiny_flops_per_second)
+    if getattr(dtype, "kind", "") == "c":
+        rate /= 4
+    return flops / rate + (batch * machine.seconds_per_batched_dot if batch > 1 else 0.0)
+
+
+_seconds: weakref.WeakKeyDictionary[Jaxpr, dict[Any, float]] = weakref.WeakKeyDictionary()
+
+
+def _body_seconds(jaxpr: Jaxpr, owned: slice, machine: Machine, length: int) -> float:
+    """Seconds of a nested program; `length` > 0: what follows the `owned` arguments and results is stacked."""
+    known = _seconds.setdefault(jaxpr, {})
+    key = (owned.start, owned.stop, machine, length)
+    if key not in known:
+        homes = _stacked_homes(jaxpr, owned, length) if length else None
+        known[key] = sum(kernel_seconds(kernel, machine) for kernel in body_kernels(jaxpr, owned, homes))
+    return known[key]
+
+
+def _stacked_homes(body: Jaxpr, carry: slice, length: int) -> dict[Any, int]:
+    stacked = [*body.invars[carry.stop :], *body.outvars[carry.stop - carry.start :]]
+    own = {v for eqn in body.eqns for v in eqn.outvars} | set(body.invars[carry.stop :])
+    return {v: length * nbytes(v.aval) for v in stacked if not isinstance(v, Literal) and v in own}
+
+
+def _loop_seconds(eqn: JaxprEqn, inner: list[Jaxpr], machine: Machine) -> float:
+    carry = carry_slice(eqn)
+    if eqn.primitive.name == "while":
+        step = _body_seconds(inner[1], carry, machine, 0) + _body_seconds(inner[0], slice(0, 0), machine, 0)
+        return ASSUMED_TRIPS * (machine.seconds_per_loop_step + step)
+    length = eqn.params["length"]
+    length = length if isinstance(length, int) else ASSUMED_TRIPS
+    step = _body_seconds(inner[0], carry, machine, length)
+    copied = forwarded_bytes(inner[0], eqn.params["num_carry"])
+    step += 2 * _transfer_seconds(copied, copied * length, machine)
+    return length * (machine.seconds_per_loop_step + step)
+
+
+def _transfer_seconds(amount: int, home: int, machine: Machine) -> float:
+    fits = home <= machine.cache_bytes
+    return amount / (machine.cache_bytes_per_second if fits else machine.bytes_per_second)
+
+
+def _fresh_seconds(allocated: int, machine: Machine) -> float:
+    return allocated * machine.seconds_per_fresh_byte if allocated > machine.fresh_bytes else 0.0
+
+
+def _arithmetic_seconds(eqn: JaxprEqn, machine: Machine) -> float:
+    name = eqn.primitive.name
+    price = machine.element_seconds.get(name)
+    if name == "dot_general":
+        return dot_seconds(*dot_shape(eqn), eqn.invars[0].aval.dtype, machine)
+    if name == "conv_general_dilated":
+        return _conv_seconds(eqn, machine)
+    if name in LINALG:
+        return _linalg_seconds(eqn, machine)
+    if price is not None:
+        return price * _units(eqn) * _width(eqn)
+    flops = equation_flops(eqn)
+    if not flops:
+        return 0.0
+    if "ragged" in name or "scaled" in name:
+        return flops / machine.flops_per_second
+    if name in REDUCE and _reduces_short_axis(eqn):
+        return max(flops / machine.vector_flops_per_second, machine.short_axis_seconds * elements(eqn.invars[0].aval))
+    return flops * _width(eqn) / machine.vector_flops_per_second
+
+
+def _units(eqn: JaxprEqn) -> int:
+    name = eqn.primitive.name
+    if name == "sort":
+        return equation_flops(eqn)
+    if name in UPDATE:
+        return elements(eqn.invars[update_operand(name)].aval)
+    if name in ELEMENTWISE_FLOPS or name in RANDOM or name in WINDOWS:
+        return elements(eqn.outvars[0].aval)
+    assert name in CUMULATIVE or name in REDUCE or name == "top_k", f"no unit for the price of {name}"
+    return elements(eqn.invars[0].aval)
+
+
+def _width(eqn: JaxprEqn) -> float:
+    """How many times longer than f32 an element takes: half as many 8-byte elements fit a register."""
+    dtype = getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
+    return max(1.0, getattr(dtype, "itemsize", 4) / 4)
+
+
+def _reduces_short_axis(eqn: JaxprEqn) -> bool:
+    shape = eqn.invars[0].aval.shape
+    axes = eqn.params.get("axes", ())
+    return bool(shape) and len(shape) - 1 in axes and math.prod(shape[a] for a in axes) < SHORT_AXIS
+
+
+def _conv_seconds(eqn: JaxprEqn, machine: Machine) -> float:
+    kernel, numbers = eqn.invars[1].aval, eqn.params["dimension_numbers"]
+    channels = kernel.shape[numbers.rhs_spec[1]]
+    rate = machine.flops_per_second * channels / max(1.0, channels + machine.conv_half_channels)
+    if eqn.params["feature_group_count"] > 1 and channels < SHORT_AXIS:
+        rate = machine.flops_per_second * machine.depthwise_scale
+    return equation_flops(eqn) / max(rate, 1.0)
+
+
+def _linalg_seconds(eqn: JaxprEqn, machine: Machine) -> float:
+    count, rows, columns = matrices(eqn)
+    size = min(rows, columns)
+    rate = machine.flops_per_second * size / (size + machine.lapack_half_size)
+    rate *= machine.gemm_scale.get(eqn.invars[0].aval.dtype.name, 1.0)
+    return count * machine.seconds_per_matrix + (equation_flops(eqn) / rate if rate else 0.0)

@@ -1,0 +1,204 @@
+"""Flops of one equation by itself, from its types and parameters.
+
+A multiply-add counts as 2, a transcendental by its weight in `primitives.ELEMENTWISE_FLOPS`; complex arithmetic
+counts 4 times; moving data counts nothing. Nested programs are not looked into here.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from aerogel._jax import JaxprEqn
+
+from .primitives import CUMULATIVE, ELEMENTWISE_FLOPS, LINALG, RANDOM, REDUCE, UPDATE, WINDOWS
+from .sizes import elements
+
+# Threefry: 20 rounds of add, rotate, xor and 5 key injections make two words; so much for each word.
+RANDOM_FLOPS = 60
+
+
+def equation_flops(eqn: JaxprEqn) -> int:
+    """Flops of a first-order equation; 0 for primitives that are not in the tables."""
+    name = eqn.primitive.name
+    weight = ELEMENTWISE_FLOPS.get(name)
+    if weight is not None:
+        if not weight:
+            return 0
+        aval = eqn.outvars[0].aval
+        if name == "integer_pow":
+            weight = _multiplications(eqn.params["y"])
+        flops = weight * elements(aval)
+    else:
+        count = _SPECIAL.get(name)
+        if count is None:
+            return 0
+        flops = count(eqn)
+        aval = eqn.outvars[0].aval if eqn.outvars else None
+    dtype = getattr(aval, "dtype", None)
+    return 4 * flops if getattr(dtype, "kind", "") == "c" else flops
+
+
+def dot_shape(eqn: JaxprEqn) -> tuple[int, int, int, int]:
+    """(batch, M, N, K) of a `dot_general` or `ragged_dot_general`."""
+    params = eqn.params
+    numbers = params.get("dimension_numbers") or params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    (lhs_contract, _), (lhs_batch, _) = numbers
+    lhs = eqn.invars[0].aval.shape
+    k = math.prod(lhs[d] for d in lhs_contract)
+    batch = math.prod(lhs[d] for d in lhs_batch)
+    m = math.prod(lhs) // max(1, k * batch) if k and batch else 0
+    n = elements(eqn.outvars[0].aval) // max(1, m * batch)
+    return batch, m, n, k
+
+
+def matrices(eqn: JaxprEqn) -> tuple[int, int, int]:
+    """(number, rows, columns) of the matrices that a linear algebra equation works on."""
+    shape = eqn.invars[0].aval.shape
+    if len(shape) < 2:
+        return 1, shape[-1] if shape else 1, 1
+    return math.prod(shape[:-2]), shape[-2], shape[-1]
+
+
+def update_operand(name: str) -> int:
+    """Which operand of an `UPDATE` primitive holds the new elements."""
+    return 2 if name.startswith("scatter") else 1
+
+
+def _multiplications(power: int) -> int:
+    power = abs(power)
+    return max(1, power.bit_length() + power.bit_count() - 2)
+
+
+def _dot(eqn: JaxprEqn) -> int:
+    if "ragged_dot_dimension_numbers" in eqn.params:
+        return 2 * elements(eqn.outvars[0].aval) * _ragged_contraction(eqn)
+    batch, m, n, k = dot_shape(eqn)
+    return 2 * batch * m * n * k
+
+
+def _ragged_contraction(eqn: JaxprEqn) -> int:
+    numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    return math.prod(eqn.invars[0].aval.shape[d] for d in numbers[0][0])
+
+
+def _scaled_dot(eqn: JaxprEqn) -> int:
+    return 2 * elements(eqn.outvars[0].aval) * eqn.invars[0].aval.shape[-1]
+
+
+def _conv(eqn: JaxprEqn) -> int:
+    # Each output element sums over the filter's taps and input channels. A dilated input is mostly zeros, which
+    # XLA neither stores nor multiplies.
+    kernel = eqn.invars[1].aval
+    features = kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
+    taps = elements(kernel) // max(1, features)
+    return 2 * elements(eqn.outvars[0].aval) * taps // math.prod(eqn.params["lhs_dilation"])
+
+
+def _reduce(eqn: JaxprEqn) -> int:
+    operand = elements(eqn.invars[0].aval)
+    if eqn.primitive.name in ("argmax", "argmin"):
+        return 2 * operand
+    if eqn.primitive.name == "reduce":
+        return operand * max(1, len(eqn.params["jaxpr"].eqns))
+    return max(0, operand - elements(eqn.outvars[0].aval))
+
+
+def _cumulative(eqn: JaxprEqn) -> int:
+    return elements(eqn.invars[0].aval) * (30 if eqn.primitive.name == "cumlogsumexp" else 2)
+
+
+def _window(eqn: JaxprEqn) -> int:
+    # The gradients of pooling choose among a window's elements for each element of the smaller array.
+    size = math.prod(eqn.params["window_dimensions"])
+    smaller = min(elements(v.aval) for v in (*eqn.invars[:1], *eqn.outvars[:1]))
+    return smaller * size
+
+
+def _sort(eqn: JaxprEqn) -> int:
+    length = eqn.invars[0].aval.shape[eqn.params["dimension"]]
+    compares = elements(eqn.invars[0].aval) * max(1, math.ceil(math.log2(max(2, length))))
+    return compares * eqn.params["num_keys"]
+
+
+def _top_k(eqn: JaxprEqn) -> int:
+    return elements(eqn.invars[0].aval) * max(1, math.ceil(math.log2(max(2, eqn.params["k"]))))
+
+
+def _fft(eqn: JaxprEqn) -> int:
+    # 5 n log2 n (Cooley-Tukey), half of it where one side is real. Complex already: undo the factor of 4.
+    lengths = math.prod(eqn.params["fft_lengths"])
+    size = max(elements(eqn.invars[0].aval), elements(eqn.outvars[0].aval))
+    flops = 5 * size * max(1, math.ceil(math.log2(max(2, lengths))))
+    if eqn.outvars[0].aval.dtype.kind == "c":
+        flops //= 4
+    return flops
+
+
+def _update(eqn: JaxprEqn) -> int:
+    name = eqn.primitive.name
+    return 0 if name in _STORES else elements(eqn.invars[update_operand(name)].aval)
+
+
+_STORES = ("dynamic_update_slice", "scatter", "swap")
+
+
+def _random(eqn: JaxprEqn) -> int:
+    return RANDOM_FLOPS * sum(elements(v.aval) for v in eqn.outvars)
+
+
+def _collective(eqn: JaxprEqn) -> int:
+    return sum(elements(v.aval) for v in eqn.invars)
+
+
+# LAPACK working notes 41, appendix; the iterative ones (svd, eig) as measured on random matrices.
+_CUBIC: dict[str, float] = {
+    "cholesky": 1 / 3,
+    "lu": 2 / 3,
+    "qr": 4 / 3,
+    "geqrf": 4 / 3,
+    "geqp3": 4 / 3,
+    "householder_product": 4 / 3,
+    "hessenberg": 10 / 3,
+    "tridiagonal": 4 / 3,
+    "eigh": 5.0,
+    "svd": 10.0,
+    "eig": 25.0,
+    "schur": 25.0,
+}
+
+
+def _linalg(eqn: JaxprEqn) -> int:
+    name = eqn.primitive.name
+    count, rows, columns = matrices(eqn)
+    if name in _CUBIC:
+        return int(_CUBIC[name] * count * rows * columns * min(rows, columns))
+    if name == "triangular_solve":
+        return rows * elements(eqn.invars[1].aval)
+    if name == "tridiagonal_solve":
+        return 8 * elements(eqn.invars[-1].aval)
+    if name in ("symmetric_product", "ormqr"):
+        return 2 * count * rows * rows * columns
+    if name == "cholesky_update":
+        return 4 * rows * rows
+    return elements(eqn.invars[0].aval)  # lu_pivots_to_permutation
+
+
+_SPECIAL: dict[str, Callable[[Any], int]] = {
+    "dot_general": _dot,
+    "ragged_dot_general": _dot,
+    "scaled_dot": _scaled_dot,
+    "scaled_matmul": _scaled_dot,
+    "scaled_matmul_wrapper": _scaled_dot,
+    "conv_general_dilated": _conv,
+    "sort": _sort,
+    "top_k": _top_k,
+    "approx_top_k": _top_k,
+    "fft": _fft,
+    **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin", "reduce_scatter", "unreduced_psum"), _collective),
+    **dict.fromkeys(REDUCE, _reduce),
+    **dict.fromkeys(CUMULATIVE, _cumulative),
+    **dict.fromkeys(WINDOWS, _window),
+    **dict.fromkeys(UPDATE, _update),
+    **dict.fromkeys(RANDOM, _random),
+    **dict.fromkeys(LINALG, _linalg),
+}
