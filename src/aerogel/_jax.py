@@ -5,6 +5,7 @@ on jax 0.10.2. When JAX changes, the change ends here.
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -289,16 +290,20 @@ def watch_slow_calls(observe: Callable[[Any, Any, Sequence[Any], Any, Any], None
     JAX's C++ path does not answer: the first one of every signature, and all that are made while tracing. Arguments
     are not donated yet. Returns a function that ends the watch.
     """
-    original = pjit._run_python_pjit
+    # Not `_run_python_pjit`: this frame would be on the stack while the program runs, and the text of an error from a
+    # callback holds that stack.
+    original = pjit._infer_params
 
-    def watched(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
-        observe(fun, p.params, args_flat, args, kwargs)
-        return original(p, args_flat, fun, args, kwargs)
+    def watched(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        found, args_flat = original(fun, info, args, kwargs)
+        if sys._getframe(1).f_code.co_name == "cache_miss":  # a call, and not `lower`, `trace` or `eval_shape`
+            observe(fun, found.params, args_flat, args, kwargs)
+        return found, args_flat
 
     def stop() -> None:
-        pjit._run_python_pjit = original
+        pjit._infer_params = original
 
-    pjit._run_python_pjit = watched
+    pjit._infer_params = watched
     return stop
 
 
@@ -314,3 +319,9 @@ def is_staging() -> bool:
 
 # What `jax.jit` and `pjit` are thin wrappers of. Called at the same depth, its warnings name the user's line.
 make_jit = pjit.make_jit
+
+
+def prng_name(aval: Any) -> str | None:
+    """The name of the generator of typed PRNG keys ("threefry2x32"); None for other values."""
+    dtype = getattr(aval, "dtype", None)
+    return dtype._impl.name if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else None

@@ -53,6 +53,7 @@ class Sampler:
 
     def watched(self, fun: Any, numerics: str, record: Record) -> Any:
         """`optimize(fun)`, with each trace's natural program kept beside its report."""
+        _jax.check_callable(fun)  # `kept` is no generator function, whatever `fun` is
 
         @_jax.wraps(fun)
         @_jax.api_boundary

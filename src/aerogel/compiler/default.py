@@ -1,6 +1,7 @@
 """The passes that run by default, in order."""
 
 from .passes.loop_fusion import LoopFusion
+from .passes.loop_slots import LoopSlots
 from .pipeline import Pass
 
-DEFAULT_PASSES: tuple[Pass, ...] = (LoopFusion(),)
+DEFAULT_PASSES: tuple[Pass, ...] = (LoopSlots(), LoopFusion())

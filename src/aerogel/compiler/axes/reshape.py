@@ -42,21 +42,32 @@ def _follow_empty(axis: Axis, before: Sequence[int], after: Sequence[int]) -> Ax
     return None
 
 
+def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Mapped | No:
+    order, read = _read_order(eqn)
+    axis = ins[0]
+    moved = Axis(order.index(axis.dim), axis.outer, axis.inner)
+    return _answer(eqn, axis, follow(moved, read, eqn.params["new_sizes"], length))
+
+
+def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
+    order, read = _read_order(eqn)
+    moved = follow(outs[0], eqn.params["new_sizes"], read, length)
+    return _answer(eqn, moved and Axis(order[moved.dim], moved.outer, moved.inner), outs[0])
+
+
+def _read_order(eqn: JaxprEqn) -> tuple[Sequence[int], list[int]]:
+    """The order in which `dimensions` (a transpose before the reshape) reads the input, and the shape it reads."""
+    shape = shape_of(eqn.invars[0])
+    order = eqn.params["dimensions"]
+    order = range(len(shape)) if order is None else order
+    return order, [shape[d] for d in order]
+
+
 def _answer(eqn: JaxprEqn, before: Axis | None, after: Axis | None) -> Mapped | No:
-    if eqn.params["dimensions"] is not None:
-        return No("`reshape` with `dimensions` reorders entries")
     if before is None or after is None:
         return No("`reshape` cuts the axis in two")
     params, shape = eqn.params, eqn.params["new_sizes"]
     return Mapped((before,), (after,), rebind(eqn, lambda size: params | {"new_sizes": after.resize(shape, size)}))
-
-
-def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Mapped | No:
-    return _answer(eqn, ins[0], follow(ins[0], shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), length))
-
-
-def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
-    return _answer(eqn, follow(outs[0], shape_of(eqn.outvars[0]), shape_of(eqn.invars[0]), length), outs[0])
 
 
 ENTRIES = {"reshape": Entry(along, along_output)}

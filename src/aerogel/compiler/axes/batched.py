@@ -1,0 +1,80 @@
+"""Primitives with leading batch dimensions: linear algebra, Fourier transforms, random numbers of a key each."""
+
+from ..._jax import JaxprEqn, prng_name
+from .answer import No
+from .elementwise import ELEMENTWISE
+from .entry import Answer, Entry
+from .labels import Labels, labelled
+from .rebind import shape_of
+
+# How many trailing dimensions of the first input are the matrix or vector of one problem.
+LINEAR_ALGEBRA = {
+    "cholesky": 2,
+    "cholesky_update": 2,
+    "eig": 2,
+    "eigh": 2,
+    "hessenberg": 2,
+    "householder_product": 2,
+    "lu": 2,
+    "lu_pivots_to_permutation": 1,
+    "ormqr": 2,
+    "qr": 2,
+    "schur": 2,
+    "svd": 2,
+    "symmetric_product": 2,
+    "triangular_solve": 2,
+    "tridiagonal": 2,
+    "tridiagonal_solve": 1,
+}
+
+
+def _leading(eqn: JaxprEqn, batch_rank: int) -> Labels:
+    def dims(atom: object) -> tuple[int | None, ...]:
+        return tuple(d if d < batch_rank else None for d in range(len(shape_of(atom))))
+
+    return Labels(tuple(map(dims, eqn.invars)), tuple(map(dims, eqn.outvars)))
+
+
+def _problems(core_rank: int) -> Entry:
+    return labelled(lambda eqn: _leading(eqn, len(shape_of(eqn.invars[0])) - core_rank))
+
+
+def _fft(eqn: JaxprEqn) -> Labels:
+    return _leading(eqn, len(shape_of(eqn.invars[0])) - len(eqn.params["fft_lengths"]))
+
+
+def _keys_to_words(eqn: JaxprEqn) -> Labels:
+    return _leading(eqn, len(shape_of(eqn.invars[0])))
+
+
+def _words_to_keys(eqn: JaxprEqn) -> Labels:
+    return _leading(eqn, len(shape_of(eqn.outvars[0])))
+
+
+def _per_key(entry: Entry) -> Entry:
+    """Only threefry draws for each key what it would draw alone; the others look at the batch as a whole."""
+
+    def refusal(eqn: JaxprEqn) -> No | None:
+        names = {prng_name(v.aval) for v in (*eqn.invars, *eqn.outvars)} - {None, "threefry2x32"}
+        return No(f"`{eqn.primitive.name}` of {min(names)} keys depends on the whole batch") if names else None
+
+    def along(eqn: JaxprEqn, ins, length: int) -> Answer:
+        return refusal(eqn) or entry.along(eqn, ins, length)
+
+    def along_output(eqn: JaxprEqn, outs, length: int):
+        return refusal(eqn) or entry.along_output(eqn, outs, length)
+
+    return Entry(along, along_output)
+
+
+ENTRIES: dict[str, Entry] = {
+    **{name: _problems(core_rank) for name, core_rank in LINEAR_ALGEBRA.items()},
+    "fft": labelled(_fft),
+    "random_bits": _per_key(labelled(_keys_to_words)),
+    "random_split": _per_key(labelled(_keys_to_words)),
+    "random_fold_in": _per_key(ELEMENTWISE),
+    "random_gamma": _per_key(ELEMENTWISE),
+    "random_seed": _per_key(ELEMENTWISE),
+    "random_unwrap": labelled(_keys_to_words),
+    "random_wrap": labelled(_words_to_keys),
+}

@@ -1,0 +1,86 @@
+"""Calls of one nested program: `jit`, `closed_call`, `remat2`, and functions with derivative rules of their own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..._jax import ClosedJaxpr, JaxprEqn, Primitive, convert_constvars, is_unspecified, primitives
+from .answer import Axis, Mapped, No
+from .entry import Entry
+from .nested import jaxpr_along
+from .retrace import bind_on_blocks
+
+
+def call(get: Callable[[JaxprEqn], ClosedJaxpr | No]) -> Entry:
+    """The entry of a call that means no more than its nested program does."""
+
+    def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int, after_differentiation: bool) -> Mapped | No:
+        nested = get(eqn)
+        if isinstance(nested, No):
+            return nested
+        return jaxpr_along(nested, ins, length, after_differentiation=after_differentiation)
+
+    def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
+        nested = get(eqn)
+        return nested if isinstance(nested, No) else jaxpr_along(nested, {}, length, outs=outs)
+
+    return Entry(along, along_output, nested=True)
+
+
+def _jit(eqn: JaxprEqn) -> ClosedJaxpr | No:
+    params = eqn.params
+    asks = (
+        any(params["donated_invars"])
+        or params["compiler_options_kvs"]
+        or any(layout is not None for layout in (*params["in_layouts"], *params["out_layouts"]))
+        or not all(is_unspecified(sharding) for sharding in (*params["in_shardings"], *params["out_shardings"]))
+    )
+    return No("`jit` with shardings, layouts, donation or compiler options") if asks else params["jaxpr"]
+
+
+def _remat_along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int, after_differentiation: bool) -> Mapped | No:
+    nested = ClosedJaxpr(eqn.params["jaxpr"], ())
+    return _checkpointed(eqn, jaxpr_along(nested, ins, length, after_differentiation=after_differentiation))
+
+
+def _remat_along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
+    return _checkpointed(eqn, jaxpr_along(ClosedJaxpr(eqn.params["jaxpr"], ()), {}, length, outs=outs))
+
+
+def _checkpointed(eqn: JaxprEqn, inner: Mapped | No) -> Mapped | No:
+    """The same as a checkpointed block: what is recomputed stays recomputed."""
+    if isinstance(inner, No):
+        return inner
+
+    def block(start: Any, size: int, *inputs: Any) -> list[Any]:
+        def params(traced: list[ClosedJaxpr]) -> dict[str, Any]:
+            return eqn.params | {"jaxpr": convert_constvars(traced[0])}
+
+        return bind_on_blocks(eqn, [(inner, inputs)], inputs, start, size, params)
+
+    return Mapped(inner.ins, inner.outs, block, inner.uses_start)
+
+
+def with_derivative(primitive: Primitive) -> Entry:
+    """A function with a derivative rule: an axis would have to be found in the rule too, so it is found in neither.
+
+    After differentiation the rule has done its work, and the call means its nested program.
+    """
+
+    def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int, after_differentiation: bool) -> Mapped | No:
+        if not after_differentiation:
+            return No(f"`{primitive.name}` has a custom derivative")
+        return jaxpr_along(eqn.params["call_jaxpr"], ins, length, after_differentiation=True)
+
+    def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> No:
+        return No(f"`{primitive.name}` has a custom derivative")
+
+    return Entry(along, along_output, nested=True)
+
+
+ENTRIES: dict[str, Entry] = {
+    "jit": call(_jit),
+    "closed_call": call(lambda eqn: eqn.params["call_jaxpr"]),
+    "remat2": Entry(_remat_along, _remat_along_output, nested=True),
+    "custom_jvp_call": with_derivative(primitives["custom_jvp_call"]),
+    "custom_vjp_call": with_derivative(primitives["custom_vjp_call"]),
+}

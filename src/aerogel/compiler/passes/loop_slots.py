@@ -1,0 +1,177 @@
+"""Buffers that every step of a loop touches at an index of its own are inputs and outputs of the steps.
+
+`fori_loop(0, n, lambda i, b: b.at[i].set(f(x[i])), zeros)` carries all of `b` and reads all of `x`, and its gradient
+goes over both in every step: n^2. As a scan over `x` with stacked outputs it is linear, and the other loop passes see
+what it does.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
+
+from ..exactness import Exactness
+from ..facts import Affine, body_facts, level_counters
+from ..levels import rewrite_levels
+from ..loop import Loop, LoopBuilder, as_loop
+from ..normalize import drop_dead
+from ..pipeline import Context
+from ..program import Program, copy_equation, is_var, rename, schedule, substitute, users, where, with_equations
+from ..report import Decision
+from ..slots import Slot, find_slots
+
+NAME = "loop-slots"
+
+
+@dataclass(frozen=True)
+class LoopSlots:
+    """The pass."""
+
+    name: str = NAME
+    exactness: Exactness = Exactness.BITWISE
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with slots made inputs and outputs, and a decision for each."""
+        decisions: list[Decision] = []
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
+
+
+def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
+    if not any(eqn.primitive.name == "scan" for eqn in jaxpr.eqns):
+        return jaxpr
+    new = jaxpr
+    for position in range(len(jaxpr.eqns)):
+        # the equations of a level keep their number and order here
+        eqn = new.eqns[position]
+        loop = as_loop(eqn)
+        if loop is None or loop.length < 2:
+            continue
+        facts = body_facts(loop, level_counters(new))
+        slots = find_slots(loop, facts, users(new))
+        counters = {y: facts[v] for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v) and v in facts}
+        if not slots:
+            continue
+        decisions += [
+            Decision(NAME, slot.what, where(slot.eqn), True, "every step touches its own index", 0, 0, 0)
+            for slot in slots
+        ]
+        return _level(drop_dead(_rewrite(new, position, loop, slots, counters)), decisions)
+    return new
+
+
+def _rewrite(
+    jaxpr: Jaxpr, position: int, loop: Loop, slots: list[Slot], counters: dict[Var, Affine]
+) -> Jaxpr:
+    new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
+    results: dict[Var, Atom] = {}
+    ins: list[Atom] = [new.const(c) for c in loop.consts]
+    by_carry = {slot.carry: slot for slot in slots if slot.carry is not None}
+    setters = []
+    for k, (init, final) in enumerate(zip(loop.init, loop.finals, strict=True)):
+        if k in by_carry:
+            # Its reads are replaced; what is left of it in the body is dead.
+            ins.append(_jax.new_var(final.aval))
+            setters.append(None)
+        else:
+            var, set_next = new.keep_carry(init, _jax.new_var(final.aval) if isinstance(final, _jax.DropVar) else final)
+            ins.append(var)
+            setters.append(set_next)
+    ins += [new.x(x) if is_var(x) else x for x in loop.xs]
+    env: dict[Var, Atom] = dict(zip(loop.body.invars, ins, strict=True))
+    replaced = {id(slot.read): slot for slot in slots if slot.read is not None}
+    gone = {id(slot.write) for slot in slots if slot.write is not None}
+    for eqn in loop.body.eqns:
+        if id(eqn) in replaced:
+            env[eqn.outvars[0]] = _read(new, replaced[id(eqn)], loop)
+        elif id(eqn) not in gone:
+            new.body.eqns.append(copy_equation(eqn, env))
+    outs = [substitute(x, env) for x in loop.body.outvars]
+    for set_next, out in zip(setters, outs, strict=False):
+        if set_next is not None:
+            set_next(out)
+    for slot in slots:
+        if slot.update is not None:
+            assert slot.carry is not None
+            rows = new.y(_entry(new, slot, substitute(slot.update, env)))
+            results[loop.finals[slot.carry]] = _final(new, slot, loop, rows)
+    for y, out in zip(loop.ys, outs[len(setters) :], strict=True):
+        if y in counters:
+            results[y] = _count(new, counters[y], y, loop.length)
+        else:
+            new.y(out, y)
+    eqns: list[JaxprEqn] = []
+    for i, eqn in enumerate(jaxpr.eqns):
+        eqns += new.equations() if i == position else [eqn]
+    eqns = [rename(eqn, results) for eqn in eqns]
+    outvars = [substitute(x, results) for x in jaxpr.outvars]
+    return with_equations(jaxpr, schedule(eqns), outvars)
+
+
+def _read(new: LoopBuilder, slot: Slot, loop: Loop) -> Atom:
+    """The slot of this step, in the form that the read had: an input of the step."""
+    assert slot.read is not None
+    source, place, dim = slot.source, slot.place, slot.dim
+
+    def rows(x: object) -> object:
+        part = lax.slice_in_dim(x, *_range(place, loop.length), axis=dim)
+        if place.scale < 0:
+            part = lax.rev(part, [dim])
+        order = (dim, *(d for d in range(part.ndim) if d != dim))
+        return lax.transpose(part, order) if dim else part
+
+    (stacked,) = new.before.call(rows, source)
+    assert is_var(stacked)
+    shape = slot.read.outvars[0].aval.shape
+    (entry,) = new.body.call(lambda v: lax.reshape(v, shape), new.x(stacked))
+    return entry
+
+
+def _range(place: Affine, length: int) -> tuple[int, int]:
+    lowest, highest = place.bounds(length)
+    return lowest, highest + 1
+
+
+def _entry(new: LoopBuilder, slot: Slot, update: Atom) -> Atom:
+    """What a step writes, without the dimension of the slots."""
+    assert slot.carry is not None
+    dim, shape = slot.dim, slot.buffer.aval.shape
+    entry = (*shape[:dim], *shape[dim + 1 :])
+    (out,) = new.body.call(lambda v: lax.reshape(v, entry), update)
+    return out
+
+
+def _final(new: LoopBuilder, slot: Slot, loop: Loop, rows: Var) -> Atom:
+    """The buffer after the loop from all that the steps wrote."""
+    assert slot.carry is not None
+    dim, place, init = slot.dim, slot.place, loop.init[slot.carry]
+    lowest, _ = place.bounds(loop.length)
+
+    def whole(rows: object, *init: object) -> object:
+        order = (*range(1, dim + 1), 0, *range(dim + 1, rows.ndim))
+        part = lax.transpose(rows, order) if dim else rows
+        if place.scale < 0:
+            part = lax.rev(part, [dim])
+        if not init:
+            return part
+        if slot.adds:
+            old = lax.slice_in_dim(init[0], lowest, lowest + loop.length, axis=dim)
+            part = old + part
+        return lax.dynamic_update_slice_in_dim(init[0], part, np.int32(lowest), dim)
+
+    covers = loop.length == slot.buffer.aval.shape[dim] and not slot.adds
+    (out,) = new.after.call(whole, rows, *([] if covers else [init]))
+    return out
+
+
+def _count(new: LoopBuilder, fact: Affine, y: Var, length: int) -> Atom:
+    dtype, shape = y.aval.dtype, y.aval.shape
+
+    def count() -> object:
+        steps = lax.broadcasted_iota(dtype, shape, 0)
+        return steps * np.asarray(fact.scale, dtype) + np.asarray(fact.offset, dtype)
+
+    (out,) = new.before.call(count)
+    return out
