@@ -286,9 +286,10 @@ def bound_like(eqn: JaxprEqn):
 
 
 def watch_slow_calls(observe: Callable[[Any, Any, Sequence[Any], Any, Any], None]) -> Callable[[], None]:
-    """Calls `observe(function, parameters, flat arguments, args, kwargs)` before each call of a jitted function that
-    JAX's C++ path does not answer: the first one of every signature, and all that are made while tracing. Arguments
-    are not donated yet. Returns a function that ends the watch.
+    """Calls `observe` before each call of a jitted function that JAX's C++ path does not answer.
+
+    Those are the first one of every signature, and all that are made while tracing. It gets the function, `jit_p`'s
+    parameters, the flat arguments (not donated yet), `args` and `kwargs`. Returns a function that ends the watch.
     """
     # Not `_run_python_pjit`: this frame would be on the stack while the program runs, and the text of an error from a
     # callback holds that stack.
@@ -325,3 +326,8 @@ def prng_name(aval: Any) -> str | None:
     """The name of the generator of typed PRNG keys ("threefry2x32"); None for other values."""
     dtype = getattr(aval, "dtype", None)
     return dtype._impl.name if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else None
+
+
+def convert_constvars(jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr that takes its constants as its first arguments, for params that hold open jaxprs (remat2)."""
+    return pe.convert_constvars_jaxpr(jaxpr)

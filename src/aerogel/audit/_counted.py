@@ -62,6 +62,9 @@ class CountedJit(functools.partial):
             raise AttributeError(name)
         return getattr(self._native, name)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._native)})
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 

@@ -3,6 +3,7 @@
 import contextlib
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,8 @@ def copy_arrays(arrays: Sequence[Any]) -> list[Any]:
 
 def measure(sample: Sample) -> Measurement:
     """Compiles both forms anew and runs them alternately, for about `SECONDS`."""
-    with types_allowed(sample):
+    with types_allowed(sample), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the script had them already
         natural = compiled(sample.natural, sample)
         optimized = compiled(sample.optimized, sample)
         wanted, got = natural(*fresh(sample)), optimized(*fresh(sample))

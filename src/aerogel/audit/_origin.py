@@ -79,22 +79,26 @@ def origin_of(fun: Any) -> Origin:
     if root_module(fun) in WRAPPING_LIBRARIES:
         inner = next((f for f in reachable([fun]) if not is_library(f.__code__.co_filename)), None)
         if inner is not None:
-            # A method's name alone says little: "Block.__call__".
-            known_as = inner.__qualname__.rpartition("<locals>.")[2]
-            return Origin(known_as, inner.__code__.co_filename, inner.__code__.co_firstlineno)
+            return Origin(own_name(inner), inner.__code__.co_filename, inner.__code__.co_firstlineno)
     return Origin(name, code.co_filename if code else "", code.co_firstlineno if code else 0)
 
 
 def name_of(fun: Any) -> str:
     """Its name, inside the names of JAX's transformations of it: "grad(loss)", "vmap(grad(loss))"."""
-    name = getattr(fun, "__name__", None) or type(fun).__name__
+    name = own_name(fun)
     around = []
     while "__wrapped__" in getattr(fun, "__dict__", {}):
         # JAX's traceback boundary stands around what most transformations return.
         codes = [f.__code__.co_name for f in (fun, *parts(fun)) if isinstance(f, types.FunctionType)]
         around += [TRANSFORMATIONS[code] for code in codes if code in TRANSFORMATIONS][:1]
         fun = fun.__dict__["__wrapped__"]
-    return "(".join([*around, str(name)]) + ")" * len(around)
+    return "(".join([*around, name]) + ")" * len(around)
+
+
+def own_name(fun: Any) -> str:
+    """The name; with the class for what would say nothing without: "Block.__call__"."""
+    name = str(getattr(fun, "__name__", None) or type(fun).__name__)
+    return str(getattr(fun, "__qualname__", name)).rpartition("<locals>.")[2] if name == "__call__" else name
 
 
 def origin_in(name: str, arguments: Any) -> Origin | None:

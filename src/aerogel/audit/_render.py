@@ -14,6 +14,7 @@ from ._table import Column, Line, Table, draw_plain, draw_rich
 
 MOST_REFUSED = 2
 NARROWEST = 60
+FAILURE = "A pass failed: results are right, but the program was left as it was. Please report it."
 NO_TERMINAL = 80
 STYLES = {"fired": "green", "refused": "dim", "failed": "red"}
 MARKS = {"fired": "+", "refused": "-", "failed": "!"}
@@ -95,7 +96,7 @@ def saved_cell(row: FunctionRow, what: str) -> tuple[Line, ...]:
     if trace is None or not row.is_changed:
         return (Line(""),)
     before, after = getattr(trace.before, what), getattr(trace.after, what)
-    if before == after:
+    if not change(before, after):
         return (Line("same", "dim"),)
     unit = "" if what == "flops" else "B"
     return (Line(change(before, after)), Line(f"{count(after - before)}{unit}".strip(), "dim"))
@@ -175,8 +176,8 @@ def closing_lines(report: RunReport, width: int) -> list[str]:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         lines.append(f"only as part of others: {', '.join(names[:5])}{more}")
     if report.failed:
-        lines.append("A pass failed: results are right, but the program was left as it was. Please report it.")
-    return lines + [line for note in report.notes for line in textwrap.wrap(note, width)]
+        lines.append(FAILURE)
+    return [part for line in (*lines, *report.notes) for part in textwrap.wrap(line, width)]
 
 
 def print_report(report: RunReport, stream: TextIO | None = None) -> None:
@@ -203,8 +204,9 @@ def print_rich(report: RunReport, stream: TextIO, width: int) -> None:
         console.print(table.title, style="bold", markup=False)
         console.print(draw_rich(table, width))
     console.print()
+    failure = textwrap.wrap(FAILURE, width)
     for line in closing_lines(report, width):
-        console.print(line, style="red" if line.startswith("A pass failed") else None, markup=False)
+        console.print(line, style="red" if report.failed and line in failure else None, markup=False)
 
 
 def terminal_width(stream: TextIO) -> int:

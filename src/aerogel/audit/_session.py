@@ -41,10 +41,8 @@ class Session:
     def install(self) -> None:
         """From here on everything that is given to `jax.jit` is optimised, except by JAX itself."""
         api, pjit = _jax.jit_doors
+        # `jax.experimental.pjit` takes its `pjit` from there, when a script imports it.
         doors = [(jax, "jit"), (api, "jit"), (pjit, "pjit")]
-        experimental = sys.modules.get("jax.experimental.pjit")
-        if experimental is not None:
-            doors.append((experimental, "pjit"))
         replaced: dict[Any, Any] = {}
         for module, name in doors:
             original = getattr(module, name)

@@ -69,7 +69,7 @@ def draw_plain(table: Table, total: int) -> str:
     lines = [line for block in blocks for line in block]
     while lines[-1] == "":
         lines.pop()
-    return "\n".join([table.title, rule, *lines, rule])
+    return "\n".join([*textwrap.wrap(table.title, total), rule, *lines, rule])
 
 
 def plain_row(row: tuple[tuple[Line, ...], ...], columns: tuple[Column, ...], size: list[int]) -> list[str]:

@@ -1,7 +1,9 @@
 """Moving the chosen sites of a region into its loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jax import lax
@@ -11,6 +13,8 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 from .accumulate import accumulate, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
+from .centered import MOMENTS, SOFTMAX
+from .lanes import in_lanes
 from .loop import Loop, LoopBuilder
 from .producers import Producers
 from .program import is_var, rename, schedule, substitute, with_equations
@@ -37,6 +41,7 @@ class _Fusion:
         self.loop = loop
         self.new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
         self.producers = Producers(self.jaxpr, self.new, self.region.index)
+        self.derived = derived_sums(self.sites)
         self.steps: dict[Var, Atom] = {}  # a stacked value with time in front -> its entry in the body
 
     def run(self) -> tuple[Jaxpr, JaxprEqn]:
@@ -106,6 +111,10 @@ class _Fusion:
         if isinstance(answer, Sliced):
             self.blocks[site.eqn.outvars[0]] = self._block(site.reads[0], site.places[0], site.window)
             return
+        if isinstance(answer, Reduced):
+            if (site.eqn.outvars[0]) in self.derived:
+                return  # comes out of another site's accumulators
+            answer = in_lanes(site.eqn, answer, site.places[0])
         ins = [self._block(x, place, site.window) for x, place in zip(site.reads, site.places, strict=True)]
         index: list[Atom] = [self.new.index()] if answer.uses_start else []
 
@@ -124,14 +133,21 @@ class _Fusion:
             self._reduce(site, answer, ins, outs)
         body.like = self.loop.eqn
 
-    def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], partial: Sequence[Atom]) -> None:
+    def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom]) -> None:
         step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
         totals = accumulate(
-            self.new, answer.monoid, partial, site.window, step_size, compensate=not self.differentiable
+            self.new, answer.monoid, parts, site.window, step_size, compensate=not self.differentiable
         )
         self.new.after.like = site.eqn
         outs = self.new.after.call(answer.finish, *totals, *site.late)
         self.results.update(zip(site.eqn.outvars, outs, strict=True))
+        for other, from_totals in self._derived_from(site):
+            (value,) = self.new.after.call(from_totals, *totals)
+            self.results[other] = value
+
+    def _derived_from(self, site: Site) -> list[tuple[Var, Callable[..., Any]]]:
+        """Other sums of the same values over the same dimensions that the accumulators of `site` hold already."""
+        return [(var, how) for var, (source, how) in self.derived.items() if source is site]
 
     def _emit_crossing(self) -> None:
         """Stacks what stands in the body and is read outside."""
@@ -157,3 +173,35 @@ class _Fusion:
         (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, window.count), rows)
         return whole
 
+
+
+Derived = dict[Var, tuple[Site, Callable[..., Any]]]
+
+
+def derived_sums(sites: Sequence[Site]) -> Derived:
+    """The sums and maxima that need no accumulator: a variance carries its mean, a logsumexp its maximum."""
+    found: Derived = {}
+    rich = {
+        (site.reads[0], tuple(site.eqn.params["axes"]), site.window, site.answer.monoid.name): site
+        for site in sites
+        if isinstance(site.answer, Reduced) and site.answer.monoid.name in (MOMENTS, SOFTMAX)
+    }
+    for site in sites:
+        name, out = site.eqn.primitive.name, site.eqn.outvars[0]
+        if not isinstance(site.answer, Reduced) or name not in HELD or site.late:
+            continue
+        monoid, value = HELD[name]
+        source = rich.get((site.reads[0], tuple(site.eqn.params["axes"]), site.window, monoid))
+        if source is not None:
+            found[out] = (source, partial(_typed, value, out.aval.dtype))
+    return found
+
+
+def _typed(value: Callable[..., Any], dtype: Any, *totals: Any) -> Any:
+    return lax.convert_element_type(value(*totals), dtype)
+
+
+HELD: dict[str, tuple[str, Callable[..., Any]]] = {
+    "reduce_sum": (MOMENTS, lambda n, mean, squares: n * mean),
+    "reduce_max": (SOFTMAX, lambda m, s: m),
+}

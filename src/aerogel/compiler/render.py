@@ -114,12 +114,14 @@ def count(number: float) -> str:
 
 
 def change(before: float, after: float) -> str:
-    """As "-71 %"; "" for no change, "new" where there was nothing."""
+    """As "-71 %"; "" for no change that such a number would show, "new" where there was nothing."""
     if before == after:
         return ""
     if not before:
         return "new"
     percent = 100 * (after - before) / before
+    if abs(percent) < 0.5:
+        return ""
     return f"{percent:+.0f} %" if abs(percent) < 99.5 else f"{percent:+.1f} %"
 
 

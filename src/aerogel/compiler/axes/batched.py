@@ -1,7 +1,9 @@
 """Primitives with leading batch dimensions: linear algebra, Fourier transforms, random numbers of a key each."""
 
+from collections.abc import Mapping
+
 from ..._jax import JaxprEqn, prng_name
-from .answer import No
+from .answer import Axis, Mapped, No
 from .elementwise import ELEMENTWISE
 from .entry import Answer, Entry
 from .labels import Labels, labelled
@@ -10,7 +12,6 @@ from .rebind import shape_of
 # How many trailing dimensions of the first input are the matrix or vector of one problem.
 LINEAR_ALGEBRA = {
     "cholesky": 2,
-    "cholesky_update": 2,
     "eig": 2,
     "eigh": 2,
     "hessenberg": 2,
@@ -55,13 +56,16 @@ def _per_key(entry: Entry) -> Entry:
     """Only threefry draws for each key what it would draw alone; the others look at the batch as a whole."""
 
     def refusal(eqn: JaxprEqn) -> No | None:
-        names = {prng_name(v.aval) for v in (*eqn.invars, *eqn.outvars)} - {None, "threefry2x32"}
-        return No(f"`{eqn.primitive.name}` of {min(names)} keys depends on the whole batch") if names else None
+        for atom in (*eqn.invars, *eqn.outvars):
+            name = prng_name(atom.aval)
+            if name not in (None, "threefry2x32"):
+                return No(f"`{eqn.primitive.name}` of {name} keys depends on the whole batch")
+        return None
 
-    def along(eqn: JaxprEqn, ins, length: int) -> Answer:
+    def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Answer:
         return refusal(eqn) or entry.along(eqn, ins, length)
 
-    def along_output(eqn: JaxprEqn, outs, length: int):
+    def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
         return refusal(eqn) or entry.along_output(eqn, outs, length)
 
     return Entry(along, along_output)

@@ -1,6 +1,20 @@
 """The list of all families of JAX primitives in the table."""
 
-from . import barrier, batched, contractions, creation, elementwise, indexing, reductions, reshape, shaping, windows
+from . import (
+    barrier,
+    batched,
+    branches,
+    calls,
+    contractions,
+    creation,
+    elementwise,
+    indexing,
+    loops,
+    reductions,
+    reshape,
+    shaping,
+    windows,
+)
 from .table import install
 from .table import known_primitives as known_primitives
 
@@ -15,5 +29,8 @@ for family in (
     windows,
     batched,
     barrier,
+    calls,
+    branches,
+    loops,
 ):
     install(family.ENTRIES)

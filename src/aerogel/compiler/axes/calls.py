@@ -7,7 +7,8 @@ from ..._jax import ClosedJaxpr, JaxprEqn, Primitive, convert_constvars, is_unsp
 from .answer import Axis, Mapped, No
 from .entry import Entry
 from .nested import jaxpr_along
-from .retrace import bind_on_blocks
+from .rebind import bind
+from .retrace import start_operands, trace_block
 
 
 def call(get: Callable[[JaxprEqn], ClosedJaxpr | No]) -> Entry:
@@ -51,11 +52,12 @@ def _checkpointed(eqn: JaxprEqn, inner: Mapped | No) -> Mapped | No:
     if isinstance(inner, No):
         return inner
 
-    def block(start: Any, size: int, *inputs: Any) -> list[Any]:
-        def params(traced: list[ClosedJaxpr]) -> dict[str, Any]:
-            return eqn.params | {"jaxpr": convert_constvars(traced[0])}
+    avals = [v.aval for v in eqn.invars]
 
-        return bind_on_blocks(eqn, [(inner, inputs)], inputs, start, size, params)
+    def block(start: Any, size: int, *inputs: Any) -> list[Any]:
+        traced = trace_block(inner, avals, size, inner.uses_start)
+        operands = [*traced.consts, *start_operands(start, inner.uses_start), *inputs]
+        return bind(eqn, operands, eqn.params | {"jaxpr": convert_constvars(traced.jaxpr)})
 
     return Mapped(inner.ins, inner.outs, block, inner.uses_start)
 

@@ -17,7 +17,7 @@ def _dot_general(eqn: JaxprEqn) -> Labels:
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
     lhs_rank, rhs_rank = len(shape_of(eqn.invars[0])), len(shape_of(eqn.invars[1]))
     # A dimension of the left operand is its own label; those of the right come after.
-    rhs = {r: l for l, r in zip((*lhs_contract, *lhs_batch), (*rhs_contract, *rhs_batch), strict=True)}
+    rhs = {right: left for left, right in zip((*lhs_contract, *lhs_batch), (*rhs_contract, *rhs_batch), strict=True)}
     rhs_dims = tuple(rhs.get(d, lhs_rank + d) for d in range(rhs_rank))
     lhs_free = [d for d in range(lhs_rank) if d not in lhs_contract and d not in lhs_batch]
     rhs_free = [lhs_rank + d for d in range(rhs_rank) if d not in rhs]

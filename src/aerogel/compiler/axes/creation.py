@@ -9,7 +9,7 @@ from jax import lax
 from ..._jax import JaxprEqn
 from .answer import Axis, Mapped, No
 from .entry import Entry
-from .rebind import bind, shape_of
+from .rebind import bind
 
 
 def _never(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> No:

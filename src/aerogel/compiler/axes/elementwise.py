@@ -15,7 +15,8 @@ NAMES = (
     # arithmetic
     "abs add add_any ceil clamp div floor integer_pow max min mul mulhi neg nextafter pow rem round sign square sub "
     # roots, exponentials, trigonometry
-    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp exp2 expm1 log log1p logistic rsqrt sin sinh sqrt tan tanh "
+    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp exp2 expm1 log log1p logistic rsqrt sin sinh sqrt tan "
+    "tanh "
     # special functions
     "bessel_i0e bessel_i1e digamma erf erf_inv erfc igamma igamma_grad_a igammac lgamma polygamma "
     "regularized_incomplete_beta zeta "
@@ -31,7 +32,7 @@ NAMES = (
 ).split()
 
 
-def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Mapped | No:
+def _along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Mapped | No:
     axis = _only(ins)
     if axis is None:
         return No(f"the axis stands in two different places of `{eqn.primitive.name}`")
@@ -42,7 +43,7 @@ def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Mapped | No:
     return answer
 
 
-def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
+def _along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
     axis = _only(outs)
     if axis is None:
         return No(f"the axis stands in two different places of `{eqn.primitive.name}`")
@@ -64,5 +65,5 @@ def _mapped(eqn: JaxprEqn, axis: Axis) -> Mapped:
     return Mapped(tuple(ins), (axis,) * len(eqn.outvars), rebind(eqn))
 
 
-ELEMENTWISE = Entry(along, along_output)
+ELEMENTWISE = Entry(_along, _along_output)
 ENTRIES = dict.fromkeys(NAMES, ELEMENTWISE)

@@ -16,7 +16,11 @@ def not_backwards(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mappe
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Both functions get at least one axis, each of which fits its value."""
+    """Both functions get at least one axis, each of which fits its value.
 
-    along: Callable[[JaxprEqn, Mapping[int, Axis], int], Answer]
+    `nested` entries look into other programs: `along` gets a fourth argument, `after_differentiation`.
+    """
+
+    along: Callable[..., Answer]
     along_output: Callable[[JaxprEqn, Mapping[int, Axis], int], Mapped | No] = not_backwards
+    nested: bool = False

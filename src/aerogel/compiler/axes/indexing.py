@@ -30,7 +30,9 @@ def _gather(eqn: JaxprEqn) -> Labels:
     window = [
         d if sizes[d] == operand[d] else None for d in range(len(operand)) if d not in collapsed and d not in batching
     ]
-    kept = tuple(d if d in batching or (d not in collapsed and sizes[d] == operand[d]) else None for d in range(len(operand)))
+    kept = tuple(
+        d if d in batching or (d not in collapsed and sizes[d] == operand[d]) else None for d in range(len(operand))
+    )
     return Labels((kept, index), (_interleave(shape_of(eqn.outvars[0]), numbers.offset_dims, window, index[:-1]),))
 
 

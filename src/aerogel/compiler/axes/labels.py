@@ -8,12 +8,13 @@ A label says "the equation works on each entry of this dimension apart from the 
 * None instead of a label: entries of this dimension are mixed (sorted, padded, transformed), or it is a unit
   dimension that is broadcast.
 
-One label names dimensions of one size. Merged axes (`outer * T * inner`) need no further care: what works on each entry of a
-dimension works on each part of it.
+One label names dimensions of one size. Merged axes (`outer * T * inner`) need no further care: what works on each
+entry of a dimension works on each part of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..._jax import JaxprEqn
@@ -33,15 +34,16 @@ class Labels:
     outs: tuple[Dims, ...]
 
 
-def labelled(
-    labels: Callable[[JaxprEqn], Labels | No],
-    params: Callable[[JaxprEqn, Axes, Axes, int], dict[str, Any]] | None = None,
-    reduced: Callable[[JaxprEqn, Axes], Reduced | No] | None = None,
-) -> Entry:
+LabelsOf = Callable[[JaxprEqn], Labels]
+ParamsOf = Callable[[JaxprEqn, Axes, Axes, int], dict[str, Any]]
+ReducedOf = Callable[[JaxprEqn, Axes], Reduced | No]
+
+
+def labelled(labels: LabelsOf, params: ParamsOf | None = None, reduced: ReducedOf | None = None) -> Entry:
     """The entry of a primitive that labels describe.
 
     Args:
-        labels: the labels of an equation, or `No` where its params allow no axis at all.
+        labels: the labels of an equation.
         params: `params(eqn, ins, outs, size)` gives the params of the primitive on a block of `size` indices, for
             primitives whose params hold sizes.
         reduced: `reduced(eqn, ins)` answers for a label that stands in inputs only; without it that is a `No`.
@@ -49,34 +51,31 @@ def labelled(
 
     def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Answer:
         found = labels(eqn)
-        if isinstance(found, No):
-            return found
         chosen = _common_label(eqn, found.ins, ins, "input")
         if isinstance(chosen, No):
             return chosen
         all_ins, all_outs = _places(found.ins, *chosen), _places(found.outs, *chosen)
         if None not in all_outs:
-            return _mapped(eqn, all_ins, all_outs)
+            return _mapped(eqn, all_ins, all_outs, params)
         if all(out is None for out in all_outs) and reduced is not None:
             return reduced(eqn, all_ins)
         return No(f"`{eqn.primitive.name}` does not keep the axis in its outputs")
 
     def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
         found = labels(eqn)
-        if isinstance(found, No):
-            return found
         chosen = _common_label(eqn, found.outs, outs, "output")
         if isinstance(chosen, No):
             return chosen
         all_outs = _places(found.outs, *chosen)
         if None in all_outs:
             return No(f"only some outputs of `{eqn.primitive.name}` have the axis")
-        return _mapped(eqn, _places(found.ins, *chosen), all_outs)
-
-    def _mapped(eqn: JaxprEqn, ins: Axes, outs: Axes) -> Mapped:
-        return Mapped(ins, outs, rebind(eqn, None if params is None else lambda size: params(eqn, ins, outs, size)))
+        return _mapped(eqn, _places(found.ins, *chosen), all_outs, params)
 
     return Entry(along, along_output)
+
+
+def _mapped(eqn: JaxprEqn, ins: Axes, outs: Axes, params: ParamsOf | None) -> Mapped:
+    return Mapped(ins, outs, rebind(eqn, None if params is None else partial(params, eqn, ins, outs)))
 
 
 def _common_label(

@@ -4,7 +4,8 @@ Two questions, because they differ: `mul` is linear in each input while the othe
 `add` is linear in both at once, but with one fixed it is only affine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +14,19 @@ from ..._jax import JaxprEqn, Primitive, primitives
 
 # Linear in the one input that holds numbers (the others, if any, are indices).
 _ALONE = (
-    "neg real imag conj copy name transpose reshape broadcast_in_dim squeeze rev slice dynamic_slice split unstack tile "
-    "reduce_sum cumsum reduce_window_sum fft gather select_and_scatter_add select_and_gather_add convert_element_type"
+    "neg real imag conj copy name transpose reshape broadcast_in_dim squeeze rev slice dynamic_slice split unstack "
+    "tile reduce_sum cumsum reduce_window_sum fft gather select_and_scatter_add select_and_gather_add convert_element_type"
 ).split()
 # (in each, the others fixed), by input position.
-_EACH = {"mul": (0, 1), "dot_general": (0, 1), "conv_general_dilated": (0, 1), "div": (0,)}
-_EACH |= {"triangular_solve": (1,), "tridiagonal_solve": (3,)}
-_TOGETHER_FIXED = {
+_EACH = {
+    "mul": (0, 1),
+    "dot_general": (0, 1),
+    "conv_general_dilated": (0, 1),
+    "div": (0,),
+    "triangular_solve": (1,),
+    "tridiagonal_solve": (3,),
+}
+_TOGETHER = {
     "add": (0, 1),
     "sub": (0, 1),
     "add_any": (0, 1),
@@ -30,13 +37,15 @@ _TOGETHER_FIXED = {
     "scatter-add": (0, 2),
     "scatter-sub": (0, 2),
 }
-_TOGETHER_ALL = ("concatenate", "stack", "optimization_barrier")
+_ALL_TOGETHER = ("concatenate", "stack", "optimization_barrier")
 
-_each: dict[Primitive, tuple[int, ...]] = {
-    primitives[name]: positions for name, positions in (dict.fromkeys(_ALONE, (0,)) | _EACH).items() if name in primitives
-}
-_together = {primitives[name]: positions for name, positions in _TOGETHER_FIXED.items() if name in primitives}
-_all_together = {primitives[name] for name in _TOGETHER_ALL if name in primitives}
+
+def _by_primitive(names: Mapping[str, tuple[int, ...]]) -> dict[Primitive, tuple[int, ...]]:
+    return {primitives[name]: positions for name, positions in names.items() if name in primitives}
+
+
+_each = _by_primitive({name: (0,) for name in _ALONE} | _EACH)
+_together = _by_primitive(_TOGETHER)
 _declared: dict[Primitive, tuple[int, ...]] = {}
 
 
@@ -58,7 +67,7 @@ def linear_together(eqn: JaxprEqn) -> tuple[int, ...]:
     """
     if eqn.primitive in _together:
         return _together[eqn.primitive]
-    if eqn.primitive in _all_together:
+    if eqn.primitive.name in _ALL_TOGETHER:
         return tuple(range(len(eqn.invars)))
     if eqn.primitive.name == "select_n":
         return tuple(range(1, len(eqn.invars)))
@@ -80,5 +89,5 @@ def _keeps_linearity(eqn: JaxprEqn) -> bool:
     return True
 
 
-def _is_inexact(dtype: object) -> bool:
+def _is_inexact(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.inexact)

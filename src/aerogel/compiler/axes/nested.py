@@ -38,12 +38,37 @@ def jaxpr_along(
         whole: positions of inputs that the answer must not turn into blocks.
         after_differentiation: whether calls with derivative rules of their own may be looked into.
     """
-    walk = _Walk(program, length, after_differentiation)
-    refusal = walk.forward(ins)
-    if refusal is not None:
-        return refusal
-    wanted = walk.wanted_outs(outs or {})
-    return wanted if isinstance(wanted, No) else walk.plan(ins, wanted, whole)
+
+    def attempt(ins: Mapping[int, Axis]) -> tuple[Mapped, dict[int, Axis]] | No:
+        walk = _Walk(program, length, after_differentiation)
+        refusal = walk.forward(ins)
+        if refusal is not None:
+            return refusal
+        wanted = walk.wanted_outs(outs or {})
+        return wanted if isinstance(wanted, No) else walk.plan(ins, wanted, whole)
+
+    first = attempt(ins)
+    if isinstance(first, No):
+        return first
+    answer, in_both_forms = first
+    # An input that is needed as blocks and whole would be cut inside, after all work on the whole was done. If the
+    # program can do with blocks of it, that is the better answer.
+    for candidates in [in_both_forms, *({i: axis} for i, axis in in_both_forms.items() if len(in_both_forms) > 1)]:
+        more = attempt({**ins, **candidates}) if candidates else No("nothing to try")
+        if not isinstance(more, No):
+            return (
+                more[0]
+                if more[1] == {}
+                else jaxpr_along(
+                    program,
+                    {**ins, **candidates},
+                    length,
+                    outs=outs,
+                    whole={*whole, *more[1]},
+                    after_differentiation=after_differentiation,
+                )
+            )
+    return answer
 
 
 @dataclass
@@ -87,8 +112,10 @@ class _Walk:
             forms.append((atom, wanted))
         return forms
 
-    def plan(self, ins: Mapping[int, Axis], wanted: Sequence[Form], whole: Collection[int]) -> Mapped:
-        """What has to be computed for the wanted forms, from outputs to inputs."""
+    def plan(
+        self, ins: Mapping[int, Axis], wanted: Sequence[Form], whole: Collection[int]
+    ) -> tuple[Mapped, dict[int, Axis]]:
+        """What has to be computed for the wanted forms, from outputs to inputs; and inputs that are needed twice."""
         jaxpr = self.program.jaxpr
         inputs = set(jaxpr.invars) | set(jaxpr.constvars)
         forms: set[Form] = set()
@@ -108,13 +135,27 @@ class _Walk:
             elif (step.position, id(step.answer)) not in steps:
                 steps[step.position, id(step.answer)] = step
                 todo.extend(zip(step.eqn.invars, step.ins, strict=True))
-        places = [self.place(v, forms, position in whole) for position, v in enumerate(jaxpr.invars)]
-        places = tuple(ins.get(position, place) for position, place in enumerate(places))
+        needed: dict[Any, list[Axis | None]] = {}
+        for var, axis in forms:
+            needed.setdefault(var, []).append(axis)
+        places = tuple(
+            ins[position] if position in ins else _place(needed.get(v, []), position in whole)
+            for position, v in enumerate(jaxpr.invars)
+        )
         order = sorted(steps.values(), key=lambda step: step.position)
-        run = _Run(self.program, self.length, places, order, wanted)
-        cuts = any(axis is not None and not self.has_blocks(v, axis, places, order) for v, axis in forms)
+        made = set(zip(jaxpr.invars, places, strict=True))
+        made.update(form for step in order for form in zip(step.eqn.outvars, step.outs, strict=True))
+        cuts = any(axis is not None and (v, axis) not in made for v, axis in forms)
         uses_start = cuts or any(step.answer is not None and step.answer.uses_start for step in order)
-        return Mapped(places, tuple(axis for _, axis in wanted), run, uses_start)
+        out_axes = tuple(axis for _, axis in wanted)
+        answer = Mapped(places, out_axes, _Run(self.program, self.length, places, order, wanted), uses_start)
+        return answer, {
+            position: axis
+            for position, v in enumerate(jaxpr.invars)
+            if position not in ins and position not in whole and len(needed.get(v, [])) > 1
+            for axis in needed[v]
+            if axis is not None
+        }
 
     def step(self, var: Var, axis: Axis | None) -> "_Step | None":
         """The step that makes one form of an equation's output; None if a block has to be cut from the whole."""
@@ -127,15 +168,10 @@ class _Walk:
         back = along_output(eqn, {eqn.outvars.index(var): axis}, self.length)
         return _Step(k, eqn, back) if isinstance(back, Mapped) else None
 
-    def place(self, var: Var, forms: set[Form], whole: bool) -> Axis | None:
-        """How an input is taken: as blocks, if that is the one form in which it is needed."""
-        needed = [axis for v, axis in forms if v is var]
-        return needed[0] if len(needed) == 1 and not whole else None
 
-    def has_blocks(self, var: Var, axis: Axis, places: Sequence[Axis | None], steps: Sequence["_Step"]) -> bool:
-        made = {(v, a) for step in steps if step.answer for v, a in zip(step.eqn.outvars, step.answer.outs, strict=True)}
-        given = set(zip(self.program.jaxpr.invars, places, strict=True))
-        return (var, axis) in made or (var, axis) in given
+def _place(needed: Sequence[Axis | None], whole: bool) -> Axis | None:
+    """How an invariant input is taken: as blocks, if that is the one form in which it is needed."""
+    return needed[0] if len(needed) == 1 and not whole else None
 
 
 @dataclass(frozen=True)

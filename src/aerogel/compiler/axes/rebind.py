@@ -23,7 +23,7 @@ def rebind(eqn: JaxprEqn, params_at: ParamsAt | None = None) -> Callable[..., li
 def bind(eqn: JaxprEqn, inputs: Any, params: dict[str, Any]) -> list[Any]:
     """Outputs of the equation's primitive at other inputs and params."""
     with bound_like(eqn):
-        out = eqn.primitive.bind(*inputs, **params)
+        out = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
 

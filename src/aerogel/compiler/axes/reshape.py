@@ -42,14 +42,14 @@ def _follow_empty(axis: Axis, before: Sequence[int], after: Sequence[int]) -> Ax
     return None
 
 
-def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Mapped | No:
+def _along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Mapped | No:
     order, read = _read_order(eqn)
     axis = ins[0]
     moved = Axis(order.index(axis.dim), axis.outer, axis.inner)
     return _answer(eqn, axis, follow(moved, read, eqn.params["new_sizes"], length))
 
 
-def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
+def _along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
     order, read = _read_order(eqn)
     moved = follow(outs[0], eqn.params["new_sizes"], read, length)
     return _answer(eqn, moved and Axis(order[moved.dim], moved.outer, moved.inner), outs[0])
@@ -70,4 +70,4 @@ def _answer(eqn: JaxprEqn, before: Axis | None, after: Axis | None) -> Mapped | 
     return Mapped((before,), (after,), rebind(eqn, lambda size: params | {"new_sizes": after.resize(shape, size)}))
 
 
-ENTRIES = {"reshape": Entry(along, along_output)}
+ENTRIES = {"reshape": Entry(_along, _along_output)}

@@ -14,7 +14,7 @@ from .rebind import rebind, shape_of
 _TABLE: dict[Primitive, Entry] = {}
 
 
-def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Answer:
+def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int, *, after_differentiation: bool = False) -> Answer:
     """What the equation is along an axis of `length` that is known to stand in some of its inputs.
 
     Args:
@@ -22,6 +22,8 @@ def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Answer:
         ins: for some inputs, by position, where the axis stands. A variable that is given twice to the equation
             must have its axis at both positions.
         length: the length T of the axis.
+        after_differentiation: whether the program will not be differentiated any more, so that functions with
+            derivative rules of their own (custom_jvp, custom_vjp) may be looked into. Such blocks lose the rule.
 
     Returns:
         `Mapped` or `Reduced`, whose `ins` fill in the inputs left open, or `No`. Nothing is traced here.
@@ -30,7 +32,10 @@ def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int) -> Answer:
         return _untouched(eqn)
     _check(eqn.invars, ins, length)
     refusal = _refusal(eqn)
-    return refusal if refusal is not None else _TABLE[eqn.primitive].along(eqn, ins, length)
+    if refusal is not None:
+        return refusal
+    entry = _TABLE[eqn.primitive]
+    return entry.along(eqn, ins, length, after_differentiation) if entry.nested else entry.along(eqn, ins, length)
 
 
 def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:

@@ -7,7 +7,8 @@ from typing import Any
 
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Literal
 
-from .kernels import Kernel, called, kernels, open_jaxpr
+from .flat import called, open_jaxpr
+from .kernels import Kernel, kernels
 from .primitives import CALL_PARAMETER, KIND, Kind
 from .sizes import nbytes
 from .work import equation_flops

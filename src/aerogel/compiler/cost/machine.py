@@ -21,13 +21,13 @@ class Machine:
         tiny_flops_per_second: products with N and K up to 4, which have a slow path of their own.
         seconds_per_batched_dot: each matrix of a batched product.
         lapack_half_size: matrix size at which LAPACK runs at half of gemm's speed; `seconds_per_matrix`: each call.
-        conv_half_channels: input channels at which a convolution runs at half of gemm's speed; `depthwise_scale`: factor
-            for grouped convolutions.
+        conv_half_channels: input channels at which a convolution runs at half of gemm's speed; `depthwise_scale`:
+            factor for grouped convolutions.
         seconds_per_kernel: starting a kernel; `seconds_per_small_kernel` if it moves up to `small_kernel_bytes`.
         seconds_per_loop_step: a step of `scan` or `while` besides its body.
         short_axis_seconds: per element, of a reduction over a last axis shorter than 16.
-        element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element for
-            reductions, cumulative ones and `top_k`, per comparison for `sort`, per update element for scatters.
+        element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element
+            for reductions, cumulative ones and `top_k`, per comparison for `sort`, per update element for scatters.
         call_seconds: by primitive; once per equation.
     """
 
@@ -144,5 +144,5 @@ _MACHINES = {"cpu": _CPU, "gpu": _GPU, "tpu": _TPU}
 
 
 def machine(platform: str) -> Machine:
-    """The table of a platform as `jax.default_backend()` names it. One that is not known (a plug-in's) counts as a GPU."""
+    """The table of a platform as `jax.default_backend()` names it; one that is not known (a plug-in's) is a GPU."""
     return _MACHINES[platform] if platform in _MACHINES else replace(_GPU, name=platform)

@@ -21,7 +21,8 @@ from .account import (
     jaxpr_cost,
     nested_programs,
 )
-from .kernels import Kernel, open_jaxpr
+from .flat import open_jaxpr
+from .kernels import Kernel
 from .machine import Machine
 from .primitives import CUMULATIVE, ELEMENTWISE_FLOPS, LINALG, RANDOM, REDUCE, UPDATE, WINDOWS, Kind
 from .sizes import elements, nbytes

@@ -36,10 +36,10 @@ def nbytes(aval: Any) -> int:
     >>> nbytes(jax.typeof(np.zeros((3, 5), np.float32)))
     60
     """
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None:
+    if not hasattr(aval, "dtype"):
         return 0
-    bits = _bits_by_dtype.get(dtype)
+    bits = _bits_by_dtype.get(aval.dtype)
     if bits is None:
-        bits = _bits_by_dtype.setdefault(dtype, _PACKED_BITS.get(dtype.name, 8 * dtype.itemsize))
+        width: int = 8 * aval.dtype.itemsize
+        bits = _bits_by_dtype[aval.dtype] = _PACKED_BITS.get(aval.dtype.name, width)
     return (elements(aval) * bits + 7) // 8
