@@ -331,3 +331,16 @@ def prng_name(aval: Any) -> str | None:
 def convert_constvars(jaxpr: Jaxpr) -> Jaxpr:
     """A jaxpr that takes its constants as its first arguments, for params that hold open jaxprs (remat2)."""
     return pe.convert_constvars_jaxpr(jaxpr)
+
+
+def forward_rule(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int], list[bool]] | None:
+    """The rule of a `custom_jvp_call` as a program of primals and of the tangents that are not zero by type.
+
+    Returns the program, the positions of the inputs whose tangents it takes, and for each output whether its tangent
+    is zero (and not among the results). None when the rule closes over values or distinguishes symbolic zeros.
+    """
+    if eqn.params["num_consts"] or eqn.params["symbolic_zeros"]:
+        return None
+    zeros = [x.aval.to_tangent_aval().dtype == jax.dtypes.float0 for x in eqn.invars]
+    jaxpr, consts, still = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+    return core.ClosedJaxpr(jaxpr, consts), [k for k, zero in enumerate(zeros) if not zero], list(still)

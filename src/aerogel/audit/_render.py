@@ -13,7 +13,7 @@ from ._data import FunctionRow, Measurement, RunReport
 from ._table import Column, Line, Table, draw_plain, draw_rich
 
 MOST_REFUSED = 2
-NARROWEST = 60
+NARROWEST = 72
 FAILURE = "A pass failed: results are right, but the program was left as it was. Please report it."
 NO_TERMINAL = 80
 STYLES = {"fired": "green", "refused": "dim", "failed": "red"}
@@ -36,7 +36,7 @@ def tables(report: RunReport) -> list[Table]:
 def overview(report: RunReport) -> Table:
     """A row per function: calls, traces, what happened to it, and the savings that the cost model predicts."""
     columns = (
-        Column("function", width=24),
+        Column("function", width=22),
         Column("calls", is_number=True),
         Column("traced", is_number=True),
         Column("what was done", takes_rest=True),
@@ -63,7 +63,7 @@ def overview(report: RunReport) -> Table:
 
 def function_cell(row: FunctionRow) -> tuple[Line, ...]:
     """The name, and below it the user's line."""
-    place = f"from {row.called_from}" if row.called_from else row.where
+    place = f"at {row.called_from}" if row.called_from else row.where
     return (Line(row.name, "bold"), *([Line(place, "dim")] if place else []))
 
 

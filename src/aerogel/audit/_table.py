@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SEPARATOR = "  "
+NARROWEST_CELL = 10
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ def widths(table: Table, total: int) -> list[int]:
         natural.append(max(min(wanted, column.width or wanted), len(column.heading)))
     rest = next(i for i, column in enumerate(table.columns) if column.takes_rest)
     others = sum(natural) - natural[rest] + len(SEPARATOR) * (len(natural) - 1)
-    natural[rest] = max(min(natural[rest], total - others), 16)
+    natural[rest] = max(min(natural[rest], total - others), NARROWEST_CELL)
+    # On a very narrow terminal the first column, which holds words too, gives way.
+    natural[0] = max(natural[0] - max(others + natural[rest] - total, 0), NARROWEST_CELL)
     return natural
 
 

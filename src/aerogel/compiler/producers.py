@@ -8,6 +8,7 @@ from jax import lax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, along_output
+from .axes.elementwise import NAMES as ELEMENTWISE
 from .loop import Loop, LoopBuilder
 from .choose import UNFUSED
 from .program import is_var, producers, users
@@ -21,7 +22,7 @@ CHEAP = frozenset(
 
 
 # Fused by XLA into what reads them, though some are too dear to make again.
-FUSED = CHEAP | frozenset("log tanh sin cos sqrt rsqrt pow erf log1p expm1 rem slice pad rev clamp".split())
+FUSED = CHEAP | frozenset(ELEMENTWISE) | frozenset({"slice", "pad", "rev"})
 MAX_DEPTH = 16
 SMALLEST_INPUT = 4096
 SMALLEST_STEP = 64
@@ -78,6 +79,11 @@ class Producers:
         read_elsewhere = any(k == -1 or self._is_unfused(k) for k in self.read_by.get(x, ()) if k != self.place)
         return x.aval.size if read_elsewhere else 2 * x.aval.size
 
+    def _cost_to_read(self, x: Var) -> float:
+        """As it is, a little dearer for what would exist for the loop only: of two equal ways the plain one."""
+        cost = self._cost_as_it_is(x)
+        return 1.01 * cost if cost > x.aval.size else cost
+
     def _is_unfused(self, index: int) -> bool:
         return self.jaxpr.eqns[index].primitive.name in UNFUSED
 
@@ -87,7 +93,7 @@ class Producers:
         for x, place in zip(eqn.invars, answer.ins, strict=True):
             if place is None or isinstance(x, Literal):
                 continue
-            cost = self._cost_as_it_is(x)
+            cost = self._cost_to_read(x)
             found = self._answer(x, place) if depth < MAX_DEPTH else None
             total += cost if found is None else min(cost, self._cost_to_make(*found, depth + 1))
         return total

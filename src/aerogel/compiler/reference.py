@@ -22,7 +22,7 @@ from jax import lax
 
 from aerogel import _jax
 
-_NOISY_RUNS = 6
+_NOISY_PAIRS = 4
 _WHILE_STEPS = 10_000
 
 
@@ -75,7 +75,9 @@ def float64_reference(jaxpr: _jax.Jaxpr, consts: Sequence[Any], args: Sequence[A
             # Compile time matters here, run time does not.
             options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
             run = _jax.original_jit(results, compiler_options=options).lower(*inputs, 0.0, np.uint64(0), False).compile()
-            settings = [(0.0, 0, False), (0.0, 0, True), *((1.0, 0x5EED + i, i % 2 == 1) for i in range(_NOISY_RUNS))]
+            # Each draw of noise runs with both signs, so that whatever hangs on a sign shows it.
+            noisy = [(sign, 0x5EED + i, i % 2 == 1) for i in range(_NOISY_PAIRS) for sign in (1.0, -1.0)]
+            settings = [(0.0, 0, False), (0.0, 0, True), *noisy]
             runs = [[np.asarray(x) for x in run(*inputs, a, np.uint64(s), d)] for a, s, d in settings]
     except _Impossible as error:
         return NoReference(str(error))
@@ -237,16 +239,20 @@ class _Interpreter:
         itself as the gradient of `max` does) stays one value.
         """
         eps = float(jnp.finfo(dtype).eps)
-        if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            unit = lax.complex(self.unit(jnp.real(x), self.seed), self.unit(jnp.imag(x), self.seed + np.uint64(77)))
-        else:
-            unit = self.unit(x, self.seed)
+        unit = self.units(x, jnp.uint64(0))
         amount = self.amplitude * eps * scale
-        return jnp.where(amount > 0, x + amount * unit, x)
+        return jnp.where(amount != 0, x + amount * unit, x)
 
-    def unit(self, x: Any, seed: Any) -> Any:
+    def units(self, x: Any, salt: Any) -> Any:
+        """Uniform in [-1, 1] per part, odd in `x`."""
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            return lax.complex(self.unit(jnp.real(x), salt), self.unit(jnp.imag(x), salt + np.uint64(1)))
+        return self.unit(x, salt)
+
+    def unit(self, x: Any, salt: Any) -> Any:
         """Uniform in [-1, 1], odd in `x` (splitmix64 of its bits)."""
-        bits = lax.bitcast_convert_type(jnp.abs(x), jnp.uint64) ^ (seed * np.uint64(0x9E3779B97F4A7C15))
+        seed = (self.seed + salt * np.uint64(0xD1342543DE82EF95)) * np.uint64(0x9E3779B97F4A7C15)
+        bits = lax.bitcast_convert_type(jnp.abs(x), jnp.uint64) ^ seed
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return jnp.sign(x) * ((bits >> np.uint64(11)).astype(jnp.float64) * 2.0**-52 - 1.0)
@@ -262,14 +268,17 @@ class _Interpreter:
         """A term of a sum that is accumulated in `dtype`; small integers add exactly."""
         if not jnp.issubdtype(dtype, jnp.inexact):
             return x
-        return self.noise(x, dtype, jnp.where(_small_integer(x, dtype), 0.0, jnp.abs(x)))
+        # Each place has noise of its own: x and -x in one sum must not cancel exactly.
+        place = lax.iota(jnp.uint64, x.size).reshape(x.shape) + np.uint64(2)
+        amount = self.amplitude * float(jnp.finfo(dtype).eps) * jnp.abs(x)
+        return jnp.where(_small_integer(x, dtype) | (amount == 0), x, x + amount * self.units(x, place))
 
     def in_range(self, x: Any, dtype: Any) -> Any:
         """Overflow as `dtype` has it, in the noisy runs only: the reference itself is the exact answer."""
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             return x
         limit = float(jnp.finfo(dtype).max)
-        return jnp.where((self.amplitude > 0) & (jnp.abs(x) > limit), jnp.sign(x) * jnp.inf, x)
+        return jnp.where((self.amplitude != 0) & (jnp.abs(x) > limit), jnp.sign(x) * jnp.inf, x)
 
     # --- max and min ---------------------------------------------------------------------------------------------
 

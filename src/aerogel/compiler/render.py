@@ -1,11 +1,14 @@
 """A report of one function as text, as JSON's types, and as a piece of HTML. Pure functions of the report."""
 
+from __future__ import annotations
+
 import textwrap
 from dataclasses import asdict
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .report import Decision, Report
+if TYPE_CHECKING:  # `report` itself imports this file, to print its values
+    from .report import Decision, Report
 
 RED, GREEN, DIM, BOLD, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 MARKS = {"fired": "+", "refused": "-", "failed": "!"}

@@ -7,6 +7,7 @@ from . import (
     calls,
     contractions,
     creation,
+    custom,
     elementwise,
     indexing,
     loops,
@@ -32,5 +33,6 @@ for family in (
     calls,
     branches,
     loops,
+    custom,
 ):
     install(family.ENTRIES)

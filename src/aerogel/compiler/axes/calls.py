@@ -83,6 +83,5 @@ ENTRIES: dict[str, Entry] = {
     "jit": call(_jit),
     "closed_call": call(lambda eqn: eqn.params["call_jaxpr"]),
     "remat2": Entry(_remat_along, _remat_along_output, nested=True),
-    "custom_jvp_call": with_derivative(primitives["custom_jvp_call"]),
     "custom_vjp_call": with_derivative(primitives["custom_vjp_call"]),
 }

@@ -15,7 +15,8 @@ from ..._jax import JaxprEqn, Primitive, primitives
 # Linear in the one input that holds numbers (the others, if any, are indices).
 _ALONE = (
     "neg real imag conj copy name transpose reshape broadcast_in_dim squeeze rev slice dynamic_slice split unstack "
-    "tile reduce_sum cumsum reduce_window_sum fft gather select_and_scatter_add select_and_gather_add convert_element_type"
+    "tile reduce_sum cumsum reduce_window_sum fft gather select_and_scatter_add select_and_gather_add "
+    "convert_element_type"
 ).split()
 # (in each, the others fixed), by input position.
 _EACH = {

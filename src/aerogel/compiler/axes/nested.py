@@ -47,28 +47,20 @@ def jaxpr_along(
         wanted = walk.wanted_outs(outs or {})
         return wanted if isinstance(wanted, No) else walk.plan(ins, wanted, whole)
 
-    first = attempt(ins)
-    if isinstance(first, No):
-        return first
-    answer, in_both_forms = first
+    found = attempt(ins)
+    if isinstance(found, No):
+        return found
     # An input that is needed as blocks and whole would be cut inside, after all work on the whole was done. If the
     # program can do with blocks of it, that is the better answer.
-    for candidates in [in_both_forms, *({i: axis} for i, axis in in_both_forms.items() if len(in_both_forms) > 1)]:
-        more = attempt({**ins, **candidates}) if candidates else No("nothing to try")
+    known, tried = dict(ins), set[int]()
+    while untried := {i: axis for i, axis in found[1].items() if i not in tried}:
+        position = min(untried)
+        tried.add(position)
+        more = attempt({**known, position: untried[position]})
         if not isinstance(more, No):
-            return (
-                more[0]
-                if more[1] == {}
-                else jaxpr_along(
-                    program,
-                    {**ins, **candidates},
-                    length,
-                    outs=outs,
-                    whole={*whole, *more[1]},
-                    after_differentiation=after_differentiation,
-                )
-            )
-    return answer
+            known[position] = untried[position]
+            found = more
+    return found[0]
 
 
 @dataclass

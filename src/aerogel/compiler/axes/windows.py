@@ -36,8 +36,7 @@ def _all_alike(eqn: JaxprEqn, mixed: set[int]) -> Labels:
 
 
 WINDOWED = (
-    "reduce_window reduce_window_sum reduce_window_max reduce_window_min select_and_scatter select_and_scatter_add "
-    "select_and_gather_add"
+    "reduce_window reduce_window_sum reduce_window_max reduce_window_min select_and_scatter_add select_and_gather_add"
 ).split()
 CUMULATIVE = "cumsum cumprod cummax cummin cumlogsumexp".split()
 ENTRIES: dict[str, Entry] = {

@@ -81,7 +81,7 @@ _CPU = Machine(
     gemm_scale={"float64": 0.45, "complex64": 0.7, "complex128": 0.3, "int32": 0.35, "int64": 0.2, "int8": 0.35},
     element_seconds={
         "sin": 6.5e-9, "cos": 5.8e-9, "tan": 1.27e-8, "asin": 1.32e-8, "acos": 1.96e-8, "atan": 1.14e-8,
-        "atan2": 1.1e-8, "cbrt": 1.1e-8, "pow": 5e-9, "rsqrt": 2e-9, "exp": 3.5e-10, "exp2": 3.5e-10, "log": 5e-10,
+        "atan2": 1.1e-8, "cbrt": 1.1e-8, "pow": 5e-9, "rsqrt": 2e-9, "exp": 3.5e-10, "exp2": 1.1e-9, "log": 5e-10,
         "tanh": 3e-10, "logistic": 5e-10, "erf": 2.5e-10, "log1p": 1e-9, "expm1": 9e-10, "rem": 2e-9, "div": 1e-10,
         "sqrt": 1.5e-10, "erf_inv": 1.2e-9, "lgamma": 1e-8, "digamma": 7e-9,
         "gather": 1e-9, "transpose": 4e-10,
