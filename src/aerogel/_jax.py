@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, api_util, core, pjit, source_info_util, traceback_util, tree_util, util
+from jax._src import api, api_util, core, dtypes, pjit, source_info_util, traceback_util, tree_util, util
 from jax._src import config as jax_config
 from jax._src import linear_util as lu
 from jax._src.interpreters import ad, batching, mlir  # noqa: F401  (mlir: tests lower primitives of their own)
@@ -232,6 +232,27 @@ def explicit_mesh(aval: Any) -> bool:
     if mesh is None or mesh.empty:
         return False
     return not mesh.are_all_axes_auto
+
+
+def same_type(a: Any, b: Any) -> bool:
+    """Whether two types are one for JAX: dtype, shape, explicit sharding, memory space, and weakness.
+
+    The mesh of automatic axes does not count: an argument's type names it, what is traced without arguments does not.
+    """
+    return core.typematch(a, b) and getattr(a, "weak_type", False) == getattr(b, "weak_type", False)
+
+
+def same_effects(a: Jaxpr, b: Jaxpr) -> bool:
+    """Whether two jaxprs have the same effects on the arguments in the same places."""
+    return a.effects == b.effects == core.no_effects or core.positional_effects(a) == core.positional_effects(b)
+
+
+def element_bytes(dtype: Any) -> int:
+    """Bytes of one element; of an extended type (a typed key, a type with another tangent) those of what stands for it."""
+    if not isinstance(dtype, dtypes.ExtendedDType):
+        return dtype.itemsize
+    physical = core.physical_element_aval(dtype)
+    return physical.size * physical.dtype.itemsize
 
 
 wraps = util.wraps

@@ -131,7 +131,7 @@ def _real_parts(x: np.ndarray) -> np.ndarray:
     """A complex array as reals with one more axis; any other as it is."""
     if x.dtype.kind != "c":
         return x
-    return np.stack([x.real, x.imag], axis=-1)
+    return np.stack([np.real(x), np.imag(x)], axis=-1)
 
 
 def _same_bits(got: np.ndarray, want: np.ndarray) -> np.ndarray:
@@ -191,11 +191,11 @@ def _distance(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
         off = np.abs(x.astype(truth.dtype) - truth)
         rounded = truth.astype(x.dtype)
         same = (x == rounded) & _is_nonfinite(x) | (np.isnan(x) & np.isnan(truth))
-    return np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+    return np.asarray(np.where(same, 0.0, np.where(np.isnan(off), np.inf, off)))
 
 
 def _ulp(truth: np.ndarray, dtype: Any) -> np.ndarray:
-    """The size of the last place of `truth` in `dtype`; not below the one of its smallest normal number (CPUs flush)."""
+    """The size of the last place of `truth` in `dtype`, at least its smallest normal number (CPUs flush)."""
     info = jnp.finfo(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         size = np.abs(truth)

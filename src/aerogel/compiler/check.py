@@ -21,7 +21,7 @@ def check_program(program: Program, like: Program) -> None:
         if len(got) != len(wanted):
             raise ProgramCheckError(what=f"the number of {kind}s changed.", got=str(len(got)), wanted=str(len(wanted)))
         for index, (a, b) in enumerate(zip(got, wanted, strict=True)):
-            if a.aval != b.aval or getattr(a.aval, "weak_type", False) != getattr(b.aval, "weak_type", False):
+            if not _jax.same_type(a.aval, b.aval):
                 raise ProgramCheckError(
                     what=f"the type of {kind} {index} changed.", got=str(a.aval), wanted=str(b.aval)
                 )

@@ -22,6 +22,9 @@ from .tidy import stacked_once, tidy_loop
 # (JAX lowers it once) unless its body is this small: jnp's own helpers (`where`, `clip`, ...) are.
 SMALL_CALL = 24
 
+# Equal equations that must stay two: one is a new draw each time though it has no effect, the other a barrier.
+KEPT_APART = frozenset({"rng_uniform", "optimization_barrier"})
+
 LOOPS_AND_BRANCHES = frozenset({"scan", "while", "cond", "jit", "closed_call", "checkpoint", "remat2", "remat"})
 
 
@@ -108,6 +111,8 @@ def is_plain_call(eqn: JaxprEqn) -> bool:
         and all(x is None for x in (*p["in_layouts"], *p["out_layouts"]))
         and not p["compiler_options_kvs"]
         and not p["keep_unused"]
+        # a ref that lives inside is no effect of the call, which may be dropped; its equations may not
+        and (_jax.has_effects(eqn) or not any(_jax.has_effects(one) for one in p["jaxpr"].jaxpr.eqns))
     )
 
 
@@ -128,19 +133,30 @@ def map_inner(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     """
     if eqn.primitive.name not in LOOPS_AND_BRANCHES:
         return eqn
+
+    def change_inner(old: Any) -> Any:
+        new = change(old)
+        # A dead read of a ref may have gone; the equation's effects say that it is there. What touches refs stays.
+        return new if not eqn.effects or _jax.same_effects(open_jaxpr(old), open_jaxpr(new)) else old
+
     params = {}
     changed = False
     for key, value in eqn.params.items():
         if isinstance(value, (ClosedJaxpr, Jaxpr)):
-            new: Any = change(value)
+            new: Any = change_inner(value)
             changed |= new is not value
         elif isinstance(value, tuple) and any(isinstance(x, (ClosedJaxpr, Jaxpr)) for x in value):
-            new = tuple(change(x) if isinstance(x, (ClosedJaxpr, Jaxpr)) else x for x in value)
+            new = tuple(change_inner(x) if isinstance(x, (ClosedJaxpr, Jaxpr)) else x for x in value)
             changed |= any(a is not b for a, b in zip(new, value, strict=True))
         else:
             new = value
         params[key] = new
     return eqn.replace(params=params) if changed else eqn
+
+
+def open_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
+    """The equations and variables of either kind."""
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
 def merge_repeated(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
@@ -150,7 +166,7 @@ def merge_repeated(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     eqns: list[JaxprEqn] = []
     for old in jaxpr.eqns:
         eqn = rename(old, env)
-        if eqn.effects:
+        if eqn.effects or eqn.primitive.name in KEPT_APART:
             eqns.append(eqn)
             continue
         tidied = tidy_loop(eqn) if eqn.primitive.name == "scan" else None

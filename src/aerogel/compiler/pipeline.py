@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from aerogel._errors import PassFailedWarning
+from aerogel._jax import Jaxpr
 
 from .check import check_program
 from .cost import Machine, machine, program_cost
@@ -94,10 +95,13 @@ def run_passes(
     equations = count_equations(program.jaxpr)
     decisions: list[Decision] = []
     current = program
-    if passes:
+    refusal = refused_whole(program.jaxpr)
+    if refusal is not None:
+        decisions.append(Decision("optimize", "the program is left as it is", "", False, refusal))
+    elif passes:
         current, failure = attempt("normalize", name, lambda: normalize(program), program, equations)
         decisions += failure
-    for one in passes:
+    for one in passes if refusal is None else ():
         current, made = attempt(one.name, name, lambda one=one: one(current, context), current, equations)
         decisions += made
     if not any(d.fired for d in decisions):
@@ -106,6 +110,16 @@ def run_passes(
     after = before if current is program else program_cost(current.jaxpr)
     seconds = time.perf_counter() - start
     return current, Report(name, where, tuple(decisions), before, after, equations, seconds)
+
+
+def refused_whole(jaxpr: Jaxpr) -> str | None:
+    """Why no pass looks at a program at all; None when they do."""
+    if jaxpr.is_high:
+        return "it holds values of types that JAX has still to lower"
+    for v in (*jaxpr.invars, *jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)):
+        if not all(isinstance(n, int) for n in getattr(v.aval, "shape", ())):
+            return "it has symbolic shapes: no size is known"
+    return None
 
 
 def attempt(

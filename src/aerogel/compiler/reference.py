@@ -74,14 +74,16 @@ def float64_reference(jaxpr: _jax.Jaxpr, consts: Sequence[Any], args: Sequence[A
             inputs = jax.device_put(inputs, cpu)
             # Compile time matters here, run time does not.
             options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-            run = _jax.original_jit(results, compiler_options=options).lower(*inputs, 0.0, np.uint64(0), False).compile()
+            lowered = _jax.original_jit(results, compiler_options=options).lower(*inputs, 0.0, np.uint64(0), False)
+            run = lowered.compile()
             # Each draw of noise runs with both signs, so that whatever hangs on a sign shows it.
             noisy = [(sign, 0x5EED + i, i % 2 == 1) for i in range(_NOISY_PAIRS) for sign in (1.0, -1.0)]
             settings = [(0.0, 0, False), (0.0, 0, True), *noisy]
             runs = [[np.asarray(x) for x in run(*inputs, a, np.uint64(s), d)] for a, s, d in settings]
     except _Impossible as error:
         return NoReference(str(error))
-    return Reference(tuple(runs[0]), tuple(_spread(list(column)) for column in zip(*runs, strict=True)), frozenset(kept))
+    spread = tuple(_spread(list(column)) for column in zip(*runs, strict=True))
+    return Reference(tuple(runs[0]), spread, frozenset(kept))
 
 
 def _spread(runs: list[np.ndarray]) -> np.ndarray:

@@ -76,11 +76,10 @@ def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_report: OnReport | No
         if _jax.inside_optimize.value or jax.config.jax_disable_jit or _jax.hunting_nans():
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
-        if not program.jaxpr.is_high:
-            context = Context(rules, jax.default_backend(), _jax.differentiating())
-            program, report = run_passes(program, passes, context, function_name(f), function_place(f))
-            if on_report is not None:
-                on_report(report)
+        context = Context(rules, jax.default_backend(), _jax.differentiating())
+        program, report = run_passes(program, passes, context, function_name(f), function_place(f))
+        if on_report is not None:
+            on_report(report)
         return jax.tree.unflatten(out_tree(), _jax.evaluate(program, dynamic))
 
     optimized.__dict__.pop(_SLOT, None)

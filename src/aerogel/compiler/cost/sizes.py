@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from aerogel import _jax
+
 # The number that stands for a dimension whose size is unknown (`jax.export` with symbolic shapes): large enough that
 # nothing looks free, small enough that nothing looks like the whole memory.
 ASSUMED_DIMENSION = 128
@@ -40,6 +42,6 @@ def nbytes(aval: Any) -> int:
         return 0
     bits = _bits_by_dtype.get(aval.dtype)
     if bits is None:
-        width: int = 8 * aval.dtype.itemsize
+        width: int = 8 * _jax.element_bytes(aval.dtype)
         bits = _bits_by_dtype[aval.dtype] = _PACKED_BITS.get(aval.dtype.name, width)
     return (elements(aval) * bits + 7) // 8
