@@ -1,8 +1,9 @@
 """What a script gets from `jax.jit`: JAX's own compiled function, which counts how often it is called.
 
 The count is kept in C. `functools.lru_cache(maxsize=0)` stores nothing and counts misses, which are calls; a call
-through it costs 0.1 us more than JAX's own 4.3 us, where a Python `__call__` costs 0.5 us. No frame of ours stands
-in a traceback, and JAX's C++ path stays.
+through it costs 0.10 to 0.13 us more than JAX's own 4.4 us, where a closure in Python costs 0.22 to 0.27 us (median
+of 200 paired differences, order rotated, three runs on a loaded 4-core machine; native against itself gives 0.01). No
+frame of ours stands in a traceback, and JAX's C++ path stays.
 """
 
 import functools

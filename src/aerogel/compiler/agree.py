@@ -190,7 +190,7 @@ def _distance(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         off = np.abs(x.astype(truth.dtype) - truth)
         rounded = truth.astype(x.dtype)
-        same = (x == rounded) & _is_nonfinite(x) | (np.isnan(x) & np.isnan(truth))
+        same = np.asarray((x == rounded) & _is_nonfinite(x) | (np.isnan(x) & np.isnan(truth)))
     return np.asarray(np.where(same, 0.0, np.where(np.isnan(off), np.inf, off)))
 
 

@@ -2,6 +2,7 @@
 
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_slots import LoopSlots
+from .passes.orientation import Orientation
 from .pipeline import Pass
 
-DEFAULT_PASSES: tuple[Pass, ...] = (LoopSlots(), LoopFusion())
+DEFAULT_PASSES: tuple[Pass, ...] = (LoopSlots(), LoopFusion(), Orientation())

@@ -378,7 +378,7 @@ def _wide_param(name: str, value: Any) -> Any:
 
 def _scatter(name: str, args: Sequence[Any], params: Any) -> Any:
     """A scatter with its update function traced anew: the one in the parameters has the narrow types."""
-    public = {
+    public: Any = {
         "scatter": lax.scatter, "scatter-add": lax.scatter_add, "scatter-sub": lax.scatter_sub,
         "scatter-mul": lax.scatter_mul, "scatter-min": lax.scatter_min, "scatter-max": lax.scatter_max,
     }[name]  # fmt: skip

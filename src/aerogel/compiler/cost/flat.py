@@ -26,6 +26,15 @@ def called(eqn: JaxprEqn) -> Jaxpr | None:
     return inner if isinstance(inner, Jaxpr) else None
 
 
+def call_operands(eqn: JaxprEqn) -> list[Any]:
+    """What a call hands to the program that `called` gives."""
+    lengths = eqn.params.get("const_lengths")
+    if lengths is None:
+        return list(eqn.invars)
+    first = lengths.matvec + lengths.vecmat
+    return [*eqn.invars[first : first + lengths.solve], *eqn.invars[sum(lengths) :]]
+
+
 def inlined_length(jaxpr: Jaxpr) -> int:
     """Number of equations once calls are inlined, or more than `INLINE_LIMIT` if there are more than that."""
     total = 0
@@ -97,8 +106,7 @@ class Flat:
 
     def _inline(self, eqn: JaxprEqn, inner: Jaxpr, ids: dict[Any, int]) -> None:
         scope: dict[Any, int] = {}
-        # custom_linear_solve hands its `solve` the last operands only; elsewhere the lengths are equal.
-        operands = eqn.invars[len(eqn.invars) - len(inner.invars) :]
+        operands = call_operands(eqn)
         for var, atom in zip(inner.invars, operands, strict=True):
             scope[var] = self._read(ids, atom)
         for var in inner.constvars:
