@@ -2,7 +2,8 @@
 
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_slots import LoopSlots
+from .passes.loop_split import LoopSplit
 from .passes.orientation import Orientation
 from .pipeline import Pass
 
-DEFAULT_PASSES: tuple[Pass, ...] = (LoopSlots(), LoopFusion(), Orientation())
+DEFAULT_PASSES: tuple[Pass, ...] = (LoopSlots(), LoopSplit(), LoopFusion(), Orientation())

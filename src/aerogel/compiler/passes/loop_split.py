@@ -1,0 +1,217 @@
+"""Loops of which only some steps matter are run in parts: the others compute no outputs.
+
+The last output, the last few, every k-th one: the natural program computes and stacks all of them. And the gradient of
+such a program feeds its backward loop zeros for all other steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jax import lax
+
+from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
+
+from ..cost import nbytes
+from ..exactness import Exactness
+from ..levels import rewrite_levels
+from ..loop import Loop, as_loop
+from ..normalize import drop_dead
+from ..pipeline import Context
+from ..program import Builder, Program, count_equations, is_var, producers, rename, schedule, substitute, users, where
+from ..program import with_equations
+from ..report import Decision
+from ..split import Part, Split, parts_of
+from ..window import Window
+
+NAME = "loop-split"
+# A body is compiled once more for each kind of part; larger ones are left.
+LARGEST_BODY = 1000
+# At least this share of the steps must be quiet, and the outputs they need not make at least this large.
+QUIET_SHARE = 0.5
+SMALLEST_OUTPUT = 65_536  # bytes
+
+
+@dataclass(frozen=True)
+class LoopSplit:
+    """The pass. Exact: each step computes what it did, or nothing that is read; zeros times values are zeros."""
+
+    name: str = NAME
+    exactness: Exactness = Exactness.FINITE
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with its loops in parts, and a decision for each."""
+        if context.before_differentiation:
+            return program, []
+        decisions: list[Decision] = []
+        strict = self.exactness not in context.allowed
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions, strict)), decisions
+
+
+def _level(jaxpr: Jaxpr, decisions: list[Decision], strict: bool) -> Jaxpr:
+    done: set[Var] = set()
+    while True:
+        found = _next(jaxpr, done, strict)
+        if found is None:
+            return jaxpr
+        index, needs = found
+        eqn = jaxpr.eqns[index]
+        done.update(eqn.outvars)
+        decisions.append(_decision(eqn, needs))
+        jaxpr = drop_dead(_split(jaxpr, index, Loop(eqn), needs))
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """Why a loop can be split: the full steps, the slices that read outputs, the pads that make inputs."""
+
+    window: Window
+    slices: dict[int, list[int]]  # position of an output -> places of the slices that read it
+    pads: dict[int, JaxprEqn]  # position of an input -> the equation that pads it
+
+
+def _next(jaxpr: Jaxpr, done: set[Var], strict: bool) -> tuple[int, _Needs] | None:
+    """The last loop that can be split: what a backward loop needs less of, its forward loop need not make."""
+    readers, makers = users(jaxpr), producers(jaxpr)
+    for index in range(len(jaxpr.eqns) - 1, -1, -1):
+        eqn = jaxpr.eqns[index]
+        if eqn.primitive.name != "scan" or done.issuperset(eqn.outvars):
+            continue
+        loop = as_loop(eqn)
+        if loop is None or loop.length < 4 or count_equations(loop.body) > LARGEST_BODY:
+            continue
+        needs = _needs(jaxpr, loop, readers, makers, strict)
+        if needs is not None:
+            return index, needs
+    return None
+
+
+def _needs(
+    jaxpr: Jaxpr, loop: Loop, readers: dict[Var, list[int]], makers: dict[Var, int], strict: bool
+) -> _Needs | None:
+    windows: list[Window] = []
+    slices: dict[int, list[int]] = {}
+    for k, y in enumerate(loop.ys):
+        read_by = readers.get(y, [])
+        for place in read_by:
+            window = None if place == -1 else _window_of_slice(jaxpr.eqns[place], y, loop.length)
+            if window is None:
+                return None
+            windows.append(window)
+        slices[k] = read_by
+    pads: dict[int, JaxprEqn] = {}
+    if not strict:
+        for k, x in enumerate(loop.xs):
+            maker = jaxpr.eqns[makers[x]] if is_var(x) and x in makers else None
+            window = None if maker is None else _window_of_pad(maker, loop.length)
+            if maker is not None and window is not None:
+                pads[k] = maker
+                windows.append(window)
+    window = _union(windows)
+    if window is None or loop.length - window.count < QUIET_SHARE * loop.length:
+        return None
+    pads = {k: eqn for k, eqn in pads.items() if _window_of_pad(eqn, loop.length) == window}
+    saved = sum(nbytes(y.aval) for k, y in enumerate(loop.ys) if slices[k]) + sum(
+        nbytes(eqn.outvars[0].aval) for eqn in pads.values()
+    )
+    if saved < SMALLEST_OUTPUT or not (pads or any(slices.values())):
+        return None
+    return _Needs(window, slices, pads)
+
+
+def _window_of_slice(eqn: JaxprEqn, y: Var, length: int) -> Window | None:
+    """The steps that a static slice over the leading axis reads; the other axes whole or not, they do not matter."""
+    if eqn.primitive.name != "slice" or eqn.invars[0] is not y:
+        return None
+    p = eqn.params
+    stride = p["strides"][0] if p["strides"] else 1
+    count = eqn.outvars[0].aval.shape[0]
+    return Window(p["start_indices"][0], stride if count > 1 else 1, count) if 0 < count < length else None
+
+
+def _window_of_pad(eqn: JaxprEqn, length: int) -> Window | None:
+    """The steps whose entries of a padded value are not zero."""
+    if eqn.primitive.name != "pad" or np.any(getattr(eqn.invars[1], "val", 1)):
+        return None
+    (low, high, interior), *others = ((int(a), int(b), int(c)) for a, b, c in eqn.params["padding_config"])
+    count = eqn.invars[0].aval.shape[0]
+    if any(any(o) for o in others) or low < 0 or high < 0 or count == 0 or count == length:
+        return None
+    return Window(low, interior + 1 if count > 1 else 1, count)
+
+
+def _union(windows: list[Window]) -> Window | None:
+    """One window that holds all; None if there is no good one."""
+    if not windows:
+        return None
+    if all(w == windows[0] for w in windows):
+        return windows[0]
+    if any(w.stride != 1 for w in windows):
+        return None
+    start = min(w.start for w in windows)
+    end = max(w.start + w.count for w in windows)
+    return Window(start, 1, end - start)
+
+
+def _decision(eqn: JaxprEqn, needs: _Needs) -> Decision:
+    loop = Loop(eqn)
+    quiet = loop.length - needs.window.count
+    saved = sum(nbytes(y.aval) for k, y in enumerate(loop.ys) if needs.slices[k])
+    saved += sum(nbytes(pad.outvars[0].aval) for pad in needs.pads.values())
+    what = f"{quiet} of {loop.length} steps compute no outputs" if not needs.pads else (
+        f"{quiet} of {loop.length} steps of a gradient are given only zeros"
+    )
+    return Decision(
+        NAME, what, where(eqn), True, "nobody reads them", 0, 2 * saved, saved, Exactness.FINITE
+    )
+
+
+def _split(jaxpr: Jaxpr, index: int, loop: Loop, needs: _Needs) -> Jaxpr:
+    split = Split(loop, {k: eqn.invars[0] for k, eqn in needs.pads.items()})
+    carry, pieces = split.run(parts_of(needs.window, loop.length, loop.reverse))
+    results: dict[Var, Atom] = dict(zip(loop.finals, carry, strict=True))
+    builder = Builder(loop.eqn)
+    gone: set[int] = {index}
+    for k in range(len(loop.ys)):
+        if not needs.slices[k]:
+            continue
+        entries = _in_order(builder, pieces[k])
+        for place in needs.slices[k]:
+            gone.add(place)
+            eqn = jaxpr.eqns[place]
+            (results[eqn.outvars[0]],) = _slice_again(builder, eqn, entries, needs.window, loop.length)
+    eqns: list[JaxprEqn] = []
+    for i, eqn in enumerate(jaxpr.eqns):
+        if i == index:
+            eqns += [*split.eqns, *builder.eqns]
+        elif i not in gone:
+            eqns.append(eqn)
+    results = {v: x for v, x in results.items() if not isinstance(v, DropVar)}
+    eqns = [rename(eqn, results) for eqn in eqns]
+    return with_equations(jaxpr, schedule(eqns), [substitute(x, results) for x in jaxpr.outvars])
+
+
+def _in_order(builder: Builder, pieces: list[tuple[Part, Atom]]) -> Atom:
+    """The entries of all full steps, by index."""
+    ordered = [atom for _, atom in sorted(pieces, key=lambda piece: piece[0].start)]
+    if len(ordered) == 1:
+        return ordered[0]
+    (whole,) = builder.call(lambda *parts: lax.concatenate(parts, 0), *ordered)
+    return whole
+
+
+def _slice_again(builder: Builder, eqn: JaxprEqn, entries: Atom, window: Window, length: int) -> list[Atom]:
+    """The slice `eqn` of what is left of the output."""
+    p = eqn.params
+    mine = _window_of_slice(eqn, eqn.invars[0], length)  # type: ignore[arg-type]
+    assert mine is not None
+    first = (mine.start - window.start) // window.stride
+    stride = max(1, mine.stride // window.stride)
+    rest = [(a, b, c) for a, b, c in zip(p["start_indices"], p["limit_indices"], p["strides"] or (1,) * 99)][1:]
+
+    def again(x: object) -> object:
+        starts = (first, *(a for a, _, _ in rest))
+        limits = (first + (mine.count - 1) * stride + 1, *(b for _, b, _ in rest))
+        return lax.slice(x, starts, limits, (stride, *(c for _, _, c in rest)))
+
+    return builder.call(again, entries)

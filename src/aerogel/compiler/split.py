@@ -1,0 +1,217 @@
+"""Running a loop in parts: steps whose outputs (or inputs) matter, and steps where they do not.
+
+When only a few entries of a loop's outputs are read, most steps need not compute them. The loop becomes *parts*, in the order
+in which they run: quiet steps with a body that makes carries only, full steps with the whole body, and blocks of k steps of
+which one is full.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
+
+from .loop import Loop, LoopBuilder
+from .program import Builder, copy_equation, substitute
+from .window import Window
+from .zeros import without_zeros
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps `start .. start + count * width` of a loop, in `count` blocks of `width`.
+
+    `full` is the place, within each block, of the step that runs the whole body; None: all steps are quiet.
+    """
+
+    start: int
+    count: int
+    width: int
+    full: int | None
+
+
+def parts_of(window: Window, length: int, reverse: bool) -> list[Part]:
+    """The parts of a loop of `length` steps whose full steps are `window`, in the order in which they run."""
+    k, last = window.stride, window.start + (window.count - 1) * window.stride
+    if window.stride == 1 or window.count == 1:
+        parts = [
+            Part(0, window.start, 1, None),
+            Part(window.start, window.count, 1, 0),
+            Part(last + 1, length - last - 1, 1, None),
+        ]
+    elif not reverse:
+        # the full step comes last in its block; the first block may be cut short
+        whole = window.start >= k - 1
+        begin = window.start - (k - 1) if whole else window.start + 1
+        parts = [Part(0, begin if whole else window.start, 1, None)]
+        if not whole:
+            parts.append(Part(window.start, 1, 1, 0))
+        parts.append(Part(begin, window.count - (not whole), k, k - 1))
+        parts.append(Part(last + 1, length - last - 1, 1, None))
+    else:
+        # runs downwards: the full step, the lowest of its block, comes last again
+        whole = last + k <= length
+        blocks = window.count if whole else window.count - 1
+        end = window.start + blocks * k
+        parts = [Part(0, window.start, 1, None), Part(window.start, blocks, k, 0)]
+        if not whole:
+            parts.append(Part(end, last - end, 1, None))
+            parts += [Part(last, 1, 1, 0), Part(last + 1, length - last - 1, 1, None)]
+        else:
+            parts.append(Part(end, length - end, 1, None))
+    parts = [p for p in parts if p.count > 0]
+    return parts[::-1] if reverse else parts
+
+
+@dataclass
+class Split:
+    """A loop being rebuilt in parts.
+
+    Attributes:
+        loop: the loop.
+        padded: for some stacked inputs (by position), the entries that are not zero, in front: those of the full steps.
+    """
+
+    loop: Loop
+    padded: dict[int, Atom]
+    eqns: list[JaxprEqn] = field(default_factory=list)
+
+    def run(self, parts: Sequence[Part]) -> tuple[list[Atom], list[list[tuple[Part, Atom]]]]:
+        """Final carries, and for each stacked output its pieces `(part, entries)`."""
+        carry = list(self.loop.init)
+        pieces: list[list[tuple[Part, Atom]]] = [[] for _ in self.loop.ys]
+        seen = 0
+        total = sum(p.count for p in parts if p.full is not None)
+        for part in parts:
+            first = seen if not self.loop.reverse else total - seen - part.count
+            carry, made = self._part(part, carry, first)
+            if part.full is not None:
+                seen += part.count
+                for piece, atom in zip(pieces, made, strict=True):
+                    piece.append((part, atom))
+        return carry, pieces
+
+    def _part(self, part: Part, carry: list[Atom], first: int) -> tuple[list[Atom], list[Atom]]:
+        if part.count == 1:
+            return self._single(part, carry, first)
+        new = LoopBuilder(self.loop.eqn, part.count, self.loop.reverse)
+        consts, xs = [new.const(c) for c in self.loop.consts], [new.const(x) for x in self.loop.xs]
+        small = {k: new.const(x) for k, x in self.padded.items()}
+        entries = [new.carry(c) for c in carry]
+        now: list[Atom] = [var for var, _, _ in entries]
+        block = new.index()
+        (t,) = new.body.call(lambda j: j * np.int32(part.width) + np.int32(part.start), block)
+        (row,) = new.body.call(lambda j: j + np.int32(first), block)
+        now, made = self._block(new.body, part, consts, now, xs, small, t, row)
+        for (_, set_next, _), out in zip(entries, now, strict=True):
+            set_next(out)
+        stacked = [new.y(y) for y in made]
+        self.eqns += new.equations()
+        return [final for _, _, final in entries], list(stacked)
+
+    def _single(self, part: Part, carry: list[Atom], first: int) -> tuple[list[Atom], list[Atom]]:
+        builder = Builder(self.loop.eqn)
+        start, row = _literal(part.start), _literal(first)
+        small = dict(self.padded)
+        carry, made = self._block(builder, part, self.loop.consts, carry, self.loop.xs, small, start, row)
+        stacked = [builder.call(lambda y: lax.expand_dims(y, [0]), y)[0] for y in made]
+        self.eqns += builder.eqns
+        return carry, stacked
+
+    def _block(
+        self,
+        builder: Builder,
+        part: Part,
+        consts: Sequence[Atom],
+        carry: Sequence[Atom],
+        xs: Sequence[Atom],
+        small: dict[int, Atom],
+        t: Atom,
+        row: Atom,
+    ) -> tuple[list[Atom], list[Atom]]:
+        """One block: its quiet steps, then its full one; `t` is the index of its lowest step."""
+        now = list(carry)
+        quiet = part.width if part.full is None else part.width - 1
+        if quiet:
+            offset = 1 if part.full == 0 else 0
+            now = self._quiet_steps(builder, quiet, offset, consts, now, xs, t)
+        if part.full is None:
+            return now, []
+        (t_full,) = builder.call(lambda t: t + np.int32(part.full or 0), t)
+        return self._step(builder, consts, now, xs, small, t_full, row, full=True)
+
+    def _quiet_steps(
+        self,
+        builder: Builder,
+        count: int,
+        offset: int,
+        consts: Sequence[Atom],
+        carry: Sequence[Atom],
+        xs: Sequence[Atom],
+        t: Atom,
+    ) -> list[Atom]:
+        if count == 1:
+            (t_one,) = builder.call(lambda t: t + np.int32(offset), t)
+            return self._step(builder, consts, carry, xs, {}, t_one, None, full=False)[0]
+        new = LoopBuilder(self.loop.eqn, count, self.loop.reverse)
+        inner_consts, inner_xs = [new.const(c) for c in consts], [new.const(x) for x in xs]
+        base = new.const(t)
+        entries = [new.carry(c) for c in carry]
+        (t_now,) = new.body.call(lambda i, t: i + t + np.int32(offset), new.index(), base)
+        outs, _ = self._step(
+            new.body, inner_consts, [var for var, _, _ in entries], inner_xs, {}, t_now, None, full=False
+        )
+        for (_, set_next, _), out in zip(entries, outs, strict=True):
+            set_next(out)
+        builder.eqns += new.equations()
+        return [final for _, _, final in entries]
+
+    def _step(
+        self,
+        builder: Builder,
+        consts: Sequence[Atom],
+        carry: Sequence[Atom],
+        xs: Sequence[Atom],
+        small: dict[int, Atom],
+        t: Atom,
+        row: Atom | None,
+        full: bool,
+    ) -> tuple[list[Atom], list[Atom]]:
+        """One step of the body at index `t`: its carries, and its outputs if it is full."""
+        loop = self.loop
+        env: dict[Var, Atom] = dict(zip(loop.body_consts, consts, strict=True))
+        env.update(zip(loop.body_carry, carry, strict=True))
+        zeros: set[Var] = set()
+        for k, (x, var) in enumerate(zip(xs, loop.body_xs, strict=True)):
+            if k not in self.padded:
+                (env[var],) = builder.call(_entry, x, t)
+            elif full:
+                assert row is not None
+                (env[var],) = builder.call(_entry, small[k], row)
+            else:
+                zeros.add(var)
+        body = loop.body
+        scratch = Builder(loop.eqn)
+        left = without_zeros(body, zeros, scratch) if zeros else {}
+        eqns = scratch.eqns if zeros else body.eqns
+        renamed = dict(env)
+        for eqn in eqns:
+            builder.eqns.append(copy_equation(eqn, renamed))
+
+        def final(x: Atom) -> Atom:
+            return substitute(substitute(x, left), renamed)
+
+        nexts = [final(x) for x in loop.next_carry]
+        return nexts, [final(y) for y in loop.body_ys] if full else []
+
+
+def _entry(x: Any, t: Any) -> Any:
+    return lax.dynamic_index_in_dim(x, t, 0, keepdims=False)
+
+
+def _literal(value: int) -> Literal:
+    return Literal(np.int32(value), _jax.ShapedArray((), np.dtype(np.int32)))
