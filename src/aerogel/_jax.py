@@ -174,8 +174,7 @@ def _append(trace: Any, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]
             effects = eqn.effects
             if effects:
                 effects = {
-                    e.replace(env[e.input].val) if isinstance(e, core.effects.JaxprInputEffect) else e
-                    for e in effects
+                    e.replace(env[e.input].val) if isinstance(e, core.effects.JaxprInputEffect) else e for e in effects
                 }
             outs = trace.emit_eqn(ins, avals, eqn.primitive, eqn.params, effects, src, eqn.ctx)
         env.update(zip(eqn.outvars, outs, strict=True))
@@ -277,6 +276,7 @@ def under_scope(eqn: JaxprEqn, call: JaxprEqn, name: str) -> JaxprEqn:
 def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
     """JAX's own dead-code elimination; arguments stay."""
     return pe.dce_jaxpr(jaxpr, True, True)[0]
+
 
 # The modules with the doors to `jit` besides `jax.jit`: what replaces `jit` for a whole process must set
 # `jit_doors[0].jit` and `jit_doors[1].pjit` too (optimize-notes 3).

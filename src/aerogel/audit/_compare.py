@@ -97,7 +97,7 @@ class Sampler:
         if traced is None or reason is not None:
             record.measurements.append(Measurement(arguments, "skipped", reason or "its trace was not seen"))
             return
-        self.bytes_kept += sum(x.nbytes for x in flat)
+        self.bytes_kept += sum(getattr(x, "nbytes", 0) for x in flat)
         sample = Sample(arguments, traced.natural, optimized, dict(parameters), copy_arrays(flat))
         self.samples.setdefault(id(record), []).append(sample)
 
@@ -120,7 +120,7 @@ class Sampler:
             return f"only the first {MOST_SIGNATURES} signatures of a function are measured"
         if self.bytes_kept + size > self.most_bytes:
             return f"copies of its arguments ({size >> 20} MiB) do not fit into the {self.most_bytes >> 20} MiB kept"
-        if not all(isinstance(x, jax.Array) or hasattr(x, "nbytes") for x in flat):
+        if not all(hasattr(x, "nbytes") or isinstance(x, (bool, int, float, complex)) for x in flat):
             return "an argument is neither an array nor a number"
         if any(layout is not None for layout in (*parameters["in_layouts"], *parameters["out_layouts"])):
             return "it asks for memory layouts"

@@ -8,14 +8,14 @@ maximum of all `y`: the variance and the logsumexp are two passes over the data.
     sum(exp(y - c)) = S * exp(m - c)               m the maximum so far, S = sum(exp(y - m))   (online softmax)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, JaxprEqn, Var
 
 from .axes import Monoid, Reduced
 from .program import is_var

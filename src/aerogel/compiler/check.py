@@ -16,7 +16,10 @@ def check_program(program: Program, like: Program) -> None:
         _jax.check_jaxpr(program.jaxpr)
     except _jax.JaxprTypeError as error:
         raise ProgramCheckError(what="the program is ill typed.", got=str(error).split("\n")[0]) from error
-    pairs = [("argument", program.jaxpr.invars, like.jaxpr.invars), ("result", program.jaxpr.outvars, like.jaxpr.outvars)]
+    pairs = [
+        ("argument", program.jaxpr.invars, like.jaxpr.invars),
+        ("result", program.jaxpr.outvars, like.jaxpr.outvars),
+    ]
     for kind, got, wanted in pairs:
         if len(got) != len(wanted):
             raise ProgramCheckError(what=f"the number of {kind}s changed.", got=str(len(got)), wanted=str(len(wanted)))

@@ -100,4 +100,3 @@ def step_program(site: Site) -> ClosedJaxpr:
         for x, place in zip(site.reads, site.places, strict=True)
     ]
     return _jax.trace_small(lambda *blocks: list(answer.block(np.int32(0), 1, *blocks)), avals)
-

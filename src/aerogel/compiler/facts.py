@@ -76,9 +76,9 @@ def body_facts(loop: Loop, counters: dict[Var, Affine]) -> dict[Var, Affine]:
 
 def _counter(loop: Loop, init: Atom, var: Var, nxt: Atom, made: dict[Var, JaxprEqn]) -> Affine | None:
     """A carry that starts at a literal and grows by a literal in every step."""
-    if not isinstance(init, Literal) or not is_integer(var) or var.aval.shape or nxt not in made:
+    if not isinstance(init, Literal) or not is_integer(var) or var.aval.shape or not is_var(nxt) or nxt not in made:
         return None
-    eqn = made[nxt]  # type: ignore[index]
+    eqn = made[nxt]
     if eqn.primitive.name not in ("add", "sub"):
         return None
     a, b = eqn.invars

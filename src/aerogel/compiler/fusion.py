@@ -135,9 +135,7 @@ class _Fusion:
 
     def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom]) -> None:
         step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
-        totals = accumulate(
-            self.new, answer.monoid, parts, site.window, step_size, compensate=not self.differentiable
-        )
+        totals = accumulate(self.new, answer.monoid, parts, site.window, step_size, compensate=not self.differentiable)
         self.new.after.like = site.eqn
         outs = self.new.after.call(answer.finish, *totals, *site.late)
         self.results.update(zip(site.eqn.outvars, outs, strict=True))
@@ -172,7 +170,6 @@ class _Fusion:
             rows = keep(self.new, block, window)
         (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, window.count), rows)
         return whole
-
 
 
 Derived = dict[Var, tuple[Site, Callable[..., Any]]]

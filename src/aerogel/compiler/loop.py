@@ -95,7 +95,12 @@ class Loop:
 
 def as_loop(eqn: JaxprEqn) -> Loop | None:
     """The view of an equation that is a scan without effects and without closed-over constants; else None."""
-    if eqn.primitive.name != "scan" or eqn.effects or eqn.params["jaxpr"].consts or any(_jax.explicit_mesh(v.aval) for v in eqn.outvars):
+    if (
+        eqn.primitive.name != "scan"
+        or eqn.effects
+        or eqn.params["jaxpr"].consts
+        or any(_jax.explicit_mesh(v.aval) for v in eqn.outvars)
+    ):
         return None
     return Loop(eqn)
 

@@ -229,6 +229,4 @@ def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _equation_total(jaxpr: Jaxpr) -> int:
-    return sum(
-        len(eqn.outvars) + 1 + sum(_equation_total(j) for j in inner_jaxprs(eqn)) for eqn in jaxpr.eqns
-    )
+    return sum(len(eqn.outvars) + 1 + sum(_equation_total(j) for j in inner_jaxprs(eqn)) for eqn in jaxpr.eqns)

@@ -10,19 +10,19 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aerogel._errors import PassFailedWarning
 from aerogel._jax import Jaxpr
 
 from .check import check_program
-from .cost import Machine, machine, program_cost
+from .cost import Cost, Machine, machine, program_cost
 from .exactness import Exactness
 from .normalize import normalize
-from .program import Program, count_equations
+from .program import Program
 from .report import Decision, Report
 
 
@@ -64,7 +64,7 @@ def budget_seconds(equations: int) -> float:
 
 
 @contextmanager
-def deadline(seconds: float) -> Iterator[None]:
+def deadline(seconds: float) -> Generator[None]:
     """Raises `PassTimeout` in this thread when the body takes longer.
 
     An asynchronous exception is the only way to stop a loop in another's pure Python code; signals would work in
@@ -87,29 +87,42 @@ def deadline(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def run_passes(
-    program: Program, passes: Sequence[Pass], context: Context, name: str, where: str
-) -> tuple[Program, Report]:
+@dataclass(frozen=True)
+class Outcome:
+    """What the passes made of a program: itself, when nothing fired."""
+
+    before: Program
+    after: Program
+    decisions: tuple[Decision, ...]
+    seconds: float
+
+    def report(self, name: str, where: str) -> Report:
+        """The outcome with the costs of both programs, which are counted here and not at every trace."""
+        decisions, costs = list(self.decisions), []
+        for program in (self.before, self.after):
+            cost, failure = guarded("cost", name, 0, lambda program=program: program_cost(program.jaxpr))
+            costs.append(Cost(0, 0, 0) if cost is None else cost)
+            decisions += failure
+        equations = len(self.before.jaxpr.eqns)
+        return Report(name, where, tuple(decisions), costs[0], costs[1], equations, self.seconds)
+
+
+def run_passes(program: Program, passes: Sequence[Pass], context: Context, name: str) -> Outcome:
     """The program after all passes, and what each did. The original object when nothing fired."""
     start = time.perf_counter()
-    equations = count_equations(program.jaxpr)
+    size = len(program.jaxpr.eqns)
     decisions: list[Decision] = []
     current = program
-    refusal = refused_whole(program.jaxpr)
+    refusal = refused_whole(program.jaxpr) if passes else None
     if refusal is not None:
         decisions.append(Decision("optimize", "the program is left as it is", "", False, refusal))
     elif passes:
-        current, failure = attempt("normalize", name, lambda: normalize(program), program, equations)
-        decisions += failure
-    for one in passes if refusal is None else ():
-        current, made = attempt(one.name, name, lambda one=one: one(current, context), current, equations)
-        decisions += made
+        for step, run in (("normalize", lambda p, _: normalize(p)), *((one.name, one) for one in passes)):
+            current, made = attempt(step, name, run, current, context, size)
+            decisions += made
     if not any(d.fired for d in decisions):
         current = program
-    before = program_cost(program.jaxpr)
-    after = before if current is program else program_cost(current.jaxpr)
-    seconds = time.perf_counter() - start
-    return current, Report(name, where, tuple(decisions), before, after, equations, seconds)
+    return Outcome(program, current, tuple(decisions), time.perf_counter() - start)
 
 
 def refused_whole(jaxpr: Jaxpr) -> str | None:
@@ -122,24 +135,39 @@ def refused_whole(jaxpr: Jaxpr) -> str | None:
     return None
 
 
+Run = Callable[[Program, Context], tuple[Program, list[Decision]]]
+
+
 def attempt(
-    name: str, function: str, run: Callable[[], tuple[Program, list[Decision]]], program: Program, equations: int
+    step: str, function: str, run: Run, program: Program, context: Context, size: int
 ) -> tuple[Program, list[Decision]]:
-    """What `run` gives, checked; or `program` itself and a red decision.
+    """What a pass gives, checked; or `program` itself and a red decision."""
+
+    def checked() -> tuple[Program, list[Decision]]:
+        result, decisions = run(program, context)
+        if result is not program:
+            check_program(result, program)
+        return result, list(decisions)
+
+    found, failure = guarded(step, function, size, checked)
+    return (program, failure) if found is None else found
+
+
+T = TypeVar("T")
+
+
+def guarded(step: str, function: str, size: int, run: Callable[[], T]) -> tuple[T | None, list[Decision]]:
+    """What `run` gives; or None and a red decision.
 
     This is the one place that catches every error: a compiler must not break the program that it was given, and a
     fault must not stay silent either.
     """
     try:
-        with deadline(budget_seconds(equations)):
-            result, decisions = run()
-            if result is not program:
-                check_program(result, program)
+        with deadline(budget_seconds(size)):
+            return run(), []
     except Exception as error:
         if os.environ.get("AEROGEL_STRICT") == "1":
             raise
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        warnings.warn(PassFailedWarning(pass_name=name, function=function, reason=reason), stacklevel=2)
-        failed = Decision(name, "left the program as it was", "", False, reason, failed=True)
-        return program, [failed]
-    return result, list(decisions)
+        warnings.warn(PassFailedWarning(pass_name=step, function=function, reason=reason), stacklevel=2)
+        return None, [Decision(step, "left the program as it was", "", False, reason, failed=True)]

@@ -9,8 +9,8 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, along_output
 from .axes.elementwise import NAMES as ELEMENTWISE
-from .loop import Loop, LoopBuilder
 from .choose import UNFUSED
+from .loop import Loop, LoopBuilder
 from .program import is_var, producers, users
 from .window import Window, in_window, position
 

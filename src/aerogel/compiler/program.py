@@ -6,15 +6,18 @@ by naming parameters of JAX's primitives, so that they have the form that this v
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 Program = ClosedJaxpr
 
 
-def is_var(atom: Atom) -> bool:
+def is_var(atom: Atom) -> "TypeIs[Var]":
     """Whether an atom is a variable (and not a literal)."""
     return not isinstance(atom, Literal)
 

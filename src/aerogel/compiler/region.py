@@ -117,9 +117,7 @@ def _site(
     (window,) = windows
     if _needs_the_end(region, eqn):
         return No("it needs a result of the whole loop")
-    ins = {
-        k: region.stacked[x].axis for k, x in enumerate(eqn.invars) if is_var(x) and x in region.stacked
-    }
+    ins = {k: region.stacked[x].axis for k, x in enumerate(eqn.invars) if is_var(x) and x in region.stacked}
     sliced = _slice_of_time(eqn, ins, window)
     if sliced is not None:
         return Site(eqn, index, Sliced(), tuple(eqn.invars), tuple(ins.values()), sliced)

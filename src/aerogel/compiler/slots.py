@@ -144,9 +144,7 @@ def read_of(eqn: JaxprEqn, buffer: Var, facts: dict[Var, Affine], length: int) -
     return None
 
 
-def _one_slice(
-    shape: Any, sizes: Any, starts: Any, facts: dict[Var, Affine], length: int
-) -> tuple[Affine, int] | None:
+def _one_slice(shape: Any, sizes: Any, starts: Any, facts: dict[Var, Affine], length: int) -> tuple[Affine, int] | None:
     """A slice of size 1 along one dimension, at its own place in every step, and whole along the others."""
     thin = [d for d in range(len(shape)) if sizes[d] == 1 and fact_is_moving(starts[d], facts)]
     if len(thin) != 1:

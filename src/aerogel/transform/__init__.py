@@ -1,1 +1,5 @@
+"""Transformations of functions."""
+
+from .explain import explain as explain
+from .explain import verify as verify
 from .optimize import optimize as optimize

@@ -77,10 +77,10 @@ def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_report: OnReport | No
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
         context = Context(rules, jax.default_backend(), _jax.differentiating())
-        program, report = run_passes(program, passes, context, function_name(f), function_place(f))
+        outcome = run_passes(program, passes, context, function_name(f))
         if on_report is not None:
-            on_report(report)
-        return jax.tree.unflatten(out_tree(), _jax.evaluate(program, dynamic))
+            on_report(outcome.report(function_name(f), function_place(f)))
+        return jax.tree.unflatten(out_tree(), _jax.evaluate(outcome.after, dynamic))
 
     optimized.__dict__.pop(_SLOT, None)
     return optimized

@@ -23,9 +23,7 @@ LINEAR_ALGEBRA = {
     "schur": 2,
     "svd": 2,
     "symmetric_product": 2,
-    "triangular_solve": 2,
     "tridiagonal": 2,
-    "tridiagonal_solve": 1,
 }
 
 
@@ -38,6 +36,16 @@ def _leading(eqn: JaxprEqn, batch_rank: int) -> Labels:
 
 def _problems(core_rank: int) -> Entry:
     return labelled(lambda eqn: _leading(eqn, len(shape_of(eqn.invars[0])) - core_rank))
+
+
+def _solve(eqn: JaxprEqn) -> Labels:
+    """Many right-hand sides (or left-hand ones) of one matrix are solved for apart from each other."""
+    *matrix, b = (shape_of(v) for v in eqn.invars)
+    rank = len(b)
+    free = rank - 1 if eqn.params.get("left_side", True) else rank - 2
+    b_dims = tuple(d if d < rank - 2 or d == free else None for d in range(rank))
+    matrix_dims = tuple(tuple(d if d < rank - 2 else None for d in range(len(shape))) for shape in matrix)
+    return Labels((*matrix_dims, b_dims), (b_dims,))
 
 
 def _fft(eqn: JaxprEqn) -> Labels:
@@ -73,6 +81,8 @@ def _per_key(entry: Entry) -> Entry:
 
 ENTRIES: dict[str, Entry] = {
     **{name: _problems(core_rank) for name, core_rank in LINEAR_ALGEBRA.items()},
+    "triangular_solve": labelled(_solve),
+    "tridiagonal_solve": labelled(_solve),
     "fft": labelled(_fft),
     "random_bits": _per_key(labelled(_keys_to_words)),
     "random_split": _per_key(labelled(_keys_to_words)),

@@ -39,10 +39,11 @@ def _solve(
         vary = {j: axis for answer in answers for j, axis in enumerate(answer.outs) if axis is not None}
         if vary == wanted and not as_blocks:
             return _together(eqn, answers)
-        if as_blocks and isinstance(ask({**operands, **as_blocks}, vary, whole), No):
-            whole |= set(as_blocks)
-        else:
-            operands |= as_blocks
+        for i, axis in as_blocks.items():
+            if isinstance(ask({**operands, i: axis}, vary, whole), No):
+                whole.add(i)
+            else:
+                operands[i] = axis
         wanted = vary
 
 

@@ -161,4 +161,3 @@ def _what(site: Site) -> str:
     if isinstance(answer, Mapped):
         return f"`{_name(site.eqn)}` runs in the loop, step by step"
     return f"`{_name(site.eqn)}` over time is accumulated in the loop ({answer.monoid.name})"
-

@@ -62,9 +62,7 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     return new
 
 
-def _rewrite(
-    jaxpr: Jaxpr, position: int, loop: Loop, slots: list[Slot], counters: dict[Var, Affine]
-) -> Jaxpr:
+def _rewrite(jaxpr: Jaxpr, position: int, loop: Loop, slots: list[Slot], counters: dict[Var, Affine]) -> Jaxpr:
     new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
     results: dict[Var, Atom] = {}
     ins: list[Atom] = [new.const(c) for c in loop.consts]

@@ -4,7 +4,6 @@ The last output, the last few, every k-th one: the natural program computes and 
 such a program feeds its backward loop zeros for all other steps.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +17,19 @@ from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..normalize import drop_dead
 from ..pipeline import Context
-from ..program import Builder, Program, count_equations, is_var, producers, rename, schedule, substitute, users, where
-from ..program import with_equations
+from ..program import (
+    Builder,
+    Program,
+    count_equations,
+    is_var,
+    producers,
+    rename,
+    schedule,
+    substitute,
+    users,
+    where,
+    with_equations,
+)
 from ..report import Decision
 from ..split import Part, Split, parts_of
 from ..window import Window
@@ -158,12 +168,12 @@ def _decision(eqn: JaxprEqn, needs: _Needs) -> Decision:
     quiet = loop.length - needs.window.count
     saved = sum(nbytes(y.aval) for k, y in enumerate(loop.ys) if needs.slices[k])
     saved += sum(nbytes(pad.outvars[0].aval) for pad in needs.pads.values())
-    what = f"{quiet} of {loop.length} steps compute no outputs" if not needs.pads else (
-        f"{quiet} of {loop.length} steps of a gradient are given only zeros"
+    what = (
+        f"{quiet} of {loop.length} steps compute no outputs"
+        if not needs.pads
+        else (f"{quiet} of {loop.length} steps of a gradient are given only zeros")
     )
-    return Decision(
-        NAME, what, where(eqn), True, "nobody reads them", 0, 2 * saved, saved, Exactness.FINITE
-    )
+    return Decision(NAME, what, where(eqn), True, "nobody reads them", 0, 2 * saved, saved, Exactness.FINITE)
 
 
 def _split(jaxpr: Jaxpr, index: int, loop: Loop, needs: _Needs) -> Jaxpr:

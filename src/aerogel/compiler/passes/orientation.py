@@ -67,7 +67,9 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
 def _decision(eqn: JaxprEqn, turned: "Turned") -> Decision:
     size = nbytes(eqn.outvars[0].aval) - turned.copied_bytes
     what = "a product is made in the order in which it is wanted"
-    return Decision(NAME, what, where(eqn), True, "its transpose need not exist", 0, 2 * size, size, Exactness.REASSOCIATES)
+    return Decision(
+        NAME, what, where(eqn), True, "its transpose need not exist", 0, 2 * size, size, Exactness.REASSOCIATES
+    )
 
 
 def _plain(eqn: JaxprEqn) -> bool:

@@ -1,0 +1,19 @@
+"""The claims, in the order of the table. A claim is a module whose name says what it claims.
+
+It exposes `CASES`, programs in natural and expert form, or `findings(quick)`, ratios that it measures in its own way.
+"""
+
+CLAIMS = (
+    "issue_4968_examples_need_no_stack",
+    "a_reduced_scan_output_is_never_stacked",
+    "a_partly_used_scan_output_costs_what_is_used",
+    "logits_under_a_cross_entropy_are_never_built",
+    "two_consumers_share_one_loop",
+    "map_and_fori_loop_fuse_like_scan",
+    "loop_fusion_survives_its_surroundings",
+    "hoisting_acts_only_where_it_pays",
+    "every_vmap_order_of_matvec_costs_the_best_einsum",
+    "optimising_adds_a_quarter_of_trace_and_compile",
+    "a_warm_call_costs_what_jit_costs",
+    "examples_never_slower",
+)

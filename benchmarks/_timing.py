@@ -1,0 +1,166 @@
+"""The one way this repository times anything.
+
+`measure` compiles every form first, then runs them alternately in one process and blocks on each result. A shared
+machine makes single times worthless, so the unit is the *round*: each form once, in an order that rotates. A ratio is
+the median over rounds of the ratio inside one round (a paired ratio), with its quartiles. Temp memory comes from
+XLA's own plan and is exact.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+MIN_ROUNDS = 20
+SHORTEST_SAMPLE_S = (
+    2e-3  # shorter programs are called several times per sample: the clock and the dispatch are noisy below
+)
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """Lower quartile, median and upper quartile of a sample."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, sample: np.ndarray) -> Quartiles:
+        low, median, high = np.percentile(sample, (25, 50, 75))
+        return cls(float(low), float(median), float(high))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one measurement found; `seconds[name]` has an entry per round, the same round at the same index."""
+
+    seconds: Mapping[str, np.ndarray]
+    temp_bytes: Mapping[str, int]
+    compile_seconds: Mapping[str, float]
+    outputs: Mapping[str, object]
+
+    def time(self, name: str) -> Quartiles:
+        """Seconds per call."""
+        return Quartiles.of(self.seconds[name])
+
+    def ratio(self, numerator: str, denominator: str) -> Quartiles:
+        """Quartiles of the paired ratios of two forms' times: 1.2 means that `numerator` takes 20 % longer."""
+        return Quartiles.of(self.seconds[numerator] / self.seconds[denominator])
+
+
+def measure(
+    forms: Mapping[str, Callable],
+    args: tuple,
+    *,
+    min_rounds: int = MIN_ROUNDS,
+    max_rounds: int = 200,
+    budget_s: float = 3.0,
+    limit_s: float = 60.0,
+) -> Measured:
+    """Time and temp memory of every form of one program under `jax.jit`, on the same arguments.
+
+    Args:
+        forms: functions of `args`, by name. Each is compiled here, so pass them without `jit`.
+        min_rounds: rounds that are run whatever they cost, short of `limit_s`.
+        budget_s: rounds beyond `min_rounds` are run until this much time is spent on them all.
+        limit_s: no round starts after this much time; fewer rounds than `min_rounds` then show in `len(seconds[name])`.
+    """
+    compiled, compile_seconds, outputs, calls = {}, {}, {}, {}
+    for name, form in forms.items():
+        start = time.perf_counter()
+        # a fresh closure, so that two forms which are one object do not share a jit cache entry
+        compiled[name] = jax.jit(lambda *a, form=form: form(*a)).lower(*args).compile()
+        compile_seconds[name] = time.perf_counter() - start
+        outputs[name] = jax.block_until_ready(compiled[name](*args))
+        start = time.perf_counter()
+        jax.block_until_ready(compiled[name](*args))
+        calls[name] = max(1, int(SHORTEST_SAMPLE_S / max(time.perf_counter() - start, 1e-7)))
+    seconds = {name: [] for name in forms}
+    order = list(forms)
+    begin = time.perf_counter()
+    for round_ in range(max_rounds):
+        spent = time.perf_counter() - begin
+        if spent > limit_s or (round_ >= min_rounds and spent > budget_s):
+            break
+        # who runs after whom matters (caches, freed pages), so the order rotates
+        for name in order[round_ % len(order) :] + order[: round_ % len(order)]:
+            seconds[name].append(time_calls(compiled[name], args, calls[name]))
+    return Measured(
+        {name: np.array(s) for name, s in seconds.items()},
+        {name: c.memory_analysis().temp_size_in_bytes for name, c in compiled.items()},
+        compile_seconds,
+        outputs,
+    )
+
+
+def time_calls(f: Callable, args: tuple, calls: int) -> float:
+    """Seconds per call of `f(*args)`, over `calls` calls that are each waited for."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        jax.block_until_ready(f(*args))
+    return (time.perf_counter() - start) / calls
+
+
+def largest_difference(a: object, b: object) -> float:
+    """Largest difference of two results' leaves, relative to the largest magnitude in the leaf of `a`."""
+    worst = 0.0
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        if x.size:
+            x, y = x.astype(np.float64), y.astype(np.float64)
+            worst = max(worst, float(np.max(np.abs(x - y)) / (np.max(np.abs(x)) + 1e-30)))
+    return worst
+
+
+def describe_args(args: tuple) -> str:
+    """Types of the arguments' leaves, as `f32[16,1000000], ...` (a program's dtypes and shapes, for the record)."""
+    return ", ".join(str(jax.typeof(leaf)) for leaf in jax.tree.leaves(args))
+
+
+def describe_machine() -> dict[str, str | int]:
+    """What a ratio depends on: versions, device, cores, commit."""
+    return {
+        "jax": jax.__version__,
+        "jaxlib": jax.lib.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "platform": jax.default_backend(),
+        "processor": _processor(),
+        "cores": len(_affinity()),
+        "commit": _commit(),
+    }
+
+
+def _affinity() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _commit() -> str:
+    """Short commit of the checkout this file lies in, with `+` when files differ from it, or `unknown`."""
+    where = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=where, capture_output=True, text=True, check=False).stdout.strip()
+
+    commit = git("rev-parse", "--short", "HEAD")
+    if not commit or commit == "HEAD":
+        return "unknown"
+    return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")

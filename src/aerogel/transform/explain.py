@@ -1,0 +1,126 @@
+"""`explain`: what the compiler does to a function, and `verify`: that it computes the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from aerogel import _jax
+from aerogel._errors import Disagreement
+from aerogel.compiler.agree import Difference, compare, float64_reference
+from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.report import Report
+
+from .optimize import function_name, optimize
+
+_jax.exclude_from_tracebacks(__file__)
+
+LOOSEST = (Exactness.NO_WORSE, Exactness.REASSOCIATES, Exactness.FINITE)
+
+
+def explain(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any) -> Callable[..., Report]:
+    """A function that takes the arguments of `f` and returns the `Report` of optimising it for them.
+
+    Nothing is compiled or run: `f` is traced once. The report prints well, in a notebook too; `report.fired`,
+    `report.refused` and `report.failed` are its decisions as data.
+
+    Args:
+        f: what `optimize` takes.
+        numerics: as for `optimize`.
+        jit_options: options of `jax.jit` that the arguments need, such as `static_argnums`.
+
+    >>> import jax, jax.numpy as jnp, aerogel as ag
+    >>> def decay(x):
+    ...     return jax.lax.scan(lambda c, _: (c / 2, c), x, None, length=64)[1].sum()
+    >>> report = ag.explain(decay)(jnp.ones(1000))
+    >>> [decision.rule for decision in report.fired]
+    ['loop-fusion']
+    """
+
+    @_jax.wraps(f)
+    def explained(*args: Any, **kwargs: Any) -> Report:
+        return _trace(f, numerics, jit_options, args, kwargs)
+
+    return explained
+
+
+def _trace(f: Any, numerics: str, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Report:
+    reports: list[Report] = []
+    inside = _natural(f)
+    _jax.original_jit(optimize(inside, numerics=numerics, on_report=reports.append), **jit_options).trace(
+        *args, **kwargs
+    )
+    return reports[-1]
+
+
+def _natural(f: Any) -> Any:
+    """A new function object, so that no earlier trace of `f` stands in JAX's caches."""
+
+    @_jax.wraps(f)
+    def natural(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+    return natural
+
+
+def verify(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any) -> Callable[..., Any]:
+    """A function that runs `f` both as it stands and optimised, and returns the optimised result if they agree.
+
+    Both are judged against float64 where the program can be run at float64; else against each other. How near they
+    must be is what the rewrites that fired have promised (docs/explanation/exactness.md).
+
+    Args:
+        f: what `optimize` takes. Prints and callbacks in it happen twice.
+        numerics: as for `optimize`.
+        jit_options: options of `jax.jit` that the arguments need, such as `static_argnums`.
+
+    Raises:
+        Disagreement: a result differs by more than that, or has another type; names the first by its path.
+
+    >>> import jax.numpy as jnp, aerogel as ag
+    >>> float(ag.verify(lambda x: (x * 2).sum())(jnp.ones(3)))
+    6.0
+    """
+
+    @_jax.wraps(f)
+    def verified(*args: Any, **kwargs: Any) -> Any:
+        report = _trace(f, numerics, jit_options, args, kwargs)
+        plain = _jax.original_jit(_natural(f), **jit_options)
+        want = plain(*args, **kwargs)
+        got = _jax.original_jit(optimize(f, numerics=numerics), **jit_options)(*args, **kwargs)
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(want)[0]]
+        traced = plain.trace(*args, **kwargs)
+        inputs = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, (jax.Array, bool, int, float, complex))]
+        program = traced.jaxpr
+        known = len(inputs) == len(program.jaxpr.invars)
+        differences = compare(
+            jax.tree.leaves(got),
+            jax.tree.leaves(want),
+            (lambda: float64_reference(program.jaxpr, program.consts, inputs)) if known else None,
+            exactness=_promised(report, numerics),
+            inputs=inputs,
+        )
+        if differences:
+            raise _disagreement(function_name(f), paths, differences[0])
+        return got
+
+    return verified
+
+
+def _promised(report: Report, numerics: str) -> Exactness:
+    """The loosest exactness among the rewrites that fired."""
+    fired = {Exactness(d.exactness) for d in report.fired}
+    allowed = LOOSEST if numerics == "fast" else LOOSEST[:1]
+    return max((e for e in allowed if e in fired), key=LOOSEST.index, default=LOOSEST[0])
+
+
+def _disagreement(name: str, paths: list[str], difference: Difference) -> Disagreement:
+    at = "".join(f"[{i}]" for i in difference.at)
+    path = f"result{paths[difference.output]}{at}" if difference.output >= 0 else "result"
+    return Disagreement(
+        function=name,
+        path=path,
+        got=difference.got,
+        wanted=difference.want,
+        error=f"{difference.kind}: {difference.detail}" if difference.detail else difference.kind,
+    )

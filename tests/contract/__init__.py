@@ -1,0 +1,1 @@
+"""The contract of `ag.optimize`: what "composes" means, a test a line."""

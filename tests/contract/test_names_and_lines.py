@@ -1,0 +1,156 @@
+"""Names and source lines that users see in profiles, dumps and errors are those of their code."""
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import aerogel as ag
+
+from ._programs import STACKED, WIDTH, assert_fires, result_shapes, stacked_sum, start
+
+
+def debug_text(f, *args, **options) -> str:
+    """StableHLO with locations."""
+    return jax.jit(f, **options).lower(*args).as_text(debug_info=True)
+
+
+def inner(x):
+    """Two equations under a scope."""
+    with jax.named_scope("inside"):
+        return jnp.sin(x) * 2
+
+
+def scoped(x, tree):
+    """Named scopes, an inner jit, a loop and a branch."""
+    with jax.named_scope("outer"):
+        y = inner(x)
+        y = lax.fori_loop(0, 3, lambda _, c: jax.jit(inner)(c), y)
+        y = lax.cond(y[0] > 0, inner, lambda x: x, y)
+    return jax.named_call(inner, name="called")(y) + tree["shift"]
+
+
+def test_locations_where_nothing_fires_are_jax_s_own():
+    """With debug info, too, the StableHLO of a program left alone is plain JAX's: scopes, files, lines, names."""
+    args = jnp.ones(4), {"shift": jnp.ones(4)}
+    plain, optimised = debug_text(scoped, *args), debug_text(ag.optimize(scoped), *args)
+    assert "outer/inside" in plain
+    assert "tree['shift']" in plain
+    assert _places(optimised) == _places(plain)
+
+
+def _places(text: str) -> list[str]:
+    """Scopes and argument names, and the lines of this file, in order."""
+    quoted = re.findall(r'loc\("([^"]*)"', text)
+    return sorted({name for name in quoted if not name.startswith("/")} | set(_lines_of_this_file(text)))
+
+
+def _lines_of_this_file(text: str) -> list[str]:
+    return re.findall(re.escape(__file__) + r'":\d+', text)
+
+
+def loop(x):
+    """A loop that is rewritten, under names."""
+    with jax.named_scope("simulate"):
+
+        def body(c, _):
+            with jax.named_scope("step"):
+                c = jnp.sin(c)
+            return c, jnp.cosh(c)
+
+        ys = lax.scan(body, x, None, length=STACKED[0])[1]
+    with jax.named_scope("measure"):
+        return ys.sum()
+
+
+def test_scopes_and_lines_survive_a_rewrite():
+    """In the rewritten loop the user's equations still carry scope and line."""
+    assert_fires(loop, start())
+    text = debug_text(ag.optimize(loop), start())
+    first = inspect.getsourcelines(loop)[1]
+    source = inspect.getsource(loop).splitlines()
+    for word in ("jnp.sin(c)", "jnp.cosh(c)"):
+        line = first + next(k for k, row in enumerate(source) if word in row)
+        assert f'{__file__}":{line}' in text
+    assert "simulate" in text
+    assert "step" in text
+
+
+def test_equations_of_a_rewritten_program_have_a_line_of_the_user():
+    """Every equation that a rewrite made or kept points into the user's file, none into aerogel's."""
+    text = debug_text(ag.optimize(loop), start())
+    assert __file__ in text
+    assert "aerogel/compiler" not in text
+    assert "aerogel/transform" not in text
+    assert "aerogel/_jax" not in text
+
+
+@pytest.mark.parametrize("f", [scoped, loop], ids=["left alone", "rewritten"])
+def test_module_and_argument_names(f):
+    """The module is `jit_<name of f>`, and arguments have their names."""
+    args = (start(), {"shift": start()})[: 2 if f is scoped else 1]
+    text = debug_text(ag.optimize(f), *args)
+    assert f"module @jit_{f.__name__}" in text
+    assert 'loc("x")' in text
+    assert jax.jit(ag.optimize(f)).lower(*args).compile().runtime_executable().hlo_modules()[0].name == (
+        f"jit_{f.__name__}"
+    )
+
+
+def test_names_of_arguments_and_results_in_programs():
+    """`make_jaxpr` shows the names that it shows for `f` itself."""
+
+    def names(g):
+        info = jax.make_jaxpr(jax.jit(g))(jnp.ones(3), {"shift": jnp.ones(3)}).eqns[0].params["jaxpr"].jaxpr.debug_info
+        return info.arg_names, info.result_paths, info.func_name
+
+    assert names(ag.optimize(scoped)) == names(scoped)
+
+
+def test_scopes_around_the_call():
+    """A scope that is open around the call encloses the scopes of the program."""
+
+    def around(f):
+        def g(x):
+            with jax.named_scope("around"):
+                return f(x)
+
+        return g
+
+    assert "around/inside" in debug_text(around(inner), jnp.ones(3))
+    assert "around/inside" in debug_text(around(ag.optimize(inner)), jnp.ones(3))
+    assert "around/simulate" in debug_text(around(ag.optimize(loop)), start())
+
+
+def test_transformations_are_named_as_in_jax():
+    """Names that differentiation and batching leave in scopes are there."""
+    f = jax.grad(lambda x: inner(x).sum())
+    plain, optimised = (debug_text(jax.vmap(g), jnp.ones((2, 3))) for g in (f, ag.optimize(f)))
+    assert "transpose" in plain
+    assert _places(optimised) == _places(plain)
+
+
+def test_the_report_names_the_users_lines():
+    """A decision that fired says where: this package's file and the line of the user's loop."""
+    reports = []
+    jax.make_jaxpr(ag.optimize(loop, on_report=reports.append))(start())
+    (report,) = reports
+    assert report.name == "loop"
+    first, lines = inspect.getsourcelines(loop)[1], len(inspect.getsource(loop).splitlines())
+    assert report.fired
+    for decision in report.fired:
+        numbers = [int(n) for n in re.findall(r":(\d+)", decision.where)]
+        assert "test_names_and_lines.py" in decision.where
+        assert any(first <= n < first + lines for n in numbers)
+
+
+def test_the_size_of_what_was_saved_is_in_the_report():
+    """The predicted saving counts the stacked array: `LENGTH * WIDTH` floats at least."""
+    reports = []
+    g = ag.optimize(stacked_sum, on_report=reports.append)
+    assert result_shapes(jax.make_jaxpr(g)(start()))[STACKED] == 0
+    assert reports[0].before.peak_bytes - reports[0].after.peak_bytes >= 4 * STACKED[0] * WIDTH // 2
+    assert sum(d.bytes_saved for d in reports[0].fired) >= 4 * STACKED[0] * WIDTH

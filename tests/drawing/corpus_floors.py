@@ -1,0 +1,35 @@
+"""How often 500 drawn programs must hold each feature, at least: about 0.6 of what four such corpora held."""
+
+# fmt: off
+FLOORS = {
+    "all": 4, "along_axis": 30, "any": 6, "argmax": 3, "argument_array": 238, "argument_bool": 15,
+    "argument_complex": 21, "argument_integer": 60, "argument_key": 40, "argument_none": 28,
+    "argument_other_float": 23, "argument_pair": 38, "argument_scalar": 44, "bfloat16": 65, "bool": 66,
+    "broadcast": 31, "cast": 128, "checkpoint": 22, "closed_over_constant": 172, "complex": 19, "complex64": 21,
+    "concatenate": 5, "cond": 24, "constant_output": 25, "consume_any": 3, "consume_argmax": 6,
+    "consume_cross_entropy": 12, "consume_cumsum": 4, "consume_discrete": 11, "consume_einsum": 6, "consume_every": 8,
+    "consume_head_sum": 5, "consume_last": 13, "consume_last_few": 7, "consume_logsumexp": 12, "consume_max": 10,
+    "consume_max_all": 7, "consume_mean": 16, "consume_min": 7, "consume_mse": 12, "consume_norm": 2,
+    "consume_prod": 6, "consume_softmax": 7, "consume_sum": 29, "consume_sum_all": 8, "consume_sum_body": 7,
+    "consume_var": 13, "consume_weighted": 7, "container": 38, "contraction": 80, "cumulative": 8, "custom_jvp": 11,
+    "custom_vjp": 15, "dict_output": 70, "dot_general": 9, "duplicate_output": 72, "dynamic_slice": 5, "einsum": 7,
+    "elementwise_after_scan": 76, "expand": 4, "float16": 39, "float32": 202, "fori_at_set": 22, "fori_loop": 22,
+    "forwarded_input": 24, "fusion": 230, "fusion_bare": 40, "fusion_checkpoint": 5, "fusion_cond": 7,
+    "fusion_grad": 21, "fusion_jit": 8, "fusion_jvp": 4, "fusion_scan": 12, "fusion_scan_grad": 5,
+    "fusion_value_and_grad": 13, "fusion_vmap": 16, "fusion_vmap_grad": 1, "gather": 6, "grad": 31, "gram": 9,
+    "index": 6, "inner_jit": 30, "int32": 36, "int8": 25, "integer": 38, "integer_output": 45, "integer_reduction": 5,
+    "jvp": 7, "key_fold_in": 3, "key_split": 3, "lax_map": 22, "linearize": 3, "logsumexp": 6, "matmul": 7, "max": 7,
+    "mean": 11, "min": 10, "mixed_dtypes": 4, "movement": 83, "narrowing": 7, "nested_scan": 18, "none_output": 27,
+    "pad": 5, "prod": 4, "python_scalar": 18, "random": 41, "raw_key": 10, "recurrence_decay": 36,
+    "recurrence_gated": 13, "recurrence_matrix": 26, "recurrence_max": 12, "recurrence_sum": 9, "recurrence_tanh": 39,
+    "reduced_and_returned": 19, "reduction": 70, "repeated_operand": 15, "reshape": 6, "reverse": 5, "scan": 199,
+    "scan_constant_carry": 13, "scan_integer_carry": 6, "scan_key_carry": 4, "scan_length_0": 8, "scan_length_1": 17,
+    "scan_reverse": 63, "scan_several_carries": 33, "scan_unroll": 19, "scan_unused_carry": 121, "scan_with_xs": 135,
+    "scan_without_xs": 47, "second_scan": 24, "slice": 4, "special_values": 19, "stack": 6, "strided": 8, "sum": 12,
+    "switch": 6, "tensordot": 12, "traced_index": 6, "transpose": 4, "two_reductions": 59, "typed_key": 22,
+    "uint8": 30, "unused_input": 37, "update": 6, "value_and_grad": 21, "var": 6, "vecmat": 12, "vmap": 43,
+    "vmap_dot": 7, "vmap_matmul": 19, "vmap_matvec": 10, "weak_carry": 15, "weak_type": 44, "while": 16,
+    "xs_arange": 7, "xs_as_is": 30, "xs_chain": 30, "xs_outer": 7, "xs_projection": 18, "xs_random": 8,
+    "zero_size": 18,
+}
+# fmt: on

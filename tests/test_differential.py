@@ -1,0 +1,296 @@
+"""Random programs give the same results with and without `optimize`.
+
+`AEROGEL_DIFFERENTIAL=50000` draws that many programs (2,000 unless set), `AEROGEL_DIFFERENTIAL_START=2000` begins at
+another seed, `AEROGEL_DIFFERENTIAL_SEED=1234` runs that one program and prints it.
+"""
+
+import collections
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+
+import aerogel as ag
+from aerogel import _jax
+from aerogel.compiler.agree import compare, float64_reference
+from aerogel.compiler.exactness import Exactness
+from drawing.corpus_floors import FLOORS
+from drawing.miscompilers import RIGHT, WRONG, Miscompiler
+from strategies import Program, draw_program, programs
+
+COUNT = int(os.environ.get("AEROGEL_DIFFERENTIAL", "2000"))
+START = int(os.environ.get("AEROGEL_DIFFERENTIAL_START", "0"))
+ONE = os.environ.get("AEROGEL_DIFFERENTIAL_SEED")
+CHUNK = 50
+SEEDS = [int(ONE)] if ONE else list(range(START, START + COUNT))
+CHUNKS = [SEEDS[i : i + CHUNK] for i in range(0, len(SEEDS), CHUNK)]
+
+# LLVM's optimisations cost a quarter of the compile time and find none of our mistakes.
+OPTIONS = {"xla_backend_optimization_level": 0}
+
+Optimize = Callable[..., Callable[..., Any]]
+
+
+class NoProgram(Exception):
+    """The natural form itself fails: a fault of the generator."""
+
+
+@contextmanager
+def user_settings() -> Iterator[None]:
+    """JAX as users have it: programs mix dtypes and ranks, whatever the test suite's own settings are."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# --- the forms in which a program is run -------------------------------------------------------------------------
+
+
+def scalarised(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A float32 scalar of all inexact results of `f`."""
+
+    def loss(*args: Any) -> Any:
+        terms = [jnp.sum(jnp.real(jnp.sin(x)).astype("float32")) for x in jax.tree.leaves(f(*args)) if is_inexact(x)]
+        return sum(terms, jnp.float32(0))
+
+    return loss
+
+
+def is_inexact(x: Any) -> bool:
+    """A float or complex array or scalar."""
+    return jnp.issubdtype(jnp.result_type(x) if not hasattr(x, "dtype") else x.dtype, jnp.inexact)
+
+
+def is_real(x: Any) -> bool:
+    """A float array."""
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def gradient(program: Program) -> tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]] | None:
+    """`inner`, the transformation around it, and arguments: the gradient by every float array among the arguments."""
+    args = program.args()
+    leaves, tree = jax.tree.flatten(args)
+    floats = tuple(i for i, x in enumerate(leaves) if is_real(x))
+    if not floats or not program.reverse:
+        return None
+    f = program.function()
+
+    def flat(*leaves: Any) -> Any:
+        return scalarised(f)(*jax.tree.unflatten(tree, leaves))
+
+    return flat, lambda g: jax.grad(g, argnums=floats), tuple(leaves)
+
+
+def batched(program: Program) -> tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]:
+    """The program vmapped over two versions of its arrays; Python scalars are shared."""
+
+    def two(x: Any) -> Any:
+        if isinstance(x, (bool, int, float)):
+            return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.split(x, 2)
+        return jnp.stack([x, x * 0.5 if is_inexact(x) else x[::-1] if x.ndim else x]).astype(x.dtype)
+
+    args = program.args()
+    axes = jax.tree.map(lambda x: None if isinstance(x, (bool, int, float)) else 0, args)
+    if not jax.tree.leaves(axes):
+        axes = 0
+        return program.function(), lambda f: f, args
+    return program.function(), lambda f: jax.vmap(f, in_axes=axes), jax.tree.map(two, args)
+
+
+# --- the judgement -----------------------------------------------------------------------------------------------
+
+
+def differences(program: Program, optimize: Optimize = ag.optimize) -> list[str]:
+    """What differs between the program and its optimised form, in all forms that its seed asks for; empty if nothing.
+
+    Every program runs with numerics "fast"; every 5th also "strict", every 4th also under `grad`, every 7th also
+    under `vmap` (the transformation outside or inside of `optimize`, in turns).
+    """
+    seed, args = program.seed, program.args()
+    found = judged("fast", program.function(), lambda f: f, args, optimize, "fast", True)
+    if seed % 5 == 0:
+        found += judged("strict", program.function(), lambda f: f, args, optimize, "strict", True)
+    form = gradient(program) if seed % 4 == 0 else None
+    if form is not None:
+        found += judged("gradient", *form, optimize, "fast", seed % 8 == 0)
+    if seed % 7 == 0:
+        found += judged("vmapped", *batched(program), optimize, "fast", seed % 14 == 0)
+    return found
+
+
+def judged(
+    name: str,
+    f: Callable[..., Any],
+    transform: Callable[[Any], Any],
+    args: Sequence[Any],
+    optimize: Optimize,
+    numerics: str,
+    outside: bool,
+) -> list[str]:
+    """The differences of one form, each with the form's name in front."""
+    with user_settings():
+        whole = transform(f)
+        try:
+            natural = jax.jit(whole, compiler_options=OPTIONS).lower(*args)
+        except (TypeError, ValueError, IndexError, NotImplementedError, AttributeError) as error:
+            raise NoProgram(f"{name}: {type(error).__name__}: {error}") from error
+        form = optimize(whole, numerics=numerics) if outside else transform(optimize(f, numerics=numerics))
+        optimised = jax.jit(form, compiler_options=OPTIONS).lower(*args)
+        trees = jax.tree.structure(natural.out_info), jax.tree.structure(optimised.out_info)
+        if trees[0] != trees[1]:
+            return [f"{name}: the structure is {trees[1]}, wanted {trees[0]}"]
+        if natural.as_text() == optimised.as_text() and weak_types(natural) == weak_types(optimised):
+            return []  # the same text compiles to the same code
+        want = jax.tree.leaves(natural.compile()(*args))
+        got = jax.tree.leaves(optimised.compile()(*args))
+
+        def reference() -> Any:
+            closed = jax.make_jaxpr(whole)(*args)
+            return float64_reference(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+
+        exactness = Exactness.NO_WORSE if numerics == "strict" else Exactness.REASSOCIATES
+        return [f"{name}: {d}" for d in compare(got, want, reference, exactness=exactness)]
+
+
+def weak_types(lowered: Any) -> list[bool]:
+    """Which results are weakly typed: the text does not say."""
+    return [bool(getattr(x, "weak_type", False)) for x in jax.tree.leaves(lowered.out_info)]
+
+
+# --- the tests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_random_programs_agree(seeds: list[int]) -> None:
+    """An optimised program has the structure, types, weak types and (to its exactness) numbers of the natural one."""
+    failures, faults = [], []
+    for seed in seeds:
+        program = draw_program(seed)
+        if ONE:
+            sys.stdout.write(f"{program}\n")
+        try:
+            found = differences(program)
+        except NoProgram as error:
+            faults.append(f"program {seed}: {error}")
+            continue
+        except Exception as error:
+            error.add_note(f"{program}\n\nAEROGEL_DIFFERENTIAL_SEED={seed} repeats it")
+            raise
+        if found:
+            lines = "\n  ".join(found)
+            failures.append(f"{program}\n\n  {lines}\n  AEROGEL_DIFFERENTIAL_SEED={seed} repeats it")
+    jax.clear_caches()  # programs are not used twice, and their code fills the memory
+    assert not failures, "\n\n".join([f"{len(failures)} of {len(seeds)} programs differ", *failures])
+    assert len(faults) <= len(seeds) // 50, "the generator draws programs that JAX refuses:\n" + "\n".join(faults)
+
+
+@settings(max_examples=10)
+@given(program=programs())
+def test_shrinking_programs_agree(program: Program) -> None:
+    """The same holds for programs that hypothesis draws, which shrink when it does not."""
+    with suppress(NoProgram):
+        assert differences(program) == [], str(program)
+
+
+def test_the_corpus_holds_what_it_should() -> None:
+    """Of 500 programs at least so many hold each feature: an absent feature would make every test above weaker."""
+    counts = collections.Counter(feature for seed in range(500) for feature in draw_program(seed).features)
+    missing = {f: (counts[f], floor) for f, floor in FLOORS.items() if counts[f] < floor}
+    assert not missing, f"feature: (found, floor) {missing}"
+
+
+def test_features_are_in_the_programs_and_not_only_in_their_labels() -> None:
+    """The labels of 40 programs are true: the primitives that they name stand in the traced program."""
+    primitives = {"scan": "scan", "cond": "cond", "switch": "cond", "checkpoint": "remat2", "random": "random_bits",
+                  "custom_jvp": "custom_jvp_call", "inner_jit": "jit"}  # fmt: skip
+    seen: collections.Counter[str] = collections.Counter()
+    labelled: collections.Counter[str] = collections.Counter()
+    for seed in range(40):
+        program = draw_program(seed)
+        with user_settings():
+            names = primitive_names(jax.make_jaxpr(program.function())(*program.args()).jaxpr)
+        for feature, primitive in primitives.items():
+            labelled[feature] += feature in program.features
+            seen[feature] += feature in program.features and primitive in names
+    for feature in primitives:
+        # What a derivative or dead code removes is labelled too.
+        assert seen[feature] >= 0.6 * labelled[feature] > 0, (feature, seen[feature], labelled[feature])
+
+
+def primitive_names(jaxpr: Any) -> set[str]:
+    """Names of all primitives, also in inner programs."""
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    for eqn in jaxpr.eqns:
+        for inner in _jax.jaxprs_in_params(eqn.params):
+            names |= primitive_names(inner)
+    return names
+
+
+def test_a_seed_is_one_program() -> None:
+    """The same seed gives the same text in another process, whatever PYTHONHASHSEED is."""
+    code = "from strategies import draw_program as d; print(hash('a')); print(*map(d, range(30)), sep='\\n')"
+    texts = []
+    for hash_seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        texts.append(run.stdout.split("\n", 1))
+    assert texts[0][0] != texts[1][0], "the hash seeds did not differ"
+    assert texts[0][1] == texts[1][1] == "\n".join(map(str, map(draw_program, range(30)))) + "\n"
+
+
+# --- is the judge awake? -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimize", WRONG, ids=lambda m: m.name)
+def test_the_judge_sees_a_wrong_optimiser(optimize: Miscompiler) -> None:
+    """Each wrong optimiser is caught twice within the first 60 programs that can show its fault (most within five)."""
+    under_grad = "custom_jvp" in optimize.features
+    caught, tried = 0, 0
+    for seed in range(3000):
+        if not optimize.features <= draw_program(seed).features:
+            continue
+        if seed % 8 != 4 if under_grad else 0 in (seed % 4, seed % 5, seed % 7):
+            continue  # one form of the program is enough here
+        tried += 1
+        caught += bool(differences(draw_program(seed), optimize))
+        if caught == 2:
+            return
+        assert tried < 60, f"{optimize.name} is caught on {caught} of {tried} programs"
+    raise AssertionError(f"{tried} programs with {set(optimize.features)}")
+
+
+@pytest.mark.parametrize("optimize", RIGHT, ids=lambda m: m.name)
+def test_the_judge_accepts_a_right_optimiser(optimize: Miscompiler) -> None:
+    """What only inlines, and what only adds up in another order, is accepted on every program."""
+    tried = 0
+    for seed in range(36):
+        program = draw_program(seed)
+        if optimize.features <= program.features:
+            tried += 1
+            # Another order of summation is no promise of "strict".
+            found = [d for d in differences(program, optimize) if not d.startswith("strict")]
+            assert found == [], f"{program}\n{found}"
+    assert tried >= 5
+    jax.clear_caches()
+
+
+def test_the_optimiser_has_work_to_do() -> None:
+    """In every eighth program at least something fires: otherwise their agreement would say little."""
+    fired = 0
+    for seed in range(80):
+        program, reports = draw_program(seed), []
+        with user_settings():
+            form = ag.optimize(program.function(), on_report=reports.append)
+            jax.jit(form, compiler_options=OPTIONS).trace(*program.args())
+        fired += any(report.fired for report in reports)
+    assert fired >= 10

@@ -1,0 +1,120 @@
+"""The form and the text of every error, and that its page exists."""
+
+import pickle
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from aerogel import _errors
+from aerogel._errors import (
+    AerogelError,
+    Disagreement,
+    ErrorText,
+    InternalError,
+    PassFailedWarning,
+    ProgramCheckError,
+    UsageError,
+)
+
+PAGES = Path(__file__).parents[1] / "docs" / "errors"
+
+# Golden files by name; the first of each code also stands on its page.
+SAMPLES: dict[str, AerogelError] = {
+    "AG001": UsageError(argument="numerics", got="fst", wanted=["strict", "fast"], function="optimize"),
+    "AG001-nothing-near": UsageError(argument="numerics", got=32, wanted=["strict", "fast"]),
+    "AG001-described": UsageError(argument="report", got="out.html", wanted="a file name that ends in .json or .txt"),
+    "AG002": InternalError(
+        what="a variable is read before it is made.",
+        where="model.py:41 in attend",
+        program="{ lambda ; a:f32[8]. let\n    c:f32[8] = mul b a\n  in (c,) }",
+    ),
+    "AG201": ProgramCheckError(
+        what="the type of result 0 changed.",
+        where="model.py:41 in attend:   d:f16[8,64] = div b c",
+        got="f32[8,64]",
+        wanted="f16[8,64]",
+    ),
+    "AG201-bare": ProgramCheckError(what="the number of results changed.", got="2", wanted=""),
+    "AG202": PassFailedWarning(
+        pass_name="loop-fusion", function="loss", reason="KeyError: 'axis'", where="model.py:41 in attend"
+    ),
+    "AG202-bare": PassFailedWarning(pass_name="normalize", reason="PassTimeout"),
+    "AG301": Disagreement(
+        function="loss",
+        path="result['loss']",
+        got=1.25,
+        wanted=1.0,
+        error="2097152 ulp",
+        tolerance="64 ulp",
+    ),
+    "AG301-type": Disagreement(function="loss", path="result[0]", got="f16[8]", wanted="f32[8]"),
+}
+
+CLASSES = [c for c in vars(_errors).values() if isinstance(c, type) and issubclass(c, AerogelError)]
+FINAL = [c for c in CLASSES if c is not AerogelError]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_text_is_the_golden_one(name: str, golden: Callable[[str, str], None]) -> None:
+    """The whole text of an error is part of the API: it changes only on purpose."""
+    golden(f"errors/{name}.txt", str(SAMPLES[name]))
+
+
+def test_every_class_has_a_sample() -> None:
+    """A new class of errors comes with its golden text."""
+    assert {type(error) for error in SAMPLES.values()} == set(FINAL)
+
+
+def test_codes_are_unique_and_have_a_page_each() -> None:
+    """A code is the address of one page, and every page belongs to a code."""
+    codes = [c.code for c in FINAL]
+    assert len(codes) == len(set(codes))
+    assert {page.stem for page in PAGES.glob("AG*.md")} == set(codes)
+
+
+@pytest.mark.parametrize("cls", FINAL, ids=lambda c: c.__name__)
+def test_page_names_the_class_and_shows_the_text(cls: type[AerogelError]) -> None:
+    """What a user pastes into a search box stands on the page."""
+    page = (PAGES / f"{cls.code}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {cls.code}: {cls.__name__}\n")
+    assert f"```text\n{cls.__module__}.{cls.__name__}: {SAMPLES[cls.code]}\n```" in page
+
+
+@pytest.mark.parametrize("cls", FINAL, ids=lambda c: c.__name__)
+def test_derives_from_a_builtin(cls: type[AerogelError]) -> None:
+    """`except ValueError` and its like, in code that has never heard of Aerogel, still catch."""
+    builtins = [b for b in cls.__mro__ if b.__module__ == "builtins" and not issubclass(AerogelError, b)]
+    assert builtins
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_survives_pickling(name: str) -> None:
+    """An error leaves a worker process with its text and its fields."""
+    error = SAMPLES[name]
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_is_imported_from_the_door_that_tracebacks_name(cls: type[AerogelError]) -> None:
+    """`except aerogel.UsageError:` can be written down from the traceback."""
+    assert getattr(import_module(cls.__module__), cls.__name__) is cls
+
+
+def test_lines_stand_in_order_and_values_are_indented() -> None:
+    """What, where, got and wanted, what to do; a value of two lines stays below its label."""
+    text = ErrorText(what="what.", where="here", got="a\nb", wanted="c", to_fix="do").render("AG999")
+    lines = ["[AG999] what.", "  where    here", "  got      a", "           b   (wanted c)", "  to fix   do"]
+    assert text.splitlines() == lines
+
+
+def test_a_long_value_is_cut() -> None:
+    """A mistaken array or program does not fill the screen."""
+    text = str(UsageError(argument="numerics", got="x" * 10_000, wanted=["fast"]))
+    assert len(text) < 600
+    assert re.search(r"\.\.\.", text)
