@@ -14,63 +14,49 @@ from .loop import LoopBuilder, strong
 from .window import Window, in_window, position
 
 # A running sum of T terms loses up to T ulp, a stacked and then reduced one about log2(T). From this many steps on,
-# small partial sums are compensated (Kahan 1965): a few scalar operations beside the reduction of a whole step.
-COMPENSATED_FROM = 64
+# partial sums that are small beside what a step reduces are stacked: it costs no more than a carry (measured).
+STACKED_FROM = 64
 SMALL = 16
 
 
 def accumulate(
-    new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window: Window, step_size: int, compensate: bool
-) -> list[Var]:
-    """The combined partial results of the steps in `window`, as variables after the loop.
+    new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window: Window, step_size: int
+) -> list[Atom]:
+    """The combined partial results of the steps in `window`, as atoms after the loop.
 
     Args:
         new: the loop under construction; `partial` are atoms of its body.
         monoid: how two of them combine.
         window: the steps that count.
-        step_size: elements that one step reduces, to tell whether compensation is free.
-        compensate: allow it (it has no use under differentiation).
+        step_size: elements that one step reduces, to tell whether its partial results are small beside them.
     """
     avals = [strong(x.aval) for x in partial]
     start = new.before.call(lambda: list(monoid.identity(avals)))
-    carries = [new.carry(atom) for atom in start]
-    now = [var for var, _, _ in carries]
     hit = is_hit(new, window)
     (first,) = avals[:1]
     small = int(np.prod(first.shape)) * SMALL <= step_size
-    rounds = monoid.name == "add" and jnp.issubdtype(first.dtype, jnp.floating)
-    if compensate and rounds and small and window.count >= COMPENSATED_FROM:
-        _kahan(new, carries[0], partial[0], hit)
-    else:
+    if monoid.name == "add" and jnp.issubdtype(first.dtype, jnp.inexact) and small and window.count >= STACKED_FROM:
+        return [_stacked(new, partial[0], start[0], hit)]
+    carries = [new.carry(atom) for atom in start]
 
-        def combine(*values: Any) -> list[Any]:
-            k = len(avals)
-            old, fresh = values[:k], values[k : 2 * k]
-            out = monoid.combine(tuple(old), tuple(fresh))
-            return list(out) if len(values) == 2 * k else [_where(values[-1], a, b) for a, b in zip(out, old)]
+    def combine(*values: Any) -> list[Any]:
+        k = len(avals)
+        old, fresh, hits = values[:k], values[k : 2 * k], values[2 * k :]
+        out = monoid.combine(tuple(old), tuple(fresh))
+        return [_where(hits[0], a, b) if hits else a for a, b in zip(out, old, strict=True)]
 
-        outs = new.body.call(combine, *now, *partial, *([] if hit is None else [hit]))
-        for (_, set_next, _), out in zip(carries, outs, strict=True):
-            set_next(out)
+    outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *([] if hit is None else [hit]))
+    for (_, set_next, _), out in zip(carries, outs, strict=True):
+        set_next(out)
     return [final for _, _, final in carries]
 
 
-def _kahan(new: LoopBuilder, total: Any, partial: Atom, hit: Atom | None) -> None:
-    var, set_next, _ = total
-    (zero,) = new.before.call(lambda: lax.full(var.aval.shape, 0, var.aval.dtype))
-    lost, set_lost, _ = new.carry(zero)
-
-    def step(total: Any, lost: Any, x: Any, *hit: Any) -> list[Any]:
-        x = _where(hit[0], x, lax.full_like(x, 0)) if hit else x
-        y = x - lost
-        out = total + y
-        rest = (out - total) - y
-        # an infinite total has no rest; inf - inf would poison the next step
-        return [out, lax.select(lax.is_finite(out), rest, lax.full_like(rest, 0))]
-
-    out, rest = new.body.call(step, var, lost, partial, *([] if hit is None else [hit]))
-    set_next(out)
-    set_lost(rest)
+def _stacked(new: LoopBuilder, partial: Atom, zero: Atom, hit: Atom | None) -> Atom:
+    """The sum of one small partial sum for each step."""
+    if hit is not None:
+        (partial,) = new.body.call(lambda hit, x, zero: _where(hit, x, zero), hit, partial, new.const(zero))
+    (total,) = new.after.call(lambda rows: lax.reduce_sum(rows, [0]), new.y(partial))
+    return total
 
 
 def keep(new: LoopBuilder, atom: Atom, window: Window) -> Var:

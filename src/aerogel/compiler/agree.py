@@ -156,7 +156,6 @@ def _values(
     off, off_natural = _distance(got, truth), _distance(want, truth)
     ulp = _ulp(truth, got.dtype)
     agree = np.asarray(got == want) | (np.isnan(got) & np.isnan(want)) | np.isinf(spread)
-    lost = _is_nonfinite(got) & ~_is_nonfinite(want) & (off > 0)
     # Where only the natural result overflowed, its error is no excuse; where float64 has NaN, neither is judged by it.
     excuse = np.where(_is_nonfinite(want), 0.0, off_natural)
     nowhere = np.isnan(truth) & ~np.isnan(want) & ~np.isnan(got)
@@ -172,7 +171,7 @@ def _values(
     else:
         bound = _SPREADS * spread + _ULPS * ulp + excuse
     with np.errstate(invalid="ignore"):
-        broken = ~agree & (lost | ~(off <= bound))
+        broken = ~agree & ~(off <= bound)
     return _worst(index, got, want, broken, (off, bound, truth), exactness.value)
 
 
@@ -182,7 +181,7 @@ def _wide_like(x: np.ndarray) -> Any:
 
 def _is_nonfinite(x: np.ndarray) -> np.ndarray:
     finite = np.isfinite(_real_parts(x).astype(np.float64))
-    return ~(finite.all(axis=-1) if x.dtype.kind == "c" else finite)
+    return np.asarray(~(finite.all(axis=-1) if x.dtype.kind == "c" else finite))
 
 
 def _distance(x: np.ndarray, truth: np.ndarray) -> np.ndarray:

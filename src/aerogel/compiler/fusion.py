@@ -22,9 +22,9 @@ from .region import Joined, Region, Site, Sliced
 from .window import Window
 
 
-def fuse(jaxpr: Jaxpr, region: Region, sites: Sequence[Site], differentiable: bool) -> tuple[Jaxpr, JaxprEqn]:
+def fuse(jaxpr: Jaxpr, region: Region, sites: Sequence[Site]) -> tuple[Jaxpr, JaxprEqn]:
     """`jaxpr` with `sites` inside the region's loop, and the new loop. Of what the loop stacked, only what others still read is left."""
-    return _Fusion(jaxpr, region, sites, differentiable).run()
+    return _Fusion(jaxpr, region, sites).run()
 
 
 @dataclass
@@ -32,7 +32,6 @@ class _Fusion:
     jaxpr: Jaxpr
     region: Region
     sites: Sequence[Site]
-    differentiable: bool
     blocks: dict[Var, Atom] = field(default_factory=dict)  # a value of the region -> its block in the body
     results: dict[Var, Atom] = field(default_factory=dict)  # a variable of the program -> what replaces it
 
@@ -118,8 +117,10 @@ class _Fusion:
         ins = [self._block(x, place, site.window) for x, place in zip(site.reads, site.places, strict=True)]
         index: list[Atom] = [self.new.index()] if answer.uses_start else []
 
-        def one_step(*values: object) -> list[object]:
+        def one_step(*values: Any) -> list[Any]:
             start, blocks = (values[0], values[1:]) if answer.uses_start else (np.int32(0), values)
+            if site.eqn.primitive.name == "convert_element_type":
+                blocks = [_kept_narrow(x, site.eqn.params["new_dtype"]) for x in blocks]
             if answer.uses_start and site.window.count != self.loop.length:
                 start = lax.div(start - np.int32(site.window.start), np.int32(site.window.stride))  # type: ignore[operator]
             return list(answer.block(start, 1, *blocks))
@@ -135,7 +136,7 @@ class _Fusion:
 
     def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom]) -> None:
         step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
-        totals = accumulate(self.new, answer.monoid, parts, site.window, step_size, compensate=not self.differentiable)
+        totals = accumulate(self.new, answer.monoid, parts, site.window, step_size)
         self.new.after.like = site.eqn
         outs = self.new.after.call(answer.finish, *totals, *site.late)
         self.results.update(zip(site.eqn.outvars, outs, strict=True))
@@ -170,6 +171,16 @@ class _Fusion:
             rows = keep(self.new, block, window)
         (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, window.count), rows)
         return whole
+
+
+def _kept_narrow(x: Any, to: Any) -> Any:
+    """`x` by way of int32, when it is a byte that becomes a float.
+
+    XLA's CPU kernels for reductions (jaxlib 0.10.2, "ynn_fusion") drop the cast float -> int8 -> float when they see
+    both ends; the stacked array kept the two apart.
+    """
+    narrow = x.dtype in (np.int8, np.uint8) and np.dtype(to).kind not in "biu"
+    return lax.convert_element_type(x, np.int32) if narrow else x
 
 
 Derived = dict[Var, tuple[Site, Callable[..., Any]]]

@@ -94,15 +94,19 @@ class Loop:
 
 
 def as_loop(eqn: JaxprEqn) -> Loop | None:
-    """The view of an equation that is a scan without effects and without closed-over constants; else None."""
-    if (
-        eqn.primitive.name != "scan"
-        or eqn.effects
-        or eqn.params["jaxpr"].consts
-        or any(_jax.explicit_mesh(v.aval) for v in eqn.outvars)
-    ):
-        return None
-    return Loop(eqn)
+    """The view of an equation that is a scan which may be rebuilt; else None."""
+    return Loop(eqn) if eqn.primitive.name == "scan" and why_left(eqn) is None else None
+
+
+def why_left(scan: JaxprEqn) -> str | None:
+    """Why a scan must stay as it is; None if it may be rebuilt."""
+    if scan.effects:
+        return "its steps have effects"
+    if scan.params["jaxpr"].consts:
+        return "its body closes over arrays"
+    if any(_jax.explicit_mesh(v.aval) for v in scan.outvars):
+        return "its results are sharded by their types"
+    return None
 
 
 @dataclass

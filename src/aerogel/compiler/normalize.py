@@ -94,8 +94,9 @@ class Normalizer:
     def _is_inlined(self, old: JaxprEqn, new: JaxprEqn) -> bool:
         if not is_plain_call(new):
             return False
-        once = self.calls[id(old.params["jaxpr"].jaxpr)] == 1
-        return once or len(new.params["jaxpr"].jaxpr.eqns) <= SMALL_CALL
+        body = new.params["jaxpr"].jaxpr
+        loops = any(inner_jaxprs(one) for one in body.eqns)
+        return self.calls[id(old.params["jaxpr"].jaxpr)] == 1 or (len(body.eqns) <= SMALL_CALL and not loops)
 
 
 def is_plain_call(eqn: JaxprEqn) -> bool:

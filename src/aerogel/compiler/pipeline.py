@@ -7,6 +7,7 @@ ill-typed program leaves the program as it was: the report says so in red, one w
 
 import ctypes
 import os
+import sys
 import threading
 import time
 import warnings
@@ -14,6 +15,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import jax
 
 from aerogel._errors import PassFailedWarning
 from aerogel._jax import Jaxpr
@@ -169,5 +172,16 @@ def guarded(step: str, function: str, size: int, run: Callable[[], T]) -> tuple[
         if os.environ.get("AEROGEL_STRICT") == "1":
             raise
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        warnings.warn(PassFailedWarning(pass_name=step, function=function, reason=reason), stacklevel=2)
+        warn_caller(PassFailedWarning(pass_name=step, function=function, reason=reason))
         return None, [Decision(step, "left the program as it was", "", False, reason, failed=True)]
+
+
+def warn_caller(warning: Warning) -> None:
+    """Issues a warning at the innermost line that is neither ours nor JAX's (`skip_file_prefixes` needs 3.12)."""
+    ours = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(jax.__file__))
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__", "__main__")
+    warnings.warn_explicit(warning, type(warning), frame.f_code.co_filename, frame.f_lineno, module, registry)

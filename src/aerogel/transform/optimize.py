@@ -83,6 +83,7 @@ def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_report: OnReport | No
         return jax.tree.unflatten(out_tree(), _jax.evaluate(outcome.after, dynamic))
 
     optimized.__dict__.pop(_SLOT, None)
+    optimized.__doc__ = getattr(f, "__doc__", None)  # JAX's `wraps` makes "" of None
     return optimized
 
 
@@ -103,7 +104,7 @@ def trace_program(f: Any, args: Any, kwargs: Any) -> tuple[Program, list[Any], C
         nonlocal out_tree, debug_info
         rest = iter(values)
         full = [next(rest) if yes else x for x, yes in zip(leaves, is_input, strict=True)]
-        call_args, call_kwargs = jax.tree.unflatten(in_tree, full)
+        call_args, call_kwargs = _untouched(jax.tree.unflatten(in_tree, full), (args, kwargs), is_input)
         with _jax.inside_optimize(True):
             out = f(*call_args, **call_kwargs)
         outs, out_tree = _jax.flatten(out)
@@ -113,6 +114,20 @@ def trace_program(f: Any, args: Any, kwargs: Any) -> tuple[Program, list[Any], C
     program = _jax.trace_flat(flat, debug_info, [_jax.input_aval(x) for x in inputs])
     _jax.set_debug_info(program, debug_info)
     return program, inputs, lambda: out_tree
+
+
+def _untouched(rebuilt: Any, given: Any, is_input: list[bool]) -> Any:
+    """`rebuilt`, with every argument that holds no input replaced by the very object that was given (a static tuple)."""
+    (args, kwargs), flags = given, iter(is_input)
+
+    def pick(new: Any, old: Any) -> Any:
+        inputs = [next(flags) for _ in _jax.flatten(old)[0]]
+        return new if any(inputs) else old
+
+    new_args = [pick(new, old) for new, old in zip(rebuilt[0], args, strict=True)]
+    # A dict is flattened in the order of its sorted keys.
+    new_kwargs = {key: pick(rebuilt[1][key], kwargs[key]) for key in sorted(kwargs)}
+    return new_args, {key: new_kwargs[key] for key in kwargs}
 
 
 def _is_array(x: Any) -> bool:

@@ -13,11 +13,11 @@ from ..choose import choose, stacked_bytes
 from ..exactness import Exactness
 from ..fusion import fuse
 from ..levels import rewrite_levels
-from ..loop import Loop, as_loop
-from ..normalize import drop_dead
+from ..loop import Loop, as_loop, why_left
+from ..normalize import LOOPS_AND_BRANCHES, drop_dead
 from ..pipeline import Context
 from ..producers import makeable_inputs
-from ..program import Program, producers, users, where
+from ..program import Program, inner_jaxprs, producers, users, where
 from ..region import Joined, Region, Site, Sliced, grow
 from ..report import Decision
 
@@ -43,6 +43,7 @@ class LoopFusion:
 
 def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     done: set[Var] = set()
+    decisions += _left(jaxpr)
     while True:
         found = _next_loop(jaxpr, done)
         if found is None:
@@ -55,9 +56,34 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
         decisions += _decisions(jaxpr, region, chosen)
         decisions += [_input_decision(jaxpr, loop, x) for x in inputs]
         if chosen or inputs:
-            fused, new = fuse(jaxpr, region, chosen, context.before_differentiation)
+            fused, new = fuse(jaxpr, region, chosen)
             done.update(new.outvars)
             jaxpr = drop_dead(fused)
+
+
+def _left(jaxpr: Jaxpr) -> list[Decision]:
+    """Decisions about the loops that no pass looks at: near misses are not silent."""
+    made = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "scan":
+            reason = why_left(eqn)
+            if reason is not None:
+                made.append(Decision(NAME, "a loop is left as it is", where(eqn), False, reason))
+        elif eqn.primitive.name not in LOOPS_AND_BRANCHES:
+            reason = f"it stands in a `{eqn.primitive.name}`, whose body is left as it is"
+            for inner in inner_jaxprs(eqn):
+                made += [
+                    Decision(NAME, "a loop is left as it is", where(scan), False, reason) for scan in _scans(inner)
+                ]
+    return made
+
+
+def _scans(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    return [
+        scan
+        for eqn in jaxpr.eqns
+        for scan in ([eqn] if eqn.primitive.name == "scan" else [s for j in inner_jaxprs(eqn) for s in _scans(j)])
+    ]
 
 
 def _next_loop(jaxpr: Jaxpr, done: set[Var]) -> tuple[int, Loop] | None:

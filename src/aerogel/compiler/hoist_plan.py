@@ -1,0 +1,206 @@
+"""What of a loop's body runs outside it: minimum cuts over what must then cross the loop's border."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from aerogel._jax import JaxprEqn, Var
+
+from .cost import Machine, equation_seconds, nbytes
+from .cost.primitives import RANDOM
+from .cut import SINK, SOURCE, Graph
+from .hoist import Outside, constant_equations
+from .hoistable import crossing_seconds, is_dear, is_heavy, refusal, stacked_inputs, steps_saved
+from .loop import Loop
+from .program import depends_on, inner_jaxprs, is_var, users
+
+# The share of a predicted saving that is believed: products of few rows gain less than the model says.
+TRUST = 0.5
+# Savings below these are noise.
+LEAST_SHARE, LEAST_SECONDS = 0.03, 2e-6
+# Bytes that stacking may add without a large gain in time.
+FREE_BYTES = 16 << 20
+LARGE_GAIN = 1.5
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the plan may rest on."""
+
+    machine: Machine
+    strict: bool
+    before_differentiation: bool
+
+
+@dataclass
+class Plan:
+    """Equations that move, in one of the three ways, and why others do not.
+
+    Attributes:
+        outside: what moves.
+        refusals: for a heavy equation that stays, by index, the reason.
+        seconds_saved: predicted, what crosses the border taken off.
+        bytes_added: stacked values that did not exist before.
+    """
+
+    outside: Outside = field(default_factory=Outside)
+    refusals: dict[int, str] = field(default_factory=dict)
+    seconds_saved: float = 0.0
+    bytes_added: int = 0
+
+
+def plan_once(loop: Loop, terms: Terms) -> Plan:
+    """Work on constants only, in a place where XLA leaves it in the loop: random numbers; before differentiation all."""
+    eqns = loop.body.eqns
+    fixed = constant_equations(loop)
+    plan = Plan()
+    roots = {i for i in fixed if _stays_in_loop(eqns[i], terms)}
+    if not roots:
+        return plan
+    late = depends_on(loop.body, [v for i in roots for v in eqns[i].outvars])
+    once = {i for i in fixed if i in roots or any(is_var(x) and x in late for x in eqns[i].invars)}
+    saved = (loop.length - 1) * sum(equation_seconds(eqns[i], terms.machine) for i in roots)
+    return Plan(Outside(once=frozenset(once)), seconds_saved=saved)
+
+
+def _stays_in_loop(eqn: JaxprEqn, terms: Terms) -> bool:
+    if not is_heavy(eqn):
+        return terms.before_differentiation and is_dear(eqn) and any(is_var(x) for x in eqn.invars)
+    return terms.before_differentiation or any(one.primitive.name in RANDOM for one in _flat(eqn))
+
+
+def _flat(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    yield eqn
+    for inner in inner_jaxprs(eqn):
+        for one in inner.eqns:
+            yield from _flat(one)
+
+
+def plan_before(loop: Loop, terms: Terms) -> Plan:
+    """What reads no carry and is cheaper for all steps at once than step by step."""
+    eqns, length = loop.body.eqns, loop.length
+    fixed = constant_equations(loop)
+    carried = depends_on(loop.body, loop.body_carry)
+    free = {
+        i
+        for i, eqn in enumerate(eqns)
+        if i not in fixed and not any(is_var(x) and x in carried for x in eqn.invars)
+    }
+    return _plan(loop, free, fixed, terms, after=False) if any(is_heavy(eqns[i]) for i in free) and length else Plan()
+
+
+def plan_after(loop: Loop, terms: Terms) -> Plan:
+    """What only stacked outputs read, and is cheaper for all steps at once than step by step."""
+    eqns = loop.body.eqns
+    fixed = constant_equations(loop)
+    needed: set[object] = {x for x in loop.next_carry if is_var(x)}
+    free: set[int] = set()
+    for i in reversed(range(len(eqns))):
+        if i in fixed:
+            continue
+        if eqns[i].effects or any(v in needed for v in eqns[i].outvars):
+            needed.update(x for x in eqns[i].invars if is_var(x))
+        else:
+            free.add(i)
+    return _plan(loop, free, fixed, terms, after=True) if any(is_heavy(eqns[i]) for i in free) else Plan()
+
+
+def _plan(loop: Loop, free: set[int], fixed: set[int], terms: Terms, *, after: bool) -> Plan:
+    eqns, plan = loop.body.eqns, Plan()
+    constant = {*loop.body_consts, *(v for i in fixed for v in eqns[i].outvars)}
+    refusals = {i: r for i in free if (r := refusal(eqns[i], terms.strict)) is not None}
+    gains = {
+        i: TRUST * steps_saved(eqns[i], stacked_inputs(eqns[i], constant), loop.length, terms.machine)
+        for i in sorted(free - refusals.keys())
+        if is_heavy(eqns[i])
+    }
+    plan.refusals = {i: r for i, r in refusals.items() if is_heavy(eqns[i])}
+    graph = Graph()
+    build = _after_graph if after else _before_graph
+    build(graph, loop, free, constant, terms.machine)
+    for i in free:
+        if i in refusals:
+            graph.edge(i, SINK, float("inf"))
+        elif i in gains:
+            graph.edge(SOURCE, i, gains[i])
+        elif is_dear(eqns[i]):
+            graph.edge(SOURCE, i, 0.25 * max(crossing_seconds(v, loop.length, terms.machine) for v in eqns[i].outvars))
+    taken = {i for i in graph.taken() if isinstance(i, int)} if any(gains.values()) else set()
+    moved = frozenset(taken & free)
+    for i in gains.keys() - moved:
+        plan.refusals[i] = "stacking what crosses the loop's border costs what running it at once saves"
+    if not moved & gains.keys():
+        return plan
+    new = _new_stacks(loop, moved, constant, after=after)
+    plan.seconds_saved = sum(gains[i] for i in moved & gains.keys()) - sum(
+        crossing_seconds(v, loop.length, terms.machine) for v in new
+    )
+    inner = {v for i in moved & gains.keys() for v in eqns[i].outvars}
+    plan.bytes_added = loop.length * sum(nbytes(v.aval) for v in new | inner)
+    reason = _too_little(loop, plan, terms)
+    if reason is None:
+        plan.outside = Outside(after=moved) if after else Outside(before=moved)
+    else:
+        plan.refusals |= dict.fromkeys(moved & gains.keys(), reason)
+    return plan
+
+
+def _before_graph(graph: Graph, loop: Loop, free: set[int], constant: set[Var], machine: Machine) -> None:
+    """Taking an equation means that it runs before the loop: so does what it reads; what others read crosses."""
+    eqns, readers = loop.body.eqns, users(loop.body)
+    carried_on = {x for x in loop.next_carry if is_var(x)}
+    makers = {v: i for i in free for v in eqns[i].outvars}
+    for i in free:
+        for x in eqns[i].invars:
+            if is_var(x) and x in makers:
+                graph.implies(i, makers[x])
+        for v in eqns[i].outvars:
+            inside = [k for k in readers.get(v, ()) if k >= 0]
+            if not inside and v not in carried_on:
+                continue
+            graph.edge(i, v, crossing_seconds(v, loop.length, machine))
+            for k in inside:
+                graph.implies(v, k if k in free else SINK)
+            if v in carried_on:
+                graph.implies(v, SINK)
+
+
+def _after_graph(graph: Graph, loop: Loop, free: set[int], constant: set[Var], machine: Machine) -> None:
+    """Taking an equation means that it runs after the loop: so does what reads it; what it reads is stacked."""
+    eqns, readers = loop.body.eqns, users(loop.body)
+    existing = {*loop.body_xs, *loop.body_ys, *constant}
+    makers = {v: i for i in free for v in eqns[i].outvars}
+    for i in free:
+        for v in eqns[i].outvars:
+            for k in readers.get(v, ()):
+                if k >= 0:
+                    graph.implies(i, k)
+        for x in eqns[i].invars:
+            if not is_var(x) or x in existing:
+                continue
+            graph.implies(i, x)
+            graph.edge(x, makers.get(x, SINK), crossing_seconds(x, loop.length, machine))
+
+
+def _new_stacks(loop: Loop, moved: frozenset[int], constant: set[Var], *, after: bool) -> set[Var]:
+    """The values that cross the border and were not stacked before."""
+    eqns, readers = loop.body.eqns, users(loop.body)
+    made = {v for i in moved for v in eqns[i].outvars}
+    if not after:
+        carried_on = {x for x in loop.next_carry if is_var(x)}
+        ys = {y for y in loop.body_ys if is_var(y)}
+        return {
+            v for v in made - ys if v in carried_on or any(k >= 0 and k not in moved for k in readers.get(v, ()))
+        }
+    existing = {*loop.body_xs, *loop.body_ys, *constant}
+    return {x for i in moved for x in eqns[i].invars if is_var(x) and x not in made and x not in existing}
+
+
+def _too_little(loop: Loop, plan: Plan, terms: Terms) -> str | None:
+    """Why a plan is not worth its while; None if it is."""
+    whole = equation_seconds(loop.eqn, terms.machine)
+    if plan.seconds_saved < max(LEAST_SECONDS, LEAST_SHARE * whole):
+        return "it saves too little to be sure"
+    limit = max(FREE_BYTES, sum(nbytes(y.aval) for y in loop.ys))
+    if plan.bytes_added > limit and whole < LARGE_GAIN * (whole - plan.seconds_saved / TRUST):
+        return f"it would keep {plan.bytes_added >> 20} MB more for a small gain in time"
+    return None

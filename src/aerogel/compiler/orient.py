@@ -1,0 +1,338 @@
+"""In which order the values around products are stored: the assignment that copies least.
+
+Values joined by equations that work entry by entry form a *cluster*: they are all stored in one order. Between
+clusters stand *terms*: products (which make their result in several orders), equations that carry an order
+(transposes, reductions, reshapes), readers that want an order. A term knows what it copies for given orders. Each
+connected group of clusters is descended from two starts, the program as it is and "dimensions that most clusters
+share come first" (a batch mapped by `vmap` is one), since a chain of products gains only when all of it turns.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aerogel import _jax
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
+
+from .aligned import is_aligned
+from .orders import CARRIERS, Order, carry, copy_weight, natural, pull, restrict, short_reduction_weight
+from .products import Product
+from .program import inner_jaxprs, is_var
+
+SWEEPS = 8
+
+
+@dataclass
+class Layout:
+    """The clusters of one level of a program and the order of each; values in no cluster are stored naturally.
+
+    Attributes:
+        cluster: of each variable that may be stored in another order.
+        orders: of each cluster.
+        repeated: variables that cost nothing to make again in another order, with their equations (broadcasts).
+    """
+
+    cluster: dict[Var, int] = field(default_factory=dict)
+    orders: list[Order] = field(default_factory=list)
+    repeated: dict[Var, JaxprEqn] = field(default_factory=dict)
+
+    def order(self, x: Atom) -> Order:
+        """How a value is stored."""
+        found = self.cluster.get(x) if is_var(x) else None
+        return natural(len(getattr(x.aval, "shape", ()))) if found is None else self.orders[found]
+
+    def weight(self, x: Atom, wanted: Order) -> int:
+        """What it takes to have `x` in an order."""
+        eqn = self.repeated.get(x) if is_var(x) else None
+        if eqn is None:
+            return copy_weight(x.aval, self.order(x), wanted)
+        return self.weight(eqn.invars[0], operand_order(eqn, wanted)) if eqn.invars else 0
+
+    def behind(self, x: Atom) -> int | None:
+        """The cluster whose order decides about `x`."""
+        while is_var(x) and x in self.repeated and self.repeated[x].invars:
+            x = self.repeated[x].invars[0]
+        return self.cluster.get(x) if is_var(x) else None
+
+
+def operand_order(eqn: JaxprEqn, wanted: Order) -> Order:
+    """The order of the operand with which a broadcast makes its result as `wanted`."""
+    return restrict(wanted, tuple(eqn.params["broadcast_dimensions"]))
+
+
+@dataclass(frozen=True)
+class Term:
+    """A cost that depends on the orders of a few clusters.
+
+    Attributes:
+        eqn: the equation that it stands for; None for results of the program and readers that turn nothing.
+        clusters: whose orders count.
+        weight: bytes copied.
+        wishes: orders of a cluster that might suit the term.
+        links: pairs of (cluster, dimension) that are one dimension.
+    """
+
+    eqn: JaxprEqn | None
+    clusters: tuple[int, ...]
+    weight: Callable[[Layout], int]
+    wishes: Callable[[Layout, int], Iterable[Order]]
+    links: tuple[tuple[tuple[Any, int], tuple[Any, int]], ...] = ()
+
+
+def role(eqn: JaxprEqn) -> str:
+    """What an equation is here: "aligned", "repeated", "carrier", "product", or "wall"."""
+    values = (*eqn.invars, *eqn.outvars)
+    if eqn.effects or not eqn.invars or any(_jax.explicit_mesh(x.aval) for x in values):
+        return "wall"
+    if eqn.params.get("sharding") is not None or eqn.params.get("out_sharding") is not None:
+        return "wall"
+    name = eqn.primitive.name
+    if name == "dot_general":
+        return "product"
+    if name == "broadcast_in_dim":
+        return "repeated" if len(eqn.invars) == 1 else "wall"
+    if name in CARRIERS and len(eqn.invars) == 1 and is_var(eqn.invars[0]):
+        weak = [getattr(x.aval, "weak_type", False) for x in values]
+        return "carrier" if name != "transpose" or weak[0] == weak[1] else "wall"
+    return "aligned" if is_aligned(eqn) and not inner_jaxprs(eqn) else "wall"
+
+
+def layout_of(jaxpr: Jaxpr) -> Layout:
+    """The clusters of `jaxpr`, all in their natural orders."""
+    layout, parent = Layout(), list[int]()
+    ranks: list[int] = []
+
+    def find(k: int) -> int:
+        while parent[k] != k:
+            parent[k] = parent[parent[k]]
+            k = parent[k]
+        return k
+
+    numbers: dict[Var, int] = {}
+    for eqn in jaxpr.eqns:
+        kind = role(eqn)
+        if kind == "repeated":
+            layout.repeated[eqn.outvars[0]] = eqn
+        elif kind != "wall":
+            k = len(parent)
+            parent.append(k)
+            ranks.append(len(eqn.outvars[0].aval.shape))
+            numbers.update(dict.fromkeys(eqn.outvars, k))
+            if kind == "aligned":
+                for x in eqn.invars:
+                    if is_var(x) and x in numbers and x.aval.shape:
+                        parent[find(numbers[x])] = find(k)
+    dense: dict[int, int] = {}
+    for var, k in numbers.items():
+        layout.cluster[var] = dense.setdefault(find(k), len(dense))
+    layout.orders = [natural(0)] * len(dense)
+    for var, k in layout.cluster.items():
+        layout.orders[k] = natural(len(var.aval.shape))
+    return layout
+
+
+def terms_of(jaxpr: Jaxpr, layout: Layout, platform: str) -> list[Term]:
+    """All costs of the level that depend on orders, each distinct one once."""
+    terms: list[Term] = []
+    seen: set[Any] = set()
+
+    def reader(x: Atom, cluster: int | None) -> None:
+        behind = layout.behind(x)
+        key = (x, cluster) if is_var(x) else None
+        if key in seen or behind == cluster or not getattr(x.aval, "shape", ()):
+            return
+        seen.add(key)
+        terms.append(_reader(x, behind, cluster))
+
+    for eqn in jaxpr.eqns:
+        kind = role(eqn)
+        if kind == "product":
+            terms.append(_product(Product.of(eqn, platform), layout))
+        elif kind == "carrier":
+            terms.append(_carrier(eqn, layout))
+        elif kind != "repeated":
+            for x in eqn.invars:
+                reader(x, layout.cluster[eqn.outvars[0]] if kind == "aligned" else None)
+    for x in jaxpr.outvars:
+        reader(x, None)
+    return terms
+
+
+def _reader(x: Atom, behind: int | None, cluster: int | None) -> Term:
+    rank = len(x.aval.shape)
+
+    def wanted(layout: Layout) -> Order:
+        return natural(rank) if cluster is None else layout.orders[cluster]
+
+    def wishes(layout: Layout, k: int) -> Iterable[Order]:
+        if is_var(x) and x in layout.repeated:
+            return ()
+        return (wanted(layout),) if k == behind else (layout.order(x),)
+
+    links = ()
+    if is_var(x) and cluster is not None:
+        links = tuple(((x if behind is None else behind, d), (cluster, d)) for d in range(rank))
+    clusters = tuple(k for k in (behind, cluster) if k is not None)
+    return Term(None, clusters, lambda layout: layout.weight(x, wanted(layout)), wishes, links)
+
+
+def _carrier(eqn: JaxprEqn, layout: Layout) -> Term:
+    (x,), out = eqn.invars, eqn.outvars[0]
+    operand, result = layout.behind(x), layout.cluster[out]
+
+    def weight(layout: Layout) -> int:
+        return carried_weight(eqn, layout)
+
+    def wishes(layout: Layout, k: int) -> Iterable[Order]:
+        if k == result:
+            found = carry(eqn, layout.order(x))
+            yield from () if found is None else (found.order,)
+        elif not (is_var(x) and x in layout.repeated):
+            found = pull(eqn, layout.orders[result])
+            yield from () if found is None else (found,)
+
+    back = pull(eqn, tuple(reversed(natural(len(out.aval.shape)))))
+    links = ()
+    if back is not None and eqn.primitive.name != "reshape" and operand is not None:
+        forward = pull(eqn, natural(len(out.aval.shape)))
+        assert forward is not None, "the natural order is always possible"
+        kept = [d for d in forward if d not in _gone(eqn)]
+        links = tuple(((operand, d), (result, k)) for k, d in enumerate(kept))
+    clusters = tuple({k for k in (operand, result) if k is not None})
+    return Term(eqn, clusters, weight, wishes, links)
+
+
+def _gone(eqn: JaxprEqn) -> tuple[int, ...]:
+    return tuple(eqn.params.get("axes") or eqn.params.get("dimensions") or ())
+
+
+def carried_weight(eqn: JaxprEqn, layout: Layout) -> int:
+    """What a carrier copies: its operand first, or its result."""
+    return min(weight for weight, _ in carrier_choices(eqn, layout))
+
+
+def carrier_choices(eqn: JaxprEqn, layout: Layout) -> list[tuple[int, Order]]:
+    """Orders in which a carrier may read its operand, each with what is copied."""
+    (x,), out = eqn.invars, eqn.outvars[0]
+    wanted = layout.order(out)
+    choices = []
+    orders = [layout.order(x), pull(eqn, wanted), natural(len(x.aval.shape))]
+    if is_var(x) and x in layout.repeated:
+        orders = orders[1:]
+    for order in dict.fromkeys(orders):
+        carried = None if order is None else carry(eqn, order)
+        if order is not None and carried is not None:
+            weight = layout.weight(x, order) + copy_weight(out.aval, carried.order, wanted)
+            choices.append((weight + short_reduction_weight(eqn, order), order))
+    return choices
+
+
+def _product(product: Product, layout: Layout) -> Term:
+    one, other = product.eqn.invars
+    sides = (layout.behind(one), layout.behind(other))
+    result = layout.cluster[product.eqn.outvars[0]]
+
+    def weight(layout: Layout) -> int:
+        return product.best(layout.order(one), layout.order(other), layout.orders[result])[0]
+
+    def wishes(layout: Layout, k: int) -> Iterable[Order]:
+        if k == result:
+            yield from {f.out for f in product.forms(layout.order(one), layout.order(other), layout.orders[k])}
+        for side, x in enumerate((one, other)):
+            if k == layout.cluster.get(x) if is_var(x) else False:
+                yield from product.wishes(side, layout.orders[result])
+
+    count = len(product.batch[0])
+    names = [x if k is None else k for x, k in zip((one, other), sides, strict=True)]
+    links = [((names[0], d), (result, b)) for b, d in enumerate(product.batch[0])]
+    links += [((names[1], d), (result, b)) for b, d in enumerate(product.batch[1])]
+    for side, start in ((0, count), (1, count + len(product.free[0]))):
+        links += [((names[side], d), (result, start + k)) for k, d in enumerate(product.free[side])]
+    links += [((names[0], a), (names[1], b)) for a, b in zip(*product.contract, strict=True)]
+    plain = tuple(link for link in links if all(_is_direct(name, layout) for name, _ in link))
+    clusters = tuple({k for k in (*sides, result) if k is not None})
+    return Term(product.eqn, clusters, weight, wishes, plain)
+
+
+def _is_direct(name: Any, layout: Layout) -> bool:
+    return isinstance(name, int) or is_var(name) and name not in layout.repeated
+
+
+def groups_of(layout: Layout, terms: list[Term]) -> list[tuple[list[int], list[Term]]]:
+    """The clusters that depend on each other, with their terms."""
+    parent = list(range(len(layout.orders)))
+
+    def find(k: int) -> int:
+        while parent[k] != k:
+            parent[k] = parent[parent[k]]
+            k = parent[k]
+        return k
+
+    for term in terms:
+        for k in term.clusters[1:]:
+            parent[find(k)] = find(term.clusters[0])
+    groups: dict[int, tuple[list[int], list[Term]]] = {}
+    for k in range(len(parent)):
+        groups.setdefault(find(k), ([], []))[0].append(k)
+    for term in terms:
+        if term.clusters:
+            groups[find(term.clusters[0])][1].append(term)
+    return list(groups.values())
+
+
+def total_weight(layout: Layout, terms: list[Term]) -> int:
+    """Bytes copied."""
+    return sum(term.weight(layout) for term in terms)
+
+
+def descend(layout: Layout, clusters: list[int], terms: list[Term]) -> int:
+    """Turns one cluster after the other while that copies less; returns what is copied then. Changes `layout`."""
+    near: dict[int, list[Term]] = {k: [] for k in clusters}
+    for term in terms:
+        for k in term.clusters:
+            near[k].append(term)
+    waiting = dict.fromkeys(clusters)
+    for _ in range(SWEEPS):
+        current, waiting = waiting, {}
+        for k in current:
+            if len(layout.orders[k]) > 1 and _turn(layout, k, near[k]):
+                waiting.update(dict.fromkeys(c for term in near[k] for c in term.clusters if c != k))
+        if not waiting:
+            break
+    return total_weight(layout, terms)
+
+
+def _turn(layout: Layout, k: int, terms: list[Term]) -> bool:
+    old = best = layout.orders[k]
+    least = total_weight(layout, terms)
+    if not least:
+        return False
+    wishes = dict.fromkeys(order for term in terms for order in term.wishes(layout, k))
+    for order in wishes:
+        if order != old:
+            layout.orders[k] = order
+            weight = total_weight(layout, terms)
+            if weight < least:
+                least, best = weight, order
+    layout.orders[k] = best
+    return best != old
+
+
+def shared_first(layout: Layout, clusters: list[int], terms: list[Term]) -> None:
+    """Turns the clusters so that dimensions come first that most of them share. Changes `layout`."""
+    parent: dict[Any, Any] = {}
+
+    def find(x: Any) -> Any:
+        parent.setdefault(x, x)
+        while parent[x] != x:
+            parent[x] = parent[parent[x]]
+            x = parent[x]
+        return x
+
+    for term in terms:
+        for a, b in term.links:
+            parent[find(a)] = find(b)
+    shared = Counter(label for k in clusters for label in {find((k, d)) for d in range(len(layout.orders[k]))})
+    for k in clusters:
+        layout.orders[k] = tuple(sorted(natural(len(layout.orders[k])), key=lambda d: -shared[find((k, d))]))

@@ -1,0 +1,172 @@
+"""The forms of a product: which operand comes first, and in which order each is presented.
+
+A `dot_general` yields batch, left free and right free dimensions, in the order in which its operands hold them. So
+another order of the result is another order of operands, as far as they are stored to fit; what does not fit is
+copied. XLA copies an operand too whose dimensions are not batch, free, contracted (or batch, contracted, free).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from jax import lax
+
+from aerogel._jax import JaxprEqn
+
+from .cost import nbytes
+from .orders import Order, copy_weight, natural, permute
+
+# On a CPU the right operand is packed, and a left one whose rows are contracted is transposed on the way: reading it
+# once more each (measured at 200 to 2000 rows; at thousands the threads hide it).
+PACKS_RIGHT = frozenset({"cpu"})
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to make a product.
+
+    Attributes:
+        swapped: whether the right operand comes first.
+        batch: the order of the batch dimensions, as positions among them.
+        left, right: the order in which each operand is presented.
+        out: the order of the result, over the dimensions that the program gives it.
+    """
+
+    swapped: bool
+    batch: Order
+    left: Order
+    right: Order
+    out: Order
+
+    def params(self, eqn: JaxprEqn) -> dict[str, Any]:
+        """Parameters of the equation in this form."""
+        contract, batch = eqn.params["dimension_numbers"]
+        sides = []
+        for k, order in enumerate((self.left, self.right)):
+            sides.append((
+                tuple(order.index(d) for d in contract[k]),
+                tuple(order.index(batch[k][b]) for b in self.batch),
+            ))  # fmt: skip
+        (ac, ab), (bc, bb) = reversed(sides) if self.swapped else sides
+        params = dict(eqn.params, dimension_numbers=((ac, bc), (ab, bb)))
+        precision = params.get("precision")
+        if self.swapped and type(precision) is tuple:  # one per operand; a `DotAlgorithm` is a named tuple
+            params["precision"] = precision[::-1]
+        return params
+
+
+@dataclass(frozen=True)
+class Product:
+    """A `dot_general` and the roles of its operands' dimensions."""
+
+    eqn: JaxprEqn
+    contract: tuple[tuple[int, ...], tuple[int, ...]]
+    batch: tuple[tuple[int, ...], tuple[int, ...]]
+    free: tuple[tuple[int, ...], tuple[int, ...]]
+    packs: bool
+
+    @staticmethod
+    def of(eqn: JaxprEqn, platform: str) -> "Product":
+        """The roles in `eqn`."""
+        (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
+        free = [
+            tuple(d for d in range(len(x.aval.shape)) if d not in c and d not in b)
+            for x, c, b in zip(eqn.invars, (lc, rc), (lb, rb), strict=True)
+        ]
+        sizes = [math.prod(permute(x.aval.shape, f)) for x, f in zip(eqn.invars, free, strict=True)]
+        packs = platform in PACKS_RIGHT and min(sizes) > 1
+        return Product(eqn, (tuple(lc), tuple(rc)), (tuple(lb), tuple(rb)), (free[0], free[1]), packs)
+
+    def as_written(self) -> Form:
+        """The form that the program has."""
+        left, right = (natural(len(x.aval.shape)) for x in self.eqn.invars)
+        return self.form(False, natural(len(self.batch[0])), left, right)
+
+    def form(self, swapped: bool, batch: Order, left: Order, right: Order) -> Form:
+        """The form with these choices, and the order of its result."""
+        count = len(batch)
+        of_left = tuple(count + self.free[0].index(d) for d in left if d in self.free[0])
+        of_right = tuple(count + len(self.free[0]) + self.free[1].index(d) for d in right if d in self.free[1])
+        return Form(swapped, batch, left, right, batch + (of_right + of_left if swapped else of_left + of_right))
+
+    def best(self, left: Order, right: Order, wanted: Order) -> tuple[int, Form]:
+        """The cheapest form for operands stored as `left` and `right` and a result stored as `wanted`, and its weight.
+
+        The weight is in bytes copied: by transposes of operands and result, and by the product itself.
+        """
+        found: tuple[Any, Form] | None = None
+        for form in self.forms(left, right, wanted):
+            weight = self.weight(form, left, right, wanted)
+            # Of equal ones the one that is nearest to the program as it was written.
+            key = (weight, form.out != wanted, form.left != left, form.right != right, form.swapped)
+            if found is None or key < found[0]:
+                found = key, form
+        assert found is not None
+        return found[0][0], found[1]
+
+    def forms(self, left: Order, right: Order, wanted: Order) -> set[Form]:
+        """The forms worth a look."""
+        count = len(self.batch[0])
+        batches = {tuple(d for d in wanted if d < count)}
+        for k, order in enumerate((left, right)):
+            batches.add(tuple(self.batch[k].index(d) for d in order if d in self.batch[k]))
+        swaps = (False, True) if may_swap(self.eqn) else (False,)
+        return {
+            self.form(swapped, batch, one, other)
+            for batch in batches
+            for one in (left, self._presented(0, batch, left, wanted))
+            for other in (right, self._presented(1, batch, right, wanted))
+            for swapped in swaps
+        }
+
+    def weight(self, form: Form, left: Order, right: Order, wanted: Order) -> int:
+        """What a form copies, in bytes."""
+        one, other = (x.aval for x in self.eqn.invars)
+        weight = copy_weight(one, left, form.left) + copy_weight(other, right, form.right)
+        weight += copy_weight(self.eqn.outvars[0].aval, form.out, wanted)
+        sides = [self._side(k, order, form.batch) for k, order in enumerate((form.left, form.right))]
+        for k, (regular, _, _) in enumerate(sides):
+            weight += 0 if regular else 2 * nbytes(self.eqn.invars[k].aval)
+        if sides[0][2] != sides[1][2] and sides[0][0] and sides[1][0]:  # contracted dimensions in different orders
+            weight += 2 * min(nbytes(one), nbytes(other))
+        if self.packs:
+            first, second = (1, 0) if form.swapped else (0, 1)
+            weight += nbytes(self.eqn.invars[second].aval)
+            weight += 0 if sides[first][1] else nbytes(self.eqn.invars[first].aval)
+        return weight
+
+    def wishes(self, side: int, wanted: Order) -> list[Order]:
+        """Orders of an operand that a product likes whose result is stored as `wanted`."""
+        count = len(self.batch[0])
+        batch = tuple(self.batch[side][b] for b in wanted if b < count)
+        free = self._free_as(side, wanted)
+        return [batch + free + self.contract[side], batch + self.contract[side] + free]
+
+    def _presented(self, side: int, batch: Order, stored: Order, wanted: Order) -> Order:
+        free = self._free_as(side, wanted)
+        contract = tuple(d for d in stored if d in self.contract[side])
+        return tuple(self.batch[side][b] for b in batch) + free + contract
+
+    def _free_as(self, side: int, wanted: Order) -> Order:
+        first = len(self.batch[0]) + (len(self.free[0]) if side else 0)
+        free = self.free[side]
+        return tuple(free[d - first] for d in wanted if first <= d < first + len(free))
+
+    def _side(self, side: int, order: Order, batch: Order) -> tuple[bool, bool, Order]:
+        """Is an operand stored as a batch of matrices? Is its last dimension contracted? The order of these."""
+        shape = self.eqn.invars[side].aval.shape
+        places, batched = self.contract[side], self.batch[side]
+        contracted = tuple(places.index(d) for d in order if d in places and shape[d] != 1)
+        head = [batched[b] for b in batch if shape[batched[b]] != 1]
+        large = [d for d in order if shape[d] != 1]
+        tail = [d in places for d in large[len(head) :]]
+        changes = sum(a != b for a, b in zip(tail, tail[1:], strict=False))
+        return large[: len(head)] == head and changes <= 1, not tail or tail[-1] or True not in tail, contracted
+
+
+def may_swap(eqn: JaxprEqn) -> bool:
+    """Whether the operands may change places: not if an algorithm takes each of them apart in its own way."""
+    p = eqn.params.get("precision")
+    if not isinstance(p, lax.DotAlgorithm):
+        return True
+    return (p.lhs_precision_type, p.lhs_component_count) == (p.rhs_precision_type, p.rhs_component_count)
