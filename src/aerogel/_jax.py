@@ -97,6 +97,11 @@ def argument_names(fun: Callable, args: Any, kwargs: Any, is_input: Sequence[boo
     return debug_info._replace(arg_names=kept)
 
 
+def jit_disabled() -> bool:
+    """Whether `jax.disable_jit` is on: functions run operation by operation, on values."""
+    return jax_config.disable_jit.value
+
+
 def hunting_nans() -> bool:
     """Whether `debug_nans` or `debug_infs` runs a function operation by operation, to find the one at fault."""
     return (jax_config.debug_nans.value or jax_config.debug_infs.value) and core.trace_state_clean()
@@ -247,7 +252,7 @@ def same_effects(a: Jaxpr, b: Jaxpr) -> bool:
 
 
 def element_bytes(dtype: Any) -> int:
-    """Bytes of one element; of an extended type (a typed key, a type with another tangent) those of what stands for it."""
+    """Bytes of one element; of an extended type (a typed key, ...) those of what stands for it."""
     if not isinstance(dtype, dtypes.ExtendedDType):
         return dtype.itemsize
     physical = core.physical_element_aval(dtype)

@@ -19,9 +19,7 @@ STACKED_FROM = 64
 SMALL = 16
 
 
-def accumulate(
-    new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window: Window, step_size: int
-) -> list[Atom]:
+def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window: Window, step_size: int) -> list[Atom]:
     """The combined partial results of the steps in `window`, as atoms after the loop.
 
     Args:

@@ -45,11 +45,7 @@ def find_chain(loop: Loop) -> Chain | None:
     makers = {v: i for i, eqn in enumerate(loop.body.eqns) for v in eqn.outvars}
     place = {v: k for k, v in enumerate(loop.body_carry)}
     facts = body_facts(loop, {})
-    counters = {
-        k: facts[v]
-        for v, k in place.items()
-        if v in facts and _in_range(facts[v], v, loop)
-    }
+    counters = {k: facts[v] for v, k in place.items() if v in facts and _in_range(facts[v], v, loop)}
     needs = {k: _needs(loop, [x], makers, place) for k, x in enumerate(loop.next_carry)}
     small = {k for k, v in enumerate(loop.body_carry) if _is_small(v) and k not in counters}
     while True:

@@ -23,7 +23,7 @@ from .window import Window
 
 
 def fuse(jaxpr: Jaxpr, region: Region, sites: Sequence[Site]) -> tuple[Jaxpr, JaxprEqn]:
-    """`jaxpr` with `sites` inside the region's loop, and the new loop. Of what the loop stacked, only what others still read is left."""
+    """`jaxpr` with `sites` inside the region's loop, and the new loop, which stacks only what others still read."""
     return _Fusion(jaxpr, region, sites).run()
 
 
@@ -122,7 +122,7 @@ class _Fusion:
             if site.eqn.primitive.name == "convert_element_type":
                 blocks = [_kept_narrow(x, site.eqn.params["new_dtype"]) for x in blocks]
             if answer.uses_start and site.window.count != self.loop.length:
-                start = lax.div(start - np.int32(site.window.start), np.int32(site.window.stride))  # type: ignore[operator]
+                start = lax.div(start - np.int32(site.window.start), np.int32(site.window.stride))
             return list(answer.block(start, 1, *blocks))
 
         body = self.new.body
@@ -139,10 +139,11 @@ class _Fusion:
         totals = accumulate(self.new, answer.monoid, parts, site.window, step_size)
         self.new.after.like = site.eqn
         outs = self.new.after.call(answer.finish, *totals, *site.late)
-        self.results.update(zip(site.eqn.outvars, outs, strict=True))
+        for var, out in zip(site.eqn.outvars, outs, strict=True):
+            self._replace(var, out)
         for other, from_totals in self._derived_from(site):
             (value,) = self.new.after.call(from_totals, *totals)
-            self.results[other] = value
+            self._replace(other, value)
 
     def _derived_from(self, site: Site) -> list[tuple[Var, Callable[..., Any]]]:
         """Other sums of the same values over the same dimensions that the accumulators of `site` hold already."""
@@ -161,14 +162,19 @@ class _Fusion:
             if var in self.steps:
                 self.new.y(self.steps[var], var)
             elif var in self.blocks:
-                self.results[var] = self._stack(var, stacked.axis, stacked.window)
+                self._replace(var, self._stack(var, stacked.axis, stacked.window))
+
+    def _replace(self, var: Var, atom: Atom) -> None:
+        """Lets `atom` stand for a variable of the program, with its weak type."""
+        weak = getattr(var.aval, "weak_type", False)
+        if weak != getattr(atom.aval, "weak_type", False):
+            (atom,) = self.new.after.call(lambda v: _jax.convert_element_type(v, var.aval.dtype, weak), atom)
+        self.results[var] = atom
 
     def _stack(self, var: Var, axis: Axis, window: Window) -> Atom:
         block = self.blocks[var]
-        if window.count == self.loop.length:
-            rows = self.new.y(block)
-        else:
-            rows = keep(self.new, block, window)
+        whole_loop = window.count == self.loop.length
+        rows = self.new.y(block) if whole_loop else keep(self.new, block, window)
         (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, window.count), rows)
         return whole
 

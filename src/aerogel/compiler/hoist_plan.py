@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from aerogel._jax import JaxprEqn, Var
+from aerogel import _jax
+from aerogel._jax import Jaxpr, JaxprEqn, Var
 
-from .cost import Machine, equation_seconds, nbytes
-from .cost.primitives import RANDOM
+from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
+from .cost.account import jaxpr_cost
+from .cost.primitives import KIND, RANDOM, REDUCE, Kind
 from .cut import SINK, SOURCE, Graph
-from .hoist import Outside, constant_equations
+from .hoist import Outside, constant_equations, move_out
 from .hoistable import crossing_seconds, is_dear, is_heavy, refusal, stacked_inputs, steps_saved
 from .loop import Loop
 from .program import depends_on, inner_jaxprs, is_var, users
@@ -20,6 +22,8 @@ LEAST_SHARE, LEAST_SECONDS = 0.03, 2e-6
 # Bytes that stacking may add without a large gain in time.
 FREE_BYTES = 16 << 20
 LARGE_GAIN = 1.5
+# Bytes of intermediate results that a loop may leave behind when it goes away.
+FREE_STEPS = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,7 @@ def plan_before(loop: Loop, terms: Terms) -> Plan:
     fixed = constant_equations(loop)
     carried = depends_on(loop.body, loop.body_carry)
     free = {
-        i
-        for i, eqn in enumerate(eqns)
-        if i not in fixed and not any(is_var(x) and x in carried for x in eqn.invars)
+        i for i, eqn in enumerate(eqns) if i not in fixed and not any(is_var(x) and x in carried for x in eqn.invars)
     }
     return _plan(loop, free, fixed, terms, after=False) if any(is_heavy(eqns[i]) for i in free) and length else Plan()
 
@@ -102,6 +104,49 @@ def plan_after(loop: Loop, terms: Terms) -> Plan:
         else:
             free.add(i)
     return _plan(loop, free, fixed, terms, after=True) if any(is_heavy(eqns[i]) for i in free) else Plan()
+
+
+def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms) -> Plan:
+    """All of a loop without carries, when its steps at once keep no more than it stacks anyway."""
+    eqns = loop.body.eqns
+    fixed = constant_equations(loop)
+    free = frozenset(range(len(eqns))) - fixed
+    if loop.init or not free or any(refusal(eqns[i], terms.strict) is not None for i in free):
+        return Plan()
+    if any(not is_var(y) or y in loop.body_consts for y in loop.body_ys) or _widens(loop, free):
+        return Plan()
+    if not terms.before_differentiation and _summed_over_time(jaxpr, index, loop):
+        return Plan()
+    plan = Plan(Outside(before=free))
+    new = move_out(loop, plan.outside)
+    ins = list(dict.fromkeys(x for x in loop.eqn.invars if is_var(x)))
+    whole = _jax.new_jaxpr(loop.body, ins, [new.results.get(y, y) for y in loop.ys], new.eqns)
+    after, before = jaxpr_seconds(whole, terms.machine), equation_seconds(loop.eqn, terms.machine)
+    peak = jaxpr_cost(whole).peak_bytes
+    if after > (1 - LEAST_SHARE) * before or peak > FREE_STEPS + sum(nbytes(y.aval) for y in loop.ys):
+        return Plan()
+    plan.seconds_saved = before - after
+    return plan
+
+
+def _widens(loop: Loop, free: frozenset[int]) -> bool:
+    """Whether a value of the steps is larger than what they read and hand over: a map then bounds memory."""
+    given = sum(nbytes(x.aval) for x in loop.body_xs) + sum(nbytes(y.aval) for y in loop.body_ys)
+    return any(nbytes(v.aval) > given for i in free for v in loop.body.eqns[i].outvars)
+
+
+def _summed_over_time(jaxpr: Jaxpr, index: int, loop: Loop) -> bool:
+    """Whether an output is next reduced over the steps and nothing else: a carry is better at that."""
+    stacked: set[Var] = set(loop.ys)
+    for eqn in jaxpr.eqns[index + 1 :]:
+        if not any(is_var(x) and x in stacked for x in eqn.invars):
+            continue
+        out = eqn.outvars[0].aval
+        if eqn.primitive.name in REDUCE and tuple(eqn.params.get("axes", ())) == (0,) and out.shape:
+            return True
+        if KIND.get(eqn.primitive.name, Kind.OPAQUE) <= Kind.DEAR and getattr(out, "shape", ())[:1] == (loop.length,):
+            stacked.update(eqn.outvars)
+    return False
 
 
 def _plan(loop: Loop, free: set[int], fixed: set[int], terms: Terms, *, after: bool) -> Plan:
@@ -188,9 +233,7 @@ def _new_stacks(loop: Loop, moved: frozenset[int], constant: set[Var], *, after:
     if not after:
         carried_on = {x for x in loop.next_carry if is_var(x)}
         ys = {y for y in loop.body_ys if is_var(y)}
-        return {
-            v for v in made - ys if v in carried_on or any(k >= 0 and k not in moved for k in readers.get(v, ()))
-        }
+        return {v for v in made - ys if v in carried_on or any(k >= 0 and k not in moved for k in readers.get(v, ()))}
     existing = {*loop.body_xs, *loop.body_ys, *constant}
     return {x for i in moved for x in eqns[i].invars if is_var(x) and x not in made and x not in existing}
 

@@ -21,6 +21,8 @@ from .products import Product
 from .program import inner_jaxprs, is_var
 
 SWEEPS = 8
+# How many clusters may turn in one step.
+TIED = 8
 
 
 @dataclass
@@ -296,27 +298,59 @@ def descend(layout: Layout, clusters: list[int], terms: list[Term]) -> int:
     for _ in range(SWEEPS):
         current, waiting = waiting, {}
         for k in current:
-            if len(layout.orders[k]) > 1 and _turn(layout, k, near[k]):
-                waiting.update(dict.fromkeys(c for term in near[k] for c in term.clusters if c != k))
+            for turned in _turn(layout, k, near):
+                waiting.update(dict.fromkeys(c for term in near[turned] for c in term.clusters))
         if not waiting:
             break
     return total_weight(layout, terms)
 
 
-def _turn(layout: Layout, k: int, terms: list[Term]) -> bool:
-    old = best = layout.orders[k]
-    least = total_weight(layout, terms)
-    if not least:
-        return False
-    wishes = dict.fromkeys(order for term in terms for order in term.wishes(layout, k))
-    for order in wishes:
-        if order != old:
-            layout.orders[k] = order
-            weight = total_weight(layout, terms)
-            if weight < least:
-                least, best = weight, order
-    layout.orders[k] = best
-    return best != old
+def _turn(layout: Layout, k: int, near: dict[int, list[Term]]) -> list[int]:
+    """Gives cluster `k` its best order, alone or together with those that transposes tie to it; returns who turned."""
+    if len(layout.orders[k]) < 2 or not total_weight(layout, near[k]):
+        return []
+    best, gain = {}, 0
+    for order in dict.fromkeys(order for term in near[k] for order in term.wishes(layout, k)):
+        if order == layout.orders[k]:
+            continue
+        for turned in ({k: order}, _tied(layout, k, order, near)):
+            here = list({id(term): term for c in turned for term in near[c]}.values())
+            before, old = total_weight(layout, here), {c: layout.orders[c] for c in turned}
+            _set(layout, turned)
+            saved = before - total_weight(layout, here)
+            _set(layout, old)
+            if saved > gain:
+                best, gain = turned, saved
+    _set(layout, best)
+    return list(best)
+
+
+def _set(layout: Layout, orders: dict[int, Order]) -> None:
+    for k, order in orders.items():
+        layout.orders[k] = order
+
+
+def _tied(layout: Layout, k: int, order: Order, near: dict[int, list[Term]]) -> dict[int, Order]:
+    """`k` in `order`, and the clusters around it in the orders in which the carriers between them copy nothing."""
+    turned, waiting = {k: order}, [k]
+    while waiting and len(turned) < TIED:
+        here = waiting.pop(0)
+        for eqn in (term.eqn for term in near[here] if term.eqn is not None and term.eqn.primitive.name in CARRIERS):
+            (x,), result = eqn.invars, layout.cluster[eqn.outvars[0]]
+            operand = layout.cluster.get(x) if is_var(x) else None
+            if operand is None:
+                continue
+            if operand == here and result not in turned:
+                carried = carry(eqn, turned[here])
+                if carried is not None:
+                    turned[result] = carried.order
+                    waiting.append(result)
+            elif result == here and operand not in turned:
+                pulled = pull(eqn, turned[here])
+                if pulled is not None:
+                    turned[operand] = pulled
+                    waiting.append(operand)
+    return turned
 
 
 def shared_first(layout: Layout, clusters: list[int], terms: list[Term]) -> None:

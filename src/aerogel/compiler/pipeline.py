@@ -51,10 +51,19 @@ class Pass(Protocol):
     program to which nothing was done is returned as the same object.
     """
 
-    name: str
-    exactness: Exactness
+    @property
+    def name(self) -> str:
+        """The name in reports."""
+        ...
 
-    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]: ...
+    @property
+    def exactness(self) -> Exactness:
+        """The loosest promise of its rewrites."""
+        ...
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program, changed or the same object, and what was decided."""
+        ...
 
 
 class PassTimeout(RuntimeError):

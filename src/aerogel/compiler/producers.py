@@ -17,7 +17,8 @@ from .window import Window, in_window, position
 # Made again in every step rather than read from memory: one or two machine instructions an element.
 CHEAP = frozenset(
     "add sub mul neg abs max min and or not eq ne lt le gt ge select_n sign convert_element_type broadcast_in_dim "
-    "reshape squeeze expand_dims iota transpose integer_pow square copy stop_gradient add_any is_finite floor div exp logistic".split()
+    "reshape squeeze expand_dims iota transpose integer_pow square copy stop_gradient add_any is_finite floor div exp "
+    "logistic".split()
 )
 
 

@@ -125,8 +125,8 @@ class Product:
         weight = copy_weight(one, left, form.left) + copy_weight(other, right, form.right)
         weight += copy_weight(self.eqn.outvars[0].aval, form.out, wanted)
         sides = [self._side(k, order, form.batch) for k, order in enumerate((form.left, form.right))]
-        for k, (regular, _, _) in enumerate(sides):
-            weight += 0 if regular else 2 * nbytes(self.eqn.invars[k].aval)
+        for k, order in enumerate((form.left, form.right)):
+            weight += 0 if sides[k][0] else self._made_regular(k, order, form.batch)
         if sides[0][2] != sides[1][2] and sides[0][0] and sides[1][0]:  # contracted dimensions in different orders
             weight += 2 * min(nbytes(one), nbytes(other))
         if self.packs:
@@ -151,6 +151,12 @@ class Product:
         first = len(self.batch[0]) + (len(self.free[0]) if side else 0)
         free = self.free[side]
         return tuple(free[d - first] for d in wanted if first <= d < first + len(free))
+
+    def _made_regular(self, side: int, order: Order, batch: Order) -> int:
+        head = permute(self.batch[side], batch)
+        free, contract = (tuple(d for d in order if d in dims[side]) for dims in (self.free, self.contract))
+        aval = self.eqn.invars[side].aval
+        return min(copy_weight(aval, order, head + free + contract), copy_weight(aval, order, head + contract + free))
 
     def _side(self, side: int, order: Order, batch: Order) -> tuple[bool, bool, Order]:
         """Is an operand stored as a batch of matrices? Is its last dimension contracted? The order of these."""

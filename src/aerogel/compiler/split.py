@@ -1,8 +1,8 @@
 """Running a loop in parts: steps whose outputs (or inputs) matter, and steps where they do not.
 
-When only a few entries of a loop's outputs are read, most steps need not compute them. The loop becomes *parts*, in the order
-in which they run: quiet steps with a body that makes carries only, full steps with the whole body, and blocks of k steps of
-which one is full.
+When only a few entries of a loop's outputs are read, most steps need not compute them. The loop becomes *parts*, in the
+order in which they run: quiet steps with a body that makes carries only, full steps with the whole body, and blocks
+of k steps of which one is full.
 """
 
 from collections.abc import Sequence

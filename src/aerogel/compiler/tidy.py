@@ -40,8 +40,15 @@ def tidy_loop(eqn: JaxprEqn) -> tuple[JaxprEqn, dict[Var, Atom]] | None:
     for set_next, out in zip(setters, outs, strict=False):
         if set_next is not None:
             set_next(out)
+    results.update(_stack_once(new, loop, given, outs[len(setters) :]))
+    return new.equation(), results
+
+
+def _stack_once(new: LoopBuilder, loop: Loop, given: dict[Atom, Atom], outs: list[Atom]) -> dict[Var, Atom]:
+    """Stacks each different output once; what stands for the others."""
+    results: dict[Var, Atom] = {}
     stacked: dict[Var, Var] = {}
-    for y, old, out in zip(loop.ys, loop.body_ys, outs[len(setters) :], strict=True):
+    for y, old, out in zip(loop.ys, loop.body_ys, outs, strict=True):
         if is_var(old) and old in given and _same_type(given[old], y):
             results[y] = given[old]
         elif is_var(old) and old in stacked and _same_type(stacked[old], y):
@@ -50,7 +57,7 @@ def tidy_loop(eqn: JaxprEqn) -> tuple[JaxprEqn, dict[Var, Atom]] | None:
             new.y(out, y)
             if is_var(old):
                 stacked[old] = y
-    return new.equation(), results
+    return results
 
 
 def stacked_once(before: JaxprEqn, after: JaxprEqn) -> list[Decision]:

@@ -73,7 +73,7 @@ def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_report: OnReport | No
     @_jax.wraps(f)
     @_jax.api_boundary
     def optimized(*args: Any, **kwargs: Any) -> Any:
-        if _jax.inside_optimize.value or jax.config.jax_disable_jit or _jax.hunting_nans():
+        if _jax.inside_optimize.value or _jax.jit_disabled() or _jax.hunting_nans():
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
         context = Context(rules, jax.default_backend(), _jax.differentiating())
@@ -117,7 +117,7 @@ def trace_program(f: Any, args: Any, kwargs: Any) -> tuple[Program, list[Any], C
 
 
 def _untouched(rebuilt: Any, given: Any, is_input: list[bool]) -> Any:
-    """`rebuilt`, with every argument that holds no input replaced by the very object that was given (a static tuple)."""
+    """`rebuilt`, with every argument that holds no input replaced by the object that was given (a static tuple)."""
     (args, kwargs), flags = given, iter(is_input)
 
     def pick(new: Any, old: Any) -> Any:

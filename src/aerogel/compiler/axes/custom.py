@@ -19,6 +19,7 @@ from .nested import jaxpr_along
 
 
 def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int, after_differentiation: bool) -> Mapped | No:
+    """The function along the axis, with its rule unless that has done its work."""
     function = jaxpr_along(eqn.params["call_jaxpr"], ins, length, after_differentiation=after_differentiation)
     if isinstance(function, No) or after_differentiation:
         return function
@@ -26,6 +27,7 @@ def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int, after_differentia
 
 
 def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
+    """The function backwards along the axis, with its rule."""
     function = jaxpr_along(eqn.params["call_jaxpr"], {}, length, outs=outs)
     return function if isinstance(function, No) else _with_rule(eqn, function, length)
 

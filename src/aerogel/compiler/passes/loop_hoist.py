@@ -4,20 +4,21 @@ The opposite of loop fusion. Products of few rows become one of many, random num
 leave in the loop though it never changes is computed once.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from aerogel._jax import DropVar, Jaxpr, Var
+from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
+from ..chain import find_chain, split_chain
 from ..exactness import Exactness
-from ..hoist import Outside, move_out
-from ..hoist_plan import Plan, Terms, plan_after, plan_before, plan_once
+from ..hoist import Outside, Replacement, move_out
+from ..hoist_plan import LEAST_SECONDS, Plan, Terms, plan_after, plan_all, plan_before, plan_once
 from ..hoistable import SAME_BITS, is_heavy
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
+from ..sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, seconds_saved, sink
 
 NAME = "loop-hoist"
 
@@ -43,49 +44,154 @@ def _level(jaxpr: Jaxpr, terms: Terms, decisions: list[Decision]) -> Jaxpr:
         index = _next_loop(jaxpr, done)
         if index is None:
             return jaxpr
-        outs = set(jaxpr.eqns[index].outvars)
-        for step in (_once, _before, _after):
-            index = _index_of(jaxpr, outs)
-            loop = None if index is None else as_loop(jaxpr.eqns[index])
-            if loop is None or index is None:
+        work = _Work(jaxpr, set(jaxpr.eqns[index].outvars), terms)
+        for step in (_gather, _chain, _all, _once, _before, _after):
+            loop = work.loop()
+            if loop is None:
                 break
-            outs.update(loop.eqn.outvars)
-            outside = step(loop, terms, decisions)
-            if outside != Outside():
-                jaxpr = move_out(loop, outside).apply(jaxpr, index)
-        done |= outs
+            step(work, loop)
+        decisions += work.decisions
+        done |= work.outs
+        jaxpr = work.jaxpr
 
 
-def _once(loop: Loop, terms: Terms, decisions: list[Decision]) -> Outside:
-    return _decide(loop, plan_once(loop, terms), "is computed once, before the loop", decisions)
+@dataclass
+class _Work:
+    """One loop that is being looked at: the level it stands in, and its results, by which it is found again."""
+
+    jaxpr: Jaxpr
+    outs: set[Var]
+    terms: Terms
+    decisions: list[Decision] = field(default_factory=list)
+
+    @property
+    def index(self) -> int | None:
+        """Its place; the last one, where it was split."""
+        places = [
+            i
+            for i, eqn in enumerate(self.jaxpr.eqns)
+            if eqn.primitive.name == "scan" and any(v in self.outs for v in eqn.outvars)
+        ]
+        return places[-1] if places else None
+
+    def loop(self) -> Loop | None:
+        """The loop; None when it is gone."""
+        index = self.index
+        loop = None if index is None else as_loop(self.jaxpr.eqns[index])
+        if loop is not None:
+            self.outs.update(loop.eqn.outvars)
+        return loop
+
+    def replace(self, new: Replacement) -> None:
+        """Puts `new` in the loop's place."""
+        assert self.index is not None
+        for eqn in new.eqns:
+            if eqn.primitive.name == "scan":
+                self.outs.update(eqn.outvars)
+        self.jaxpr = new.apply(self.jaxpr, self.index)
+
+    def note(self, eqn: JaxprEqn, what: str, reason: str, *, fired: bool, bytes_added: int = 0) -> None:
+        """Adds a decision."""
+        rounds = not (fired and eqn.primitive.name in SAME_BITS)
+        exactness = Exactness.REASSOCIATES if fired and rounds else Exactness.BITWISE
+        self.decisions.append(Decision(NAME, what, where(eqn), fired, reason, 0, 0, -bytes_added, exactness))
 
 
-def _before(loop: Loop, terms: Terms, decisions: list[Decision]) -> Outside:
-    return _decide(loop, plan_before(loop, terms), "runs before the loop, for all steps at once", decisions)
+def _gather(work: _Work, loop: Loop) -> None:
+    """Sums of products leave; sums of numbers too, when then nothing is left of the loop."""
+    if work.terms.strict or not loop.init:
+        return
+    sums = find_sums(loop)
+    products = [one for one in sums if one.eqn is not None]
+    if _vanishes(work, loop, sums):
+        return
+    saved = {one.carry: seconds_saved(loop, one, work.terms.machine) for one in products}
+    paying = []
+    for one in products:
+        assert one.eqn is not None
+        what = f"the sum of `{one.eqn.primitive.name}` over {loop.length} steps is one product after the loop"
+        if contracted(one) >= LONGEST_CONTRACTION:
+            work.note(one.eqn, what, "each step sums up enough terms already", fired=False)
+        elif saved[one.carry] < LEAST_SECONDS:
+            work.note(one.eqn, what, "stacking its factors costs more than it saves", fired=False)
+        else:
+            paying.append(one)
+            work.note(one.eqn, what, "no step reads the sum", fired=True)
+    if paying:
+        work.replace(sink(loop, paying))
 
 
-def _after(loop: Loop, terms: Terms, decisions: list[Decision]) -> Outside:
-    return _decide(loop, plan_after(loop, terms), "runs after the loop, for all steps at once", decisions)
+def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
+    """Takes all sums out if the rest of the loop then goes away altogether."""
+    small = all(one.eqn is not None or not one.operands[0].aval.shape for one in sums)
+    if not sums or len(sums) < len(loop.init) or not small:
+        return False
+    trial = _Work(work.jaxpr, set(work.outs), work.terms)
+    trial.replace(sink(loop, sums))
+    rest = trial.loop()
+    if rest is not None:
+        _all(trial, rest)
+        if trial.loop() is not None:
+            return False
+    for one in sums:
+        eqn = one.eqn or one.add
+        what = f"the sum of `{eqn.primitive.name}` over {loop.length} steps needs no loop"
+        work.note(eqn, what, "no step reads the sum, or depends on another", fired=True)
+    work.jaxpr, work.outs = trial.jaxpr, trial.outs
+    return True
 
 
-def _decide(loop: Loop, plan: Plan, how: str, decisions: list[Decision]) -> Outside:
+def _chain(work: _Work, loop: Loop) -> None:
+    """Keys and counters that the carry threads through the steps are advanced before the loop, if that frees work."""
+    if not any(is_heavy(eqn) for eqn in loop.body.eqns):
+        return
+    chain = find_chain(loop)
+    new = None if chain is None else split_chain(loop, chain)
+    if new is None:
+        return
+    trial = _Work(work.jaxpr, set(work.outs), work.terms)
+    trial.replace(new)
+    rest = trial.loop()
+    if rest is None or plan_before(rest, work.terms).outside == Outside():
+        return
+    work.note(loop.eqn, "the chain of keys or counters runs before the loop", "it depends on itself only", fired=True)
+    work.jaxpr, work.outs = trial.jaxpr, trial.outs
+
+
+def _all(work: _Work, loop: Loop) -> None:
+    """A loop whose steps depend on no other goes away, if its steps at once need no more memory."""
+    assert work.index is not None
+    plan = plan_all(work.jaxpr, work.index, loop, work.terms)
+    if plan.outside != Outside():
+        reason = f"none of its {loop.length} steps depends on another"
+        work.note(loop.eqn, "the loop is one operation on all steps", reason, fired=True)
+        work.replace(move_out(loop, plan.outside))
+
+
+def _once(work: _Work, loop: Loop) -> None:
+    _move(work, loop, plan_once(loop, work.terms), "is computed once, before the loop")
+
+
+def _before(work: _Work, loop: Loop) -> None:
+    _move(work, loop, plan_before(loop, work.terms), "runs before the loop, for all steps at once")
+
+
+def _after(work: _Work, loop: Loop) -> None:
+    _move(work, loop, plan_after(loop, work.terms), "runs after the loop, for all steps at once")
+
+
+def _move(work: _Work, loop: Loop, plan: Plan, how: str) -> None:
     eqns, moved = loop.body.eqns, plan.outside
     added = plan.bytes_added
     for i in sorted(moved.once | moved.before | moved.after):
-        if not is_heavy(eqns[i]):
-            continue
-        name = eqns[i].primitive.name
-        exactness = Exactness.BITWISE if moved.once or name in SAME_BITS else Exactness.REASSOCIATES
-        reason = f"it needs nothing that the other steps of {loop.length} compute"
-        decisions.append(
-            Decision(NAME, f"`{name}` {how}", where(eqns[i]), True, reason, 0, 0, -added, exactness)
-        )
-        added = 0
+        if is_heavy(eqns[i]):
+            reason = f"it needs nothing that the other {loop.length - 1} steps compute"
+            work.note(eqns[i], f"`{eqns[i].primitive.name}` {how}", reason, fired=True, bytes_added=added)
+            added = 0
     for i, reason in sorted(plan.refusals.items()):
-        decisions.append(
-            Decision(NAME, f"`{eqns[i].primitive.name}` outside the loop", where(eqns[i]), False, reason)
-        )
-    return moved
+        work.note(eqns[i], f"`{eqns[i].primitive.name}` outside the loop", reason, fired=False)
+    if moved != Outside():
+        work.replace(move_out(loop, moved))
 
 
 def _next_loop(jaxpr: Jaxpr, done: set[Var]) -> int | None:
@@ -95,13 +201,4 @@ def _next_loop(jaxpr: Jaxpr, done: set[Var]) -> int | None:
             loop = as_loop(eqn)
             if loop is not None and loop.length > 1:
                 return index
-    return None
-
-
-def _index_of(jaxpr: Jaxpr, outs: Iterable[Var]) -> int | None:
-    """The loop that makes one of `outs`."""
-    known = set(outs)
-    for index, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive.name == "scan" and any(v in known for v in eqn.outvars):
-            return index
     return None

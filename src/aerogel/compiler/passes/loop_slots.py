@@ -5,7 +5,9 @@ goes over both in every step: n^2. As a scan over `x` with stacked outputs it is
 what it does.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jax import lax
@@ -64,48 +66,59 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
 
 def _rewrite(jaxpr: Jaxpr, position: int, loop: Loop, slots: list[Slot], counters: dict[Var, Affine]) -> Jaxpr:
     new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
-    results: dict[Var, Atom] = {}
-    ins: list[Atom] = [new.const(c) for c in loop.consts]
-    by_carry = {slot.carry: slot for slot in slots if slot.carry is not None}
-    setters = []
-    for k, (init, final) in enumerate(zip(loop.init, loop.finals, strict=True)):
-        if k in by_carry:
-            # Its reads are replaced; what is left of it in the body is dead.
-            ins.append(_jax.new_var(final.aval))
-            setters.append(None)
-        else:
-            var, set_next = new.keep_carry(init, _jax.new_var(final.aval) if isinstance(final, _jax.DropVar) else final)
-            ins.append(var)
-            setters.append(set_next)
-    ins += [new.x(x) if is_var(x) else x for x in loop.xs]
-    env: dict[Var, Atom] = dict(zip(loop.body.invars, ins, strict=True))
-    replaced = {id(slot.read): slot for slot in slots if slot.read is not None}
-    gone = {id(slot.write) for slot in slots if slot.write is not None}
-    for eqn in loop.body.eqns:
-        if id(eqn) in replaced:
-            env[eqn.outvars[0]] = _read(new, replaced[id(eqn)], loop)
-        elif id(eqn) not in gone:
-            new.body.eqns.append(copy_equation(eqn, env))
+    env, setters = _inputs(new, loop, {slot.carry for slot in slots})
+    _copy_body(new, loop, slots, env)
     outs = [substitute(x, env) for x in loop.body.outvars]
     for set_next, out in zip(setters, outs, strict=False):
         if set_next is not None:
             set_next(out)
+    results: dict[Var, Atom] = {}
     for slot in slots:
-        if slot.update is not None:
-            assert slot.carry is not None
+        if slot.update is not None and slot.carry is not None:
             rows = new.y(_entry(new, slot, substitute(slot.update, env)))
             results[loop.finals[slot.carry]] = _final(new, slot, loop, rows)
     for y, out in zip(loop.ys, outs[len(setters) :], strict=True):
         if y in counters:
-            results[y] = _count(new, counters[y], y, loop.length)
+            results[y] = _count(new, counters[y], y)
         else:
             new.y(out, y)
     eqns: list[JaxprEqn] = []
     for i, eqn in enumerate(jaxpr.eqns):
         eqns += new.equations() if i == position else [eqn]
     eqns = [rename(eqn, results) for eqn in eqns]
-    outvars = [substitute(x, results) for x in jaxpr.outvars]
-    return with_equations(jaxpr, schedule(eqns), outvars)
+    return with_equations(jaxpr, schedule(eqns), [substitute(x, results) for x in jaxpr.outvars])
+
+
+Setters = list[Callable[[Atom], None] | None]
+
+
+def _inputs(new: LoopBuilder, loop: Loop, gone: set[int | None]) -> tuple[dict[Var, Atom], Setters]:
+    """Atoms for the body's inputs, and what sets each carry's next value; carries in `gone` have none."""
+    ins: list[Atom] = [new.const(c) for c in loop.consts]
+    setters: Setters = []
+    for k, (init, final) in enumerate(zip(loop.init, loop.finals, strict=True)):
+        if k in gone:
+            # Its reads are replaced; what is left of it in the body is dead.
+            ins.append(_jax.new_var(final.aval))
+            setters.append(None)
+        else:
+            own = _jax.new_var(final.aval) if isinstance(final, _jax.DropVar) else final
+            var, set_next = new.keep_carry(init, own)
+            ins.append(var)
+            setters.append(set_next)
+    ins += [new.x(x) if is_var(x) else x for x in loop.xs]
+    return dict(zip(loop.body.invars, ins, strict=True)), setters
+
+
+def _copy_body(new: LoopBuilder, loop: Loop, slots: list[Slot], env: dict[Var, Atom]) -> None:
+    """The body without the writes of slots; their reads become inputs of the step."""
+    reads = {id(slot.read): slot for slot in slots if slot.read is not None}
+    writes = {id(slot.write) for slot in slots if slot.write is not None}
+    for eqn in loop.body.eqns:
+        if id(eqn) in reads:
+            env[eqn.outvars[0]] = _read(new, reads[id(eqn)], loop)
+        elif id(eqn) not in writes:
+            new.body.eqns.append(copy_equation(eqn, env))
 
 
 def _read(new: LoopBuilder, slot: Slot, loop: Loop) -> Atom:
@@ -113,7 +126,7 @@ def _read(new: LoopBuilder, slot: Slot, loop: Loop) -> Atom:
     assert slot.read is not None
     source, place, dim = slot.source, slot.place, slot.dim
 
-    def rows(x: object) -> object:
+    def rows(x: Any) -> Any:
         part = lax.slice_in_dim(x, *_range(place, loop.length), axis=dim)
         if place.scale < 0:
             part = lax.rev(part, [dim])
@@ -147,7 +160,7 @@ def _final(new: LoopBuilder, slot: Slot, loop: Loop, rows: Var) -> Atom:
     dim, place, init = slot.dim, slot.place, loop.init[slot.carry]
     lowest, _ = place.bounds(loop.length)
 
-    def whole(rows: object, *init: object) -> object:
+    def whole(rows: Any, *init: Any) -> Any:
         order = (*range(1, dim + 1), 0, *range(dim + 1, rows.ndim))
         part = lax.transpose(rows, order) if dim else rows
         if place.scale < 0:
@@ -164,10 +177,10 @@ def _final(new: LoopBuilder, slot: Slot, loop: Loop, rows: Var) -> Atom:
     return out
 
 
-def _count(new: LoopBuilder, fact: Affine, y: Var, length: int) -> Atom:
+def _count(new: LoopBuilder, fact: Affine, y: Var) -> Atom:
     dtype, shape = y.aval.dtype, y.aval.shape
 
-    def count() -> object:
+    def count() -> Any:
         steps = lax.broadcasted_iota(dtype, shape, 0)
         return steps * np.asarray(fact.scale, dtype) + np.asarray(fact.offset, dtype)
 

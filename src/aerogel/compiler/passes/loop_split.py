@@ -5,6 +5,7 @@ such a program feeds its backward loop zeros for all other steps.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jax import lax
@@ -217,9 +218,10 @@ def _slice_again(builder: Builder, eqn: JaxprEqn, entries: Atom, window: Window,
     assert mine is not None
     first = (mine.start - window.start) // window.stride
     stride = max(1, mine.stride // window.stride)
-    rest = [(a, b, c) for a, b, c in zip(p["start_indices"], p["limit_indices"], p["strides"] or (1,) * 99)][1:]
+    strides = p["strides"] or (1,) * len(p["start_indices"])
+    rest = list(zip(p["start_indices"], p["limit_indices"], strides, strict=True))[1:]
 
-    def again(x: object) -> object:
+    def again(x: Any) -> Any:
         starts = (first, *(a for a, _, _ in rest))
         limits = (first + (mine.count - 1) * stride + 1, *(b for _, b, _ in rest))
         return lax.slice(x, starts, limits, (stride, *(c for _, _, c in rest)))
