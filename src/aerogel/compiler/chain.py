@@ -12,12 +12,12 @@ import numpy as np
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import Atom, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, Var
 
 from .cost import nbytes
 from .facts import Affine, body_facts
 from .hoist import Replacement
-from .hoistable import is_heavy
+from .hoistable import KEYS_FROM_KEYS, is_heavy
 from .loop import Loop, LoopBuilder
 from .program import Builder, copy_equation, is_var, substitute
 
@@ -87,7 +87,8 @@ def _is_small(v: Var) -> bool:
 def _is_cheap(loop: Loop, eqns: set[int]) -> bool:
     chosen = [loop.body.eqns[i] for i in eqns]
     sizes = (nbytes(v.aval) for eqn in chosen for v in eqn.outvars)
-    return not any(is_heavy(eqn) for eqn in chosen) and max(sizes, default=0) <= LARGEST_CROSSING
+    heavy = [eqn for eqn in chosen if is_heavy(eqn) and eqn.primitive.name not in KEYS_FROM_KEYS]
+    return not heavy and max(sizes, default=0) <= LARGEST_CROSSING
 
 
 def _in_range(fact: Affine, v: Var, loop: Loop) -> bool:
@@ -199,8 +200,3 @@ class _Split:
 
 def _count(fact: Affine, dtype: Any, length: int) -> Any:
     return lax.iota(dtype, length) * np.asarray(fact.scale, dtype) + np.asarray(fact.offset, dtype)
-
-
-def rest_of(eqns: list[JaxprEqn]) -> Loop:
-    """The loop that is left of a split one."""
-    return Loop(eqns[-1])

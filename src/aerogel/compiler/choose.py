@@ -1,6 +1,7 @@
 """Which sites of a region run inside the loop: a minimum cut over what must then cross its border."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from .region import Joined, Region, Site, stacked_reads
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
 MOVE_SECONDS = 1e-9
+# Values of a region that are smaller than this as a whole need no loop of their own; blocks are at most this large.
+SMALLEST_STREAM = 4 * 2**20
+BLOCK_BYTES = 2 * 2**20
+FEWEST_BLOCKS = 16
 # What XLA does not fuse into its neighbours: it reads and writes whole arrays.
 UNFUSED = frozenset(
     "dot_general conv_general_dilated sort cumsum cumprod cummax cummin cumlogsumexp fft cholesky lu qr eigh "
@@ -22,13 +27,44 @@ UNFUSED = frozenset(
 )
 
 
-def choose(jaxpr: Jaxpr, region: Region, machine: Machine) -> list[Site]:
-    """The sites that move, in program order; none when that would not pay."""
+@dataclass(frozen=True)
+class Plan:
+    """Sites of a region that move, in program order, and the predicted time of all that depends on the choice."""
+
+    region: Region
+    sites: list[Site]
+    seconds: float
+
+
+def choose(jaxpr: Jaxpr, region: Region, machine: Machine) -> Plan:
+    """The best plan for a region; no sites when nothing pays."""
     if not region.sites:
-        return []
+        return Plan(region, [], 0.0)
     graph = _graph(jaxpr, region, machine)
     taken = graph.taken()
-    return [site for site in region.sites if site.index in taken]
+    seconds = graph.cost(taken)
+    if region.block is not None:
+        # the loop's outputs exist, whatever is done with them
+        readers = users(jaxpr)
+        seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if y in readers)
+    return Plan(region, [site for site in region.sites if site.index in taken], seconds)
+
+
+def block_length(region: Region) -> int | None:
+    """How many steps at a time the sites of a region run best in a loop of their own; None if that cannot pay.
+
+    It can where a product of few rows stands in the region: a block has more. The largest value of a block should
+    stay in the cache.
+    """
+    products = [site for site in region.sites if site.eqn.primitive.name in ("dot_general", "conv_general_dilated")]
+    stacked = [v for site in products for v in site.eqn.outvars if v in region.stacked]
+    largest = max((nbytes(v.aval) for v in stacked), default=0)
+    if largest < SMALLEST_STREAM:
+        return None
+    per_step = largest // region.loop.length
+    limit = min(BLOCK_BYTES, largest // FEWEST_BLOCKS)
+    fitting = [k for k in range(1, region.loop.length) if region.loop.length % k == 0 and k * per_step <= limit]
+    return max(fitting, default=None)
 
 
 def _graph(jaxpr: Jaxpr, region: Region, machine: Machine) -> Graph:
@@ -40,7 +76,8 @@ def _graph(jaxpr: Jaxpr, region: Region, machine: Machine) -> Graph:
     made_by: dict[Var, int] = {v: site.index for site in region.sites for v in site.eqn.outvars}
     for value in region.stacked:
         maker = made_by.get(value, SOURCE)
-        graph.edge(maker, value, seconds_to_cross(region, value, machine))
+        exists = maker == SOURCE and region.block is not None
+        graph.edge(maker, value, 0.0 if exists else seconds_to_cross(region, value, machine))
         for reader in readers.get(value, ()):
             site = by_index.get(in_chain.get(reader, reader))
             graph.implies(value, SINK if site is None else site.index)

@@ -29,6 +29,11 @@ class Graph:
         """If `a` is taken, `b` is."""
         self.edge(a, b, np.inf)
 
+    def cost(self, taken: set[Hashable]) -> float:
+        """The cost of taking just these nodes."""
+        side = taken | {SOURCE}
+        return sum(cost for (a, b), cost in self.edges.items() if a in side and b not in side)
+
     def taken(self) -> set[Hashable]:
         """The nodes on the source's side of a minimum cut; the smallest such set."""
         names: dict[Hashable, int] = {SOURCE: 0, SINK: 1}

@@ -38,13 +38,16 @@ class _Fusion:
     def __post_init__(self) -> None:
         loop = self.region.loop
         self.loop = loop
-        self.new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
-        self.producers = Producers(self.jaxpr, self.new, self.region.index)
+        apart = self.region.block is not None
+        self.new = LoopBuilder(loop.eqn, self.region.steps, loop.reverse and not apart)
+        moved = {k for site in self.sites for k in (site.index, *site.chain)}
+        self.producers = Producers(self.jaxpr, self.new, self.region.index, moved)
         self.derived = derived_sums(self.sites)
         self.steps: dict[Var, Atom] = {}  # a stacked value with time in front -> its entry in the body
 
     def run(self) -> tuple[Jaxpr, JaxprEqn]:
-        self._copy_body(self.loop)
+        if self.region.block is None:
+            self._copy_body(self.loop)
         for site in self.sites:
             self._place(site)
         self._emit_crossing()
@@ -53,6 +56,7 @@ class _Fusion:
         loop = self.new.equation()
         for i, eqn in enumerate(self.jaxpr.eqns):
             if i == self.region.index:
+                eqns += [] if self.region.block is None else [eqn]
                 eqns += [*self.new.before.eqns, loop, *self.new.after.eqns]
             elif i not in moved:
                 eqns.append(eqn)
@@ -121,7 +125,7 @@ class _Fusion:
             start, blocks = (values[0], values[1:]) if answer.uses_start else (np.int32(0), values)
             if site.eqn.primitive.name == "convert_element_type":
                 blocks = [_kept_narrow(x, site.eqn.params["new_dtype"]) for x in blocks]
-            if answer.uses_start and site.window.count != self.loop.length:
+            if answer.uses_start and site.window.count != self.new.length:
                 start = lax.div(start - np.int32(site.window.start), np.int32(site.window.stride))
             return list(answer.block(start, 1, *blocks))
 
@@ -173,7 +177,7 @@ class _Fusion:
 
     def _stack(self, var: Var, axis: Axis, window: Window) -> Atom:
         block = self.blocks[var]
-        whole_loop = window.count == self.loop.length
+        whole_loop = window.count == self.new.length
         rows = self.new.y(block) if whole_loop else keep(self.new, block, window)
         (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, window.count), rows)
         return whole

@@ -79,15 +79,19 @@ def _flat(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
             yield from _flat(one)
 
 
-def plan_before(loop: Loop, terms: Terms) -> Plan:
-    """What reads no carry and is cheaper for all steps at once than step by step."""
-    eqns, length = loop.body.eqns, loop.length
+def plan_before(loop: Loop, terms: Terms, *, small_draws: bool = False) -> Plan:
+    """What reads no carry and is cheaper for all steps at once than step by step.
+
+    With `small_draws` also random numbers of which a step draws only a few.
+    """
+    eqns = loop.body.eqns
     fixed = constant_equations(loop)
     carried = depends_on(loop.body, loop.body_carry)
     free = {
         i for i, eqn in enumerate(eqns) if i not in fixed and not any(is_var(x) and x in carried for x in eqn.invars)
     }
-    return _plan(loop, free, fixed, terms, after=False) if any(is_heavy(eqns[i]) for i in free) and length else Plan()
+    heavy = {i for i in free if is_heavy(eqns[i]) or (small_draws and eqns[i].primitive.name in RANDOM)}
+    return _plan(loop, free, heavy, fixed, terms, after=False) if heavy else Plan()
 
 
 def plan_after(loop: Loop, terms: Terms) -> Plan:
@@ -103,30 +107,34 @@ def plan_after(loop: Loop, terms: Terms) -> Plan:
             needed.update(x for x in eqns[i].invars if is_var(x))
         else:
             free.add(i)
-    return _plan(loop, free, fixed, terms, after=True) if any(is_heavy(eqns[i]) for i in free) else Plan()
+    heavy = {i for i in free if is_heavy(eqns[i])}
+    return _plan(loop, free, heavy, fixed, terms, after=True) if heavy else Plan()
 
 
-def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms) -> Plan:
-    """All of a loop without carries, when its steps at once keep no more than it stacks anyway."""
+def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms) -> Outside | str:
+    """All of a loop without carries, when its steps at once keep no more than it stacks anyway; else why not."""
     eqns = loop.body.eqns
     fixed = constant_equations(loop)
     free = frozenset(range(len(eqns))) - fixed
-    if loop.init or not free or any(refusal(eqns[i], terms.strict) is not None for i in free):
-        return Plan()
-    if any(not is_var(y) or y in loop.body_consts for y in loop.body_ys) or _widens(loop, free):
-        return Plan()
+    refused = next((r for i in sorted(free) if (r := refusal(eqns[i], terms.strict)) is not None), None)
+    if refused is not None:
+        return refused
+    if any(not is_var(y) or y in loop.body_consts for y in loop.body_ys) or not free:
+        return "its steps hand over constants"
+    if _widens(loop, free):
+        return "a step's intermediate values are larger than what it reads and hands over"
     if not terms.before_differentiation and _summed_over_time(jaxpr, index, loop):
-        return Plan()
-    plan = Plan(Outside(before=free))
-    new = move_out(loop, plan.outside)
+        return "its outputs are summed over the steps alone, which a carry does faster"
+    new = move_out(loop, Outside(before=free))
     ins = list(dict.fromkeys(x for x in loop.eqn.invars if is_var(x)))
     whole = _jax.new_jaxpr(loop.body, ins, [new.results.get(y, y) for y in loop.ys], new.eqns)
     after, before = jaxpr_seconds(whole, terms.machine), equation_seconds(loop.eqn, terms.machine)
-    peak = jaxpr_cost(whole).peak_bytes
-    if after > (1 - LEAST_SHARE) * before or peak > FREE_STEPS + sum(nbytes(y.aval) for y in loop.ys):
-        return Plan()
-    plan.seconds_saved = before - after
-    return plan
+    # elementwise work fuses with what comes after it, which the figures of the loop alone do not show
+    if any(is_heavy(eqns[i]) for i in free) and after > (1 - LEAST_SHARE) * before:
+        return "its steps at once are no faster"
+    if jaxpr_cost(whole).peak_bytes > FREE_STEPS + sum(nbytes(y.aval) for y in loop.ys):
+        return "its steps at once need more memory"
+    return Outside(before=free)
 
 
 def _widens(loop: Loop, free: frozenset[int]) -> bool:
@@ -136,29 +144,32 @@ def _widens(loop: Loop, free: frozenset[int]) -> bool:
 
 
 def _summed_over_time(jaxpr: Jaxpr, index: int, loop: Loop) -> bool:
-    """Whether an output is next reduced over the steps and nothing else: a carry is better at that."""
-    stacked: set[Var] = set(loop.ys)
+    """Whether every output is next reduced over the steps and nothing else: a carry is better at that."""
+    roots: dict[Var, set[Var]] = {y: {y} for y in loop.ys}  # the outputs that a value is computed from
+    summed: set[Var] = set()
     for eqn in jaxpr.eqns[index + 1 :]:
-        if not any(is_var(x) and x in stacked for x in eqn.invars):
+        ys = set().union(*(roots.get(x, ()) for x in eqn.invars if is_var(x)))
+        if not ys or not eqn.outvars:
             continue
-        out = eqn.outvars[0].aval
-        if eqn.primitive.name in REDUCE and tuple(eqn.params.get("axes", ())) == (0,) and out.shape:
-            return True
-        if KIND.get(eqn.primitive.name, Kind.OPAQUE) <= Kind.DEAR and getattr(out, "shape", ())[:1] == (loop.length,):
-            stacked.update(eqn.outvars)
-    return False
+        shape = getattr(eqn.outvars[0].aval, "shape", ())
+        if eqn.primitive.name in REDUCE and tuple(eqn.params.get("axes", ())) == (0,) and shape:
+            summed |= ys
+        elif KIND.get(eqn.primitive.name, Kind.OPAQUE) <= Kind.DEAR and shape[:1] == (loop.length,):
+            roots.update(dict.fromkeys(eqn.outvars, ys))
+    return summed >= set(loop.ys)
 
 
-def _plan(loop: Loop, free: set[int], fixed: set[int], terms: Terms, *, after: bool) -> Plan:
+def _plan(
+    loop: Loop, free: set[int], heavy: set[int], fixed: set[int], terms: Terms, *, after: bool
+) -> Plan:
     eqns, plan = loop.body.eqns, Plan()
     constant = {*loop.body_consts, *(v for i in fixed for v in eqns[i].outvars)}
     refusals = {i: r for i in free if (r := refusal(eqns[i], terms.strict)) is not None}
     gains = {
         i: TRUST * steps_saved(eqns[i], stacked_inputs(eqns[i], constant), loop.length, terms.machine)
-        for i in sorted(free - refusals.keys())
-        if is_heavy(eqns[i])
+        for i in sorted(heavy - refusals.keys())
     }
-    plan.refusals = {i: r for i, r in refusals.items() if is_heavy(eqns[i])}
+    plan.refusals = {i: r for i, r in refusals.items() if i in heavy}
     graph = Graph()
     build = _after_graph if after else _before_graph
     build(graph, loop, free, constant, terms.machine)

@@ -36,7 +36,9 @@ _NEVER = (
     | frozenset("custom_vmap_call custom_lin linear_call composite run_state dot_product_attention_fwd".split())
 )  # fmt: skip
 # A draw of fewer numbers than this is as fast in the step: threefry then is one small kernel of the body.
-SMALLEST_DRAW = 16
+SMALLEST_DRAW = 5
+# Keys from keys are heavier than so few numbers.
+KEYS_FROM_KEYS = frozenset(["random_split", "random_fold_in"])
 
 
 def refusal(eqn: JaxprEqn, strict: bool) -> str | None:
@@ -64,9 +66,10 @@ def refusal(eqn: JaxprEqn, strict: bool) -> str | None:
 
 def is_heavy(eqn: JaxprEqn) -> bool:
     """Whether an equation is worth moving for its own sake."""
-    if eqn.primitive.name in RANDOM and sum(v.aval.size for v in eqn.outvars) < SMALLEST_DRAW:
+    name = eqn.primitive.name
+    if name in RANDOM and name not in KEYS_FROM_KEYS and sum(v.aval.size for v in eqn.outvars) < SMALLEST_DRAW:
         return False
-    return eqn.primitive.name in HEAVY or any(is_heavy(one) for j in inner_jaxprs(eqn) for one in j.eqns)
+    return name in HEAVY or any(is_heavy(one) for j in inner_jaxprs(eqn) for one in j.eqns)
 
 
 def is_dear(eqn: JaxprEqn) -> bool:

@@ -16,10 +16,13 @@ from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .aligned import is_aligned
+from .entrywise_calls import is_entrywise_call
 from .orders import CARRIERS, Order, carry, copy_weight, natural, pull, restrict, short_reduction_weight
 from .products import Product
-from .program import inner_jaxprs, is_var
+from .program import is_var
 
+# Roles of the equations whose operands and results are stored alike.
+ENTRYWISE = ("aligned", "call")
 SWEEPS = 8
 # How many clusters may turn in one step.
 TIED = 8
@@ -33,11 +36,13 @@ class Layout:
         cluster: of each variable that may be stored in another order.
         orders: of each cluster.
         repeated: variables that cost nothing to make again in another order, with their equations (broadcasts).
+        roles: of each equation of the level.
     """
 
     cluster: dict[Var, int] = field(default_factory=dict)
     orders: list[Order] = field(default_factory=list)
     repeated: dict[Var, JaxprEqn] = field(default_factory=dict)
+    roles: list[str] = field(default_factory=list)
 
     def order(self, x: Atom) -> Order:
         """How a value is stored."""
@@ -82,8 +87,8 @@ class Term:
     links: tuple[tuple[tuple[Any, int], tuple[Any, int]], ...] = ()
 
 
-def role(eqn: JaxprEqn) -> str:
-    """What an equation is here: "aligned", "repeated", "carrier", "product", or "wall"."""
+def role_of(eqn: JaxprEqn) -> str:
+    """What an equation is here: "aligned", "call", "repeated", "carrier", "product", or "wall"."""
     values = (*eqn.invars, *eqn.outvars)
     if eqn.effects or not eqn.invars or any(_jax.explicit_mesh(x.aval) for x in values):
         return "wall"
@@ -97,7 +102,9 @@ def role(eqn: JaxprEqn) -> str:
     if name in CARRIERS and len(eqn.invars) == 1 and is_var(eqn.invars[0]):
         weak = [getattr(x.aval, "weak_type", False) for x in values]
         return "carrier" if name != "transpose" or weak[0] == weak[1] else "wall"
-    return "aligned" if is_aligned(eqn) and not inner_jaxprs(eqn) else "wall"
+    if is_aligned(eqn):
+        return "aligned"
+    return "call" if is_entrywise_call(eqn) else "wall"
 
 
 def layout_of(jaxpr: Jaxpr) -> Layout:
@@ -112,8 +119,8 @@ def layout_of(jaxpr: Jaxpr) -> Layout:
         return k
 
     numbers: dict[Var, int] = {}
-    for eqn in jaxpr.eqns:
-        kind = role(eqn)
+    layout.roles = [role_of(eqn) for eqn in jaxpr.eqns]
+    for eqn, kind in zip(jaxpr.eqns, layout.roles, strict=True):
         if kind == "repeated":
             layout.repeated[eqn.outvars[0]] = eqn
         elif kind != "wall":
@@ -121,7 +128,7 @@ def layout_of(jaxpr: Jaxpr) -> Layout:
             parent.append(k)
             ranks.append(len(eqn.outvars[0].aval.shape))
             numbers.update(dict.fromkeys(eqn.outvars, k))
-            if kind == "aligned":
+            if kind in ENTRYWISE:
                 for x in eqn.invars:
                     if is_var(x) and x in numbers and x.aval.shape:
                         parent[find(numbers[x])] = find(k)
@@ -147,15 +154,14 @@ def terms_of(jaxpr: Jaxpr, layout: Layout, platform: str) -> list[Term]:
         seen.add(key)
         terms.append(_reader(x, behind, cluster))
 
-    for eqn in jaxpr.eqns:
-        kind = role(eqn)
+    for eqn, kind in zip(jaxpr.eqns, layout.roles, strict=True):
         if kind == "product":
             terms.append(_product(Product.of(eqn, platform), layout))
         elif kind == "carrier":
             terms.append(_carrier(eqn, layout))
         elif kind != "repeated":
             for x in eqn.invars:
-                reader(x, layout.cluster[eqn.outvars[0]] if kind == "aligned" else None)
+                reader(x, layout.cluster[eqn.outvars[0]] if kind in ENTRYWISE else None)
     for x in jaxpr.outvars:
         reader(x, None)
     return terms

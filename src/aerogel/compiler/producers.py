@@ -1,5 +1,6 @@
 """What a loop reads step by step, and whether it can be made in the step instead of beforehand."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ CHEAP = frozenset(
 )
 
 
+# Made in the steps instead of beforehand, where nobody else needs the whole.
+MOVES = frozenset("scatter-add scatter gather reduce_sum reduce_max reduce_min reduce_and reduce_or log".split())
 # Fused by XLA into what reads them, though some are too dear to make again.
 FUSED = CHEAP | frozenset(ELEMENTWISE) | frozenset({"slice", "pad", "rev"})
 MAX_DEPTH = 16
@@ -36,8 +39,10 @@ class Producers:
     exist as a whole.
     """
 
-    def __init__(self, jaxpr: Jaxpr, new: LoopBuilder, place: int):
+    def __init__(self, jaxpr: Jaxpr, new: LoopBuilder, place: int, moved: Collection[int] = ()):
         self.place = place
+        self.inside = {place, *moved}
+        self._only_here: dict[Var, bool] = {}
         self.jaxpr = jaxpr
         self.new = new
         self.made_by = producers(jaxpr)
@@ -75,10 +80,22 @@ class Producers:
     def _cost_as_it_is(self, x: Var) -> float:
         """Elements moved when the loop reads `x`: twice those of `x` if it exists for the loop only."""
         index = self.made_by.get(x)
-        if index is None or self.jaxpr.eqns[index].primitive.name not in FUSED:
+        if index is None:
             return x.aval.size
-        read_elsewhere = any(k == -1 or self._is_unfused(k) for k in self.read_by.get(x, ()) if k != self.place)
+        if self.jaxpr.eqns[index].primitive.name not in FUSED:
+            moves = self.jaxpr.eqns[index].primitive.name in MOVES and self.is_read_only_here(x)
+            return 2 * x.aval.size if moves else x.aval.size
+        read_elsewhere = any(k == -1 or self._is_unfused(k) for k in self.read_by.get(x, ()) if k not in self.inside)
         return x.aval.size if read_elsewhere else 2 * x.aval.size
+
+    def is_read_only_here(self, x: Var) -> bool:
+        """Whether all that is made of a value ends in the loop: then making it in the steps is no work done twice."""
+        if x not in self._only_here:
+            self._only_here[x] = all(
+                k in self.inside or (k != -1 and all(self.is_read_only_here(v) for v in self.jaxpr.eqns[k].outvars))
+                for k in self.read_by.get(x, [-1])
+            )
+        return self._only_here[x]
 
     def _cost_to_read(self, x: Var) -> float:
         """As it is, a little dearer for what would exist for the loop only: of two equal ways the plain one."""
@@ -104,8 +121,9 @@ class Producers:
         if index is None or isinstance(x, Literal):
             return None
         eqn = self.jaxpr.eqns[index]
-        if eqn.primitive.name not in CHEAP and eqn.primitive.name != "pad" and not is_outer_product(eqn):
-            return None
+        if not (eqn.primitive.name in CHEAP or eqn.primitive.name == "pad" or is_outer_product(eqn)):
+            if eqn.primitive.name not in MOVES or not self.is_read_only_here(x):
+                return None
         if eqn.primitive.name == "pad":
             answer = _padded(eqn, axis)
             return None if answer is None else (eqn, answer)

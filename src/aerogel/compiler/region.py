@@ -63,22 +63,36 @@ class Site:
 
 @dataclass
 class Region:
-    """All sites of one loop, and what is known about the values between them."""
+    """All sites of one loop, and what is known about the values between them.
+
+    With a `block`, the sites run in a loop of their own after it, `block` steps of the first at a time.
+    """
 
     loop: Loop
     index: int
     late: set[Var]
+    block: int | None = None
     stacked: dict[Var, Stacked] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     refusals: dict[int, str] = field(default_factory=dict)  # why an equation that reads a stacked value stays
 
+    @property
+    def steps(self) -> int:
+        """How many steps the sites' loop takes."""
+        return self.loop.length // (self.block or 1)
 
-def grow(jaxpr: Jaxpr, index: int, loop: Loop, permitted: Callable[[Site], str | None]) -> Region:
-    """The region of the loop at `index`. `permitted(site)` may refuse a site with a reason."""
-    region = Region(loop, index, depends_on(jaxpr, loop.eqn.outvars))
-    everything = Window(0, 1, loop.length)
+
+def grow(
+    jaxpr: Jaxpr, index: int, loop: Loop, permitted: Callable[[Site], str | None], block: int | None = None
+) -> Region:
+    """The region of the loop at `index`. `permitted(site)` may refuse a site with a reason.
+
+    A block of steps is one index of a shorter time, each of which holds `block` neighbours.
+    """
+    region = Region(loop, index, depends_on(jaxpr, loop.eqn.outvars), block)
+    everything = Window(0, 1, region.steps)
     for y in loop.ys:
-        region.stacked[y] = Stacked(Axis(0), everything)
+        region.stacked[y] = Stacked(Axis(0, inner=block or 1), everything)
     readers = users(jaxpr)
     centered: dict[Var, Centered] = {}
     for i in range(index + 1, len(jaxpr.eqns)):
@@ -155,6 +169,8 @@ def _joined(region: Region, eqn: JaxprEqn, index: int, ins: dict[int, Axis], win
     first = region.loop
     if second is None:
         return No("the second loop has effects")
+    if region.block is not None:
+        return No("the second loop does not run in blocks")
     if second.length != first.length or window != Window(0, 1, first.length):
         return No(f"the second loop takes {second.length} steps, the first {first.length}")
     if second.reverse != first.reverse and second.init:

@@ -7,8 +7,9 @@ from jax import lax
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var, new_var
 
 from .aligned import aligned_params
+from .entrywise_calls import reordered_call
 from .orders import Order, carry, natural, permute, step
-from .orient import Layout, carrier_choices, operand_order, role
+from .orient import Layout, carrier_choices, operand_order
 from .products import Product
 from .program import Builder, is_var, rename, with_equations
 
@@ -28,9 +29,8 @@ class _Reorder:
         self.last: JaxprEqn | None = None
 
     def run(self, jaxpr: Jaxpr) -> Jaxpr:
-        for eqn in jaxpr.eqns:
+        for eqn, kind in zip(jaxpr.eqns, self.layout.roles, strict=True):
             self.last = eqn
-            kind = role(eqn)
             if kind == "product":
                 self._product(eqn)
             elif kind == "carrier":
@@ -39,6 +39,8 @@ class _Reorder:
                 order = self.layout.order(eqn.outvars[0])
                 params = eqn.params if order == natural(len(order)) else aligned_params(eqn, order)
                 self._emit(eqn, [self.get(x, order) for x in eqn.invars], params, order)
+            elif kind == "call":
+                self._call(eqn)
             elif kind == "wall":
                 env = {x: self.get(x, self._natural(x)) for x in eqn.invars if is_var(x)}
                 self.eqns.append(rename(eqn, env))
@@ -90,6 +92,17 @@ class _Reorder:
         else:
             made = self._make(eqn, [operand], carried.params, carried.order)
             self._result(out, made, carried.order, wanted)
+
+    def _call(self, eqn: JaxprEqn) -> None:
+        order = self.layout.order(eqn.outvars[0])
+        operands = [self.get(x, order) for x in eqn.invars]
+        if order == natural(len(order)):
+            self._emit(eqn, operands, eqn.params, order)
+            return
+        builder = Builder(eqn)
+        outs = builder.call(reordered_call(eqn, order), *operands)
+        self.eqns += builder.eqns
+        self.stored.update(zip(eqn.outvars, outs, strict=True))
 
     def _product(self, eqn: JaxprEqn) -> None:
         one, other = eqn.invars

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
 from ..axes import Mapped, Reduced
-from ..choose import choose, stacked_bytes
+from ..choose import Plan, block_length, choose, stacked_bytes
 from ..exactness import Exactness
 from ..fusion import fuse
 from ..levels import rewrite_levels
@@ -22,6 +22,8 @@ from ..region import Joined, Region, Site, Sliced, grow
 from ..report import Decision
 
 NAME = "loop-fusion"
+# A loop of its own must be predicted this much better than the first loop.
+WORTH = 0.95
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
             return jaxpr
         index, loop = found
         done.update(loop.eqn.outvars)
-        region = grow(jaxpr, index, loop, lambda site: _refusal(site, context))
-        chosen = choose(jaxpr, region, context.machine)
+        plan = _plan(jaxpr, index, loop, context)
+        region, chosen = plan.region, plan.sites
         inputs = makeable_inputs(jaxpr, index, loop)
         decisions += _decisions(jaxpr, region, chosen)
         decisions += [_input_decision(jaxpr, loop, x) for x in inputs]
@@ -59,6 +61,21 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
             fused, new = fuse(jaxpr, region, chosen)
             done.update(new.outvars)
             jaxpr = drop_dead(fused)
+
+
+def _plan(jaxpr: Jaxpr, index: int, loop: Loop, context: Context) -> Plan:
+    """The best plan for a loop: its outputs are used in its steps, or some steps at a time after it."""
+
+    def permitted(site: Site) -> str | None:
+        return _refusal(site, context)
+
+    region = grow(jaxpr, index, loop, permitted)
+    inside = choose(jaxpr, region, context.machine)
+    block = block_length(region)
+    if block is None:
+        return inside
+    after = choose(jaxpr, grow(jaxpr, index, loop, permitted, block), context.machine)
+    return after if after.sites and after.seconds < WORTH * inside.seconds else inside
 
 
 def _left(jaxpr: Jaxpr) -> list[Decision]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
 from ..chain import find_chain, split_chain
+from ..cost.primitives import RANDOM
 from ..exactness import Exactness
 from ..hoist import Outside, Replacement, move_out
 from ..hoist_plan import LEAST_SECONDS, Plan, Terms, plan_after, plan_all, plan_before, plan_once
 from ..hoistable import SAME_BITS, is_heavy
+from ..lift import lift
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
@@ -45,7 +47,7 @@ def _level(jaxpr: Jaxpr, terms: Terms, decisions: list[Decision]) -> Jaxpr:
         if index is None:
             return jaxpr
         work = _Work(jaxpr, set(jaxpr.eqns[index].outvars), terms)
-        for step in (_gather, _chain, _all, _once, _before, _after):
+        for step in (_lift, _gather, _chain, _all, _once, _before, _after):
             loop = work.loop()
             if loop is None:
                 break
@@ -63,6 +65,7 @@ class _Work:
     outs: set[Var]
     terms: Terms
     decisions: list[Decision] = field(default_factory=list)
+    chained: bool = False  # whether keys come from a loop of their own
 
     @property
     def index(self) -> int | None:
@@ -90,11 +93,29 @@ class _Work:
                 self.outs.update(eqn.outvars)
         self.jaxpr = new.apply(self.jaxpr, self.index)
 
-    def note(self, eqn: JaxprEqn, what: str, reason: str, *, fired: bool, bytes_added: int = 0) -> None:
-        """Adds a decision."""
-        rounds = not (fired and eqn.primitive.name in SAME_BITS)
-        exactness = Exactness.REASSOCIATES if fired and rounds else Exactness.BITWISE
-        self.decisions.append(Decision(NAME, what, where(eqn), fired, reason, 0, 0, -bytes_added, exactness))
+    def note(
+        self, eqn: JaxprEqn, what: str, reason: str, fired: Exactness | None = None, bytes_added: int = 0
+    ) -> None:
+        """Adds a decision: fired, with how exact that is, or refused."""
+        exactness = fired or Exactness.BITWISE
+        made = Decision(NAME, what, where(eqn), fired is not None, reason, 0, 0, -bytes_added, exactness)
+        self.decisions.append(made)
+
+
+def exactness_of(rounds: bool) -> Exactness:
+    """How exact it is to run something for all steps at once."""
+    return Exactness.REASSOCIATES if rounds else Exactness.BITWISE
+
+
+def _lift(work: _Work, loop: Loop) -> None:
+    """Heavy work on constants leaves the branches of the steps; what then stays in the steps, XLA hoists."""
+    found = lift(loop)
+    if found is not None:
+        new, eqns = found
+        for eqn in eqns:
+            what = f"`{eqn.primitive.name}` in a branch is computed before the branches"
+            work.note(eqn, what, "it reads constants of the loop only", Exactness.BITWISE)
+        work.replace(new)
 
 
 def _gather(work: _Work, loop: Loop) -> None:
@@ -111,12 +132,12 @@ def _gather(work: _Work, loop: Loop) -> None:
         assert one.eqn is not None
         what = f"the sum of `{one.eqn.primitive.name}` over {loop.length} steps is one product after the loop"
         if contracted(one) >= LONGEST_CONTRACTION:
-            work.note(one.eqn, what, "each step sums up enough terms already", fired=False)
+            work.note(one.eqn, what, "each step sums up enough terms already")
         elif saved[one.carry] < LEAST_SECONDS:
-            work.note(one.eqn, what, "stacking its factors costs more than it saves", fired=False)
+            work.note(one.eqn, what, "stacking its factors costs more than it saves")
         else:
             paying.append(one)
-            work.note(one.eqn, what, "no step reads the sum", fired=True)
+            work.note(one.eqn, what, "no step reads the sum", Exactness.REASSOCIATES)
     if paying:
         work.replace(sink(loop, paying))
 
@@ -136,14 +157,14 @@ def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
     for one in sums:
         eqn = one.eqn or one.add
         what = f"the sum of `{eqn.primitive.name}` over {loop.length} steps needs no loop"
-        work.note(eqn, what, "no step reads the sum, or depends on another", fired=True)
+        work.note(eqn, what, "no step reads the sum, or depends on another", Exactness.REASSOCIATES)
     work.jaxpr, work.outs = trial.jaxpr, trial.outs
     return True
 
 
 def _chain(work: _Work, loop: Loop) -> None:
     """Keys and counters that the carry threads through the steps are advanced before the loop, if that frees work."""
-    if not any(is_heavy(eqn) for eqn in loop.body.eqns):
+    if not any(is_heavy(eqn) or eqn.primitive.name in RANDOM for eqn in loop.body.eqns):
         return
     chain = find_chain(loop)
     new = None if chain is None else split_chain(loop, chain)
@@ -152,20 +173,29 @@ def _chain(work: _Work, loop: Loop) -> None:
     trial = _Work(work.jaxpr, set(work.outs), work.terms)
     trial.replace(new)
     rest = trial.loop()
-    if rest is None or plan_before(rest, work.terms).outside == Outside():
+    if rest is None or not _frees(rest, work.terms):
         return
-    work.note(loop.eqn, "the chain of keys or counters runs before the loop", "it depends on itself only", fired=True)
-    work.jaxpr, work.outs = trial.jaxpr, trial.outs
+    work.note(loop.eqn, "the chain of keys or counters runs before the loop", "it depends on itself only", Exactness.BITWISE)
+    work.jaxpr, work.outs, work.chained = trial.jaxpr, trial.outs, True
+
+
+def _frees(rest: Loop, terms: Terms) -> bool:
+    return plan_before(rest, terms, small_draws=True).outside != Outside()
 
 
 def _all(work: _Work, loop: Loop) -> None:
     """A loop whose steps depend on no other goes away, if its steps at once need no more memory."""
+    if loop.init:
+        return
     assert work.index is not None
-    plan = plan_all(work.jaxpr, work.index, loop, work.terms)
-    if plan.outside != Outside():
-        reason = f"none of its {loop.length} steps depends on another"
-        work.note(loop.eqn, "the loop is one operation on all steps", reason, fired=True)
-        work.replace(move_out(loop, plan.outside))
+    found = plan_all(work.jaxpr, work.index, loop, work.terms)
+    what = "the loop is one operation on all steps"
+    if isinstance(found, str):
+        work.note(loop.eqn, what, found)
+    else:
+        rounds = any(eqn.primitive.name not in SAME_BITS for eqn in loop.body.eqns)
+        work.note(loop.eqn, what, f"none of its {loop.length} steps depends on another", exactness_of(rounds))
+        work.replace(move_out(loop, found))
 
 
 def _once(work: _Work, loop: Loop) -> None:
@@ -173,7 +203,8 @@ def _once(work: _Work, loop: Loop) -> None:
 
 
 def _before(work: _Work, loop: Loop) -> None:
-    _move(work, loop, plan_before(loop, work.terms), "runs before the loop, for all steps at once")
+    plan = plan_before(loop, work.terms, small_draws=work.chained)
+    _move(work, loop, plan, "runs before the loop, for all steps at once")
 
 
 def _after(work: _Work, loop: Loop) -> None:
@@ -184,12 +215,13 @@ def _move(work: _Work, loop: Loop, plan: Plan, how: str) -> None:
     eqns, moved = loop.body.eqns, plan.outside
     added = plan.bytes_added
     for i in sorted(moved.once | moved.before | moved.after):
-        if is_heavy(eqns[i]):
+        if is_heavy(eqns[i]) or eqns[i].primitive.name in RANDOM:
+            exactness = exactness_of(eqns[i].primitive.name not in SAME_BITS and i not in moved.once)
             reason = f"it needs nothing that the other {loop.length - 1} steps compute"
-            work.note(eqns[i], f"`{eqns[i].primitive.name}` {how}", reason, fired=True, bytes_added=added)
+            work.note(eqns[i], f"`{eqns[i].primitive.name}` {how}", reason, exactness, added)
             added = 0
     for i, reason in sorted(plan.refusals.items()):
-        work.note(eqns[i], f"`{eqns[i].primitive.name}` outside the loop", reason, fired=False)
+        work.note(eqns[i], f"`{eqns[i].primitive.name}` outside the loop", reason)
     if moved != Outside():
         work.replace(move_out(loop, moved))
 

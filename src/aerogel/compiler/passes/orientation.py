@@ -13,7 +13,7 @@ from aerogel._jax import Jaxpr, JaxprEqn, Var
 from ..exactness import Exactness
 from ..levels import rewrite_levels
 from ..normalize import drop_dead
-from ..orders import moved_bytes, natural
+from ..orders import carry, moved_bytes, natural
 from ..orient import (
     Layout,
     Term,
@@ -56,7 +56,7 @@ def _level(jaxpr: Jaxpr, platform: str, decisions: list[Decision]) -> Jaxpr:
     made: list[Decision] = []
     changed = False
     for clusters, terms in groups_of(layout, terms_of(jaxpr, layout, platform)):
-        before = total_weight(layout, terms)
+        before = total_weight(layout, terms) + _of_broadcasts(layout, terms)
         fired = before > 0 and _improve(jaxpr, layout, clusters, terms, before)
         changed |= fired
         if before:
@@ -100,46 +100,60 @@ def _improve(jaxpr: Jaxpr, layout: Layout, clusters: list[int], terms: list[Term
         found.append((weight, [layout.orders[k] for k in clusters]))
     weight, orders = min(found, key=lambda pair: pair[0])
     set_orders(start)
-    folded = before - _folded_anyway(jaxpr, layout, terms)
     # As cheap as what XLA makes of it is enough where a transpose goes: then there is less to compile.
-    if weight < before and weight <= folded:
+    if weight < before and weight <= _folded(jaxpr, layout, terms):
         set_orders(orders)
         return True
     return False
 
 
-def _folded_anyway(jaxpr: Jaxpr, layout: Layout, terms: list[Term]) -> int:
-    """What transposes of operands of products are said to copy: XLA reads through them where it can."""
-    readers = users(jaxpr)
-    only_products = [
-        term
-        for term in terms
-        if term.eqn is not None
-        and term.eqn.primitive.name == "transpose"
-        and all(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in readers[term.eqn.outvars[0]])
-    ]
-    return sum(term.weight(layout) for term in only_products)
+def _folded(jaxpr: Jaxpr, layout: Layout, terms: list[Term]) -> int:
+    """What a group copies when products read through the transposes of their operands, as XLA makes them do."""
+    readers, turned = users(jaxpr), {}
+    for eqn in _transposes(terms):
+        (x,), out = eqn.invars, eqn.outvars[0]
+        if all(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in readers.get(out, ())):
+            carried = carry(eqn, layout.order(x))
+            assert carried is not None, "a transpose takes every order"
+            turned[layout.cluster[out]] = carried.order
+    old = {k: layout.orders[k] for k in turned}
+    for k, order in turned.items():
+        layout.orders[k] = order
+    weight = total_weight(layout, terms)
+    for k, order in old.items():
+        layout.orders[k] = order
+    return weight
+
+
+def _transposes(terms: list[Term]) -> list[JaxprEqn]:
+    return [term.eqn for term in terms if term.eqn is not None and term.eqn.primitive.name == "transpose"]
+
+
+def _of_broadcasts(layout: Layout, terms: list[Term]) -> int:
+    """Bytes of the transposes of what can be made in any order: they copy nothing, but they stand there."""
+    return sum(_transposed(eqn) for eqn in _transposes(terms) if eqn.invars[0] in layout.repeated)
 
 
 def _decisions(jaxpr: Jaxpr, layout: Layout, terms: list[Term], fired: bool) -> list[Decision]:
     """One for each transpose of the group that has gone or, next to a product, has stayed."""
     makers, readers = producers(jaxpr), users(jaxpr)
+    product = next((t.eqn for t in terms if t.eqn is not None and t.eqn.primitive.name == "dot_general"), None)
+    product_line = "" if product is None else where(product)
     found = []
-    for eqn in (term.eqn for term in terms if term.eqn is not None):
-        size = _transposed(eqn) if eqn.primitive.name == "transpose" else 0
+    for eqn in _transposes(terms):
+        size = _transposed(eqn)
         if not size:
             continue
+        at = where(eqn) or product_line  # vmap's own transposes have no line of the user's
         if fired and not carried_weight(eqn, layout):
             reason = "its transpose need not exist"
-            found.append(Decision(NAME, WHAT, where(eqn), True, reason, 0, 2 * size, size, Exactness.REASSOCIATES))
+            found.append(Decision(NAME, WHAT, at, True, reason, 0, 2 * size, size, Exactness.REASSOCIATES))
         elif _beside_product(jaxpr, eqn, makers, readers):
             reason = "every other order copies as much: what reads the transpose, or what it reads, is wanted as it is"
-            found.append(Decision(NAME, WHAT, where(eqn), False, reason))
+            found.append(Decision(NAME, WHAT, at, False, reason))
     if fired and not any(d.fired for d in found):
-        product = next((t.eqn for t in terms if t.eqn is not None and t.eqn.primitive.name == "dot_general"), None)
-        at = "" if product is None else where(product)
         reason = "its operands and readers have the batch first"
-        found.append(Decision(NAME, WHAT, at, True, reason, exactness=Exactness.REASSOCIATES))
+        found.append(Decision(NAME, WHAT, product_line, True, reason, exactness=Exactness.REASSOCIATES))
     return found
 
 

@@ -1,0 +1,105 @@
+"""Functions with a forward derivative rule of their own (`relu`, `silu`, ...) that work entry by entry.
+
+On values stored in another order they are the same function, with the same rule, of other shapes. Only where both
+the function and its rule hold nothing but entrywise equations and scalars that are broadcast.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aerogel import _jax
+from aerogel._jax import Jaxpr, JaxprEqn, Literal
+
+from .aligned import ELEMENTWISE
+from .orders import Order, permute
+from .program import is_var
+
+
+def is_entrywise_call(eqn: JaxprEqn) -> bool:
+    """Whether the call and its derivative rule can be done in any order of dimensions."""
+    if eqn.primitive.name != "custom_jvp_call" or eqn.params["call_jaxpr"].consts:
+        return False
+    rank = len(getattr(eqn.outvars[0].aval, "shape", ()))
+    if rank < 2 or not _entrywise(eqn.params["call_jaxpr"].jaxpr, rank, ()):
+        return False
+    rule = _jax.forward_rule(eqn)
+    return rule is not None and not rule[0].consts and _entrywise(rule[0].jaxpr, rank, (eqn.params["name"],))
+
+
+def _entrywise(jaxpr: Jaxpr, rank: int, outer: tuple[str, ...]) -> bool:
+    """`outer`: names of the calls whose rules are looked at; a rule may call its own function again (`relu`'s does)."""
+    values = [*jaxpr.invars, *jaxpr.outvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
+    if jaxpr.constvars or any(len(getattr(v.aval, "shape", ())) not in (0, rank) for v in values):
+        return False
+    return all(_entrywise_equation(eqn, rank, outer) for eqn in jaxpr.eqns)
+
+
+def _entrywise_equation(eqn: JaxprEqn, rank: int, outer: tuple[str, ...]) -> bool:
+    name = eqn.primitive.name
+    if eqn.effects or eqn.params.get("sharding") is not None:
+        return False
+    if name == "jit":
+        inner = eqn.params["jaxpr"]
+        return not inner.consts and _entrywise(inner.jaxpr, rank, outer)
+    if name == "custom_jvp_call":
+        if eqn.params["name"] in outer:
+            return not eqn.params["call_jaxpr"].consts and _entrywise(eqn.params["call_jaxpr"].jaxpr, rank, outer)
+        return is_entrywise_call(eqn)
+    if name == "broadcast_in_dim":
+        return not eqn.invars[0].aval.shape
+    return name in ELEMENTWISE
+
+
+def reordered_call(eqn: JaxprEqn, order: Order) -> Callable[..., Sequence[Any]]:
+    """The call as a function of operands stored in `order`; its results are too."""
+
+    def function(*xs: Any) -> tuple[Any, ...]:
+        return tuple(_evaluate(eqn.params["call_jaxpr"].jaxpr, order, xs))
+
+    function.__name__ = eqn.params["name"]
+    call = jax.custom_jvp(function)
+
+    @call.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        found = _jax.forward_rule(eqn)
+        assert found is not None, "the rule was there when the call was looked at"
+        program, moving, still = found
+        results = _evaluate(program.jaxpr, order, (*primals, *(tangents[k] for k in moving)))
+        rest = iter(results[len(still) :])
+        outs = results[: len(still)]
+        return tuple(outs), tuple(_zero(x) if zero else next(rest) for x, zero in zip(outs, still, strict=True))
+
+    return call
+
+
+def _evaluate(jaxpr: Jaxpr, order: Order, args: Sequence[Any]) -> list[Any]:
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
+
+    def read(x: Any) -> Any:
+        if is_var(x):
+            return env[x]
+        assert isinstance(x, Literal)
+        return _jax.convert_element_type(x.val, x.aval.dtype, x.aval.weak_type)
+
+    for eqn in jaxpr.eqns:
+        ins, name, params = [read(x) for x in eqn.invars], eqn.primitive.name, eqn.params
+        if name == "jit":
+            outs = _evaluate(params["jaxpr"].jaxpr, order, ins)
+        elif name == "custom_jvp_call":
+            outs = list(reordered_call(eqn, order)(*ins))
+        else:
+            if name == "broadcast_in_dim" and params["shape"]:
+                params = {**params, "shape": permute(params["shape"], order)}
+            found = eqn.primitive.bind(*ins, **params)
+            outs = list(found) if eqn.primitive.multiple_results else [found]
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(x) for x in jaxpr.outvars]
+
+
+def _zero(value: Any) -> Any:
+    inexact = jnp.issubdtype(value.dtype, jnp.inexact)
+    return jnp.zeros(value.shape, value.dtype) if inexact else np.zeros(value.shape, jax.dtypes.float0)
