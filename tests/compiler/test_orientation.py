@@ -366,9 +366,8 @@ class Nest:
             "flat": lambda y: jnp.transpose(jnp.sin(y.reshape(-1)).reshape(y.shape), order),
             "centre": lambda y: y - y.mean(axis, keepdims=True) if rank else y,
             "gram": lambda y: jnp.einsum("...ij,...kj->...ik", jnp.tanh(y), jnp.cos(y)) / 8 if rank > 1 else y,
-            "largest": lambda y: jnp.transpose(y, order) * jnp.transpose(y, order).max(axis, keepdims=True, initial=-9.0)
-            if rank
-            else y,
+            # no maximum: vmap repeats rows, and which of two equal ones is larger is a matter of rounding
+            "softmax": lambda y: jax.nn.softmax(jnp.transpose(y, order), axis) if rank else y,
             "reverse": lambda y: jnp.transpose(jnp.flip(y, axis), order) if rank else y,
         }
         chosen = choices[self.rng.choice(list(choices))]

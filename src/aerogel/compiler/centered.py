@@ -8,7 +8,7 @@ maximum of all `y`: the variance and the logsumexp are two passes over the data.
     sum(exp(y - c)) = S * exp(m - c)               m the maximum so far, S = sum(exp(y - m))   (online softmax)
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ class Centered:
 
 
 def next_centered(
-    eqn: JaxprEqn, index: int, centered: dict[Var, Centered], stacked: dict[Var, Any], late: set[Var]
+    eqn: JaxprEqn, index: int, centered: dict[Var, Centered], stacked: dict[Var, Any], late: Container[Var]
 ) -> Centered | None:
     """What `eqn` makes of a stacked value and a late one, or of such a difference; None if neither."""
     name, out = eqn.primitive.name, eqn.outvars[0]

@@ -6,6 +6,7 @@ known before the loop, the draws are not bound to the steps. Counters need no lo
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from aerogel._jax import Atom, Var
 
 from .cost import nbytes
 from .facts import Affine, body_facts
-from .hoist import Replacement
+from .hoist import Replacement, named
 from .hoistable import KEYS_FROM_KEYS, is_heavy
 from .loop import Loop, LoopBuilder
 from .program import Builder, copy_equation, is_var, substitute
@@ -133,21 +134,18 @@ class _Split:
         loop = self.loop
         for k, fact in self.chain.counters.items():
             var, final = loop.body_carry[k], loop.finals[k]
-            dtype, length = var.aval.dtype, loop.length
-            (steps,) = self.counted.call(lambda: _count(fact, dtype, length))
+            (steps,) = self.counted.call(partial(_count, fact, var.aval.dtype, loop.length))
             assert is_var(steps)
             self.handed[var] = steps
-            last = fact.offset - fact.scale if loop.reverse else fact.offset + fact.scale * length
+            last = fact.offset - fact.scale if loop.reverse else fact.offset + fact.scale * loop.length
             if not isinstance(final, _jax.DropVar):
-                (self.results[final],) = self.counted.call(lambda: lax.full((), last, dtype))
+                (self.results[final],) = self.counted.call(partial(lax.full, (), last, var.aval.dtype))
 
     def _advance(self, crossing: list[Var]) -> None:
         loop, new, env = self.loop, self.first, self.env
         setters = []
         for k in self.chain.carries:
-            final = loop.finals[k]
-            own = _jax.new_var(final.aval) if isinstance(final, _jax.DropVar) else final
-            env[loop.body_carry[k]], set_next = new.keep_carry(loop.init[k], own)
+            env[loop.body_carry[k]], set_next = new.keep_carry(loop.init[k], named(loop.finals[k]))
             setters.append(set_next)
         eqns = [loop.body.eqns[i] for i in sorted(self.chain.eqns)]
         self._read(new, env, [x for eqn in eqns for x in eqn.invars] + [loop.next_carry[k] for k in self.chain.carries])
@@ -164,9 +162,7 @@ class _Split:
         env: dict[Var, Atom] = {}
         setters = []
         for k in kept:
-            final = loop.finals[k]
-            own = _jax.new_var(final.aval) if isinstance(final, _jax.DropVar) else final
-            env[loop.body_carry[k]], set_next = new.keep_carry(loop.init[k], own)
+            env[loop.body_carry[k]], set_next = new.keep_carry(loop.init[k], named(loop.finals[k]))
             setters.append(set_next)
         eqns = [loop.body.eqns[i] for i in others]
         self._read(new, env, [x for eqn in eqns for x in eqn.invars] + loop.body.outvars)
@@ -180,7 +176,7 @@ class _Split:
             if is_var(v) and v in crossing and v.aval == y.aval:
                 self.results[y] = self.handed[v]
             else:
-                new.y(substitute(v, env), _jax.new_var(y.aval) if isinstance(y, _jax.DropVar) else y)
+                new.y(substitute(v, env), named(y))
 
     def _read(self, new: LoopBuilder, env: dict[Var, Atom], reads: Iterable[Atom]) -> None:
         """What a loop reads of the old loop's inputs."""

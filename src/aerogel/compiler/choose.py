@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from aerogel import _jax
-from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 
 from .axes import Mapped, Reduced
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
-from .program import users
+from .level import Level
 from .region import Joined, Region, Site, stacked_reads
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
@@ -36,17 +36,16 @@ class Plan:
     seconds: float
 
 
-def choose(jaxpr: Jaxpr, region: Region, machine: Machine) -> Plan:
+def choose(level: Level, region: Region, machine: Machine) -> Plan:
     """The best plan for a region; no sites when nothing pays."""
     if not region.sites:
         return Plan(region, [], 0.0)
-    graph = _graph(jaxpr, region, machine)
+    graph = _graph(level, region, machine)
     taken = graph.taken()
     seconds = graph.cost(taken)
     if region.block is not None:
         # the loop's outputs exist, whatever is done with them
-        readers = users(jaxpr)
-        seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if y in readers)
+        seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if level.readers(y))
     return Plan(region, [site for site in region.sites if site.index in taken], seconds)
 
 
@@ -67,10 +66,9 @@ def block_length(region: Region) -> int | None:
     return max(fitting, default=None)
 
 
-def _graph(jaxpr: Jaxpr, region: Region, machine: Machine) -> Graph:
+def _graph(level: Level, region: Region, machine: Machine) -> Graph:
     """A node for each site and each value; taking a site means that it runs inside."""
     graph = Graph()
-    readers = users(jaxpr)
     by_index = {site.index: site for site in region.sites}
     in_chain = {k: site.index for site in region.sites for k in site.chain}
     made_by: dict[Var, int] = {v: site.index for site in region.sites for v in site.eqn.outvars}
@@ -78,14 +76,14 @@ def _graph(jaxpr: Jaxpr, region: Region, machine: Machine) -> Graph:
         maker = made_by.get(value, SOURCE)
         exists = maker == SOURCE and region.block is not None
         graph.edge(maker, value, 0.0 if exists else seconds_to_cross(region, value, machine))
-        for reader in readers.get(value, ()):
+        for reader in level.readers(value):
             site = by_index.get(in_chain.get(reader, reader))
             graph.implies(value, SINK if site is None else site.index)
     for site in region.sites:
         graph.edge(site.index, SINK, MOVE_SECONDS + seconds_more_inside(region, site, machine))
         if isinstance(site.answer, (Mapped, Joined)):
             for v in site.eqn.outvars:
-                if v in region.stacked and _is_written(jaxpr, site, readers.get(v, ())):
+                if v in region.stacked and _is_written(level, site, level.readers(v)):
                     graph.edge(SOURCE, site.index, seconds_to_cross(region, v, machine))
         for value in stacked_reads(region, site):
             if value in made_by:
@@ -97,14 +95,14 @@ def _fuses(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name not in UNFUSED
 
 
-def _is_written(jaxpr: Jaxpr, site: Site, readers: Sequence[int]) -> bool:
+def _is_written(level: Level, site: Site, readers: Sequence[int]) -> bool:
     """Whether a result is written to memory as a whole when it is made outside: something that does not fuse reads it.
 
     Reshapes write nothing.
     """
     if site.eqn.primitive.name in ("reshape", "squeeze", "expand_dims"):
         return False
-    return not _fuses(site.eqn) or any(k == -1 or not _fuses(jaxpr.eqns[k]) for k in readers)
+    return not _fuses(site.eqn) or any(k == -1 or not _fuses(level.eqns[k]) for k in readers)
 
 
 def stacked_bytes(value: Var) -> int:

@@ -12,43 +12,43 @@ import jax.numpy as jnp
 import numpy as np
 
 from aerogel import _jax
-from aerogel._jax import Jaxpr, JaxprEqn, Literal
+from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from .aligned import ELEMENTWISE
-from .orders import Order, permute
+from .orders import Order, natural, permute, step
 from .program import is_var
 
 
 def is_entrywise_call(eqn: JaxprEqn) -> bool:
     """Whether the call and its derivative rule can be done in any order of dimensions."""
-    if eqn.primitive.name != "custom_jvp_call" or eqn.params["call_jaxpr"].consts:
+    if eqn.primitive.name != "custom_jvp_call":
         return False
     rank = len(getattr(eqn.outvars[0].aval, "shape", ()))
-    if rank < 2 or not _entrywise(eqn.params["call_jaxpr"].jaxpr, rank, ()):
-        return False
+    return rank > 1 and _entrywise(eqn.params["call_jaxpr"], rank) and _entrywise_rule(eqn, rank)
+
+
+def _entrywise_rule(eqn: JaxprEqn, rank: int) -> bool:
     rule = _jax.forward_rule(eqn)
-    return rule is not None and not rule[0].consts and _entrywise(rule[0].jaxpr, rank, (eqn.params["name"],))
+    return rule is not None and _entrywise(rule[0], rank)
 
 
-def _entrywise(jaxpr: Jaxpr, rank: int, outer: tuple[str, ...]) -> bool:
-    """`outer`: names of the calls whose rules are looked at; a rule may call its own function again (`relu`'s does)."""
+def _entrywise(program: ClosedJaxpr, rank: int) -> bool:
+    jaxpr = program.jaxpr
     values = [*jaxpr.invars, *jaxpr.outvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
-    if jaxpr.constvars or any(len(getattr(v.aval, "shape", ())) not in (0, rank) for v in values):
+    if program.consts or any(len(getattr(v.aval, "shape", ())) not in (0, rank) for v in values):
         return False
-    return all(_entrywise_equation(eqn, rank, outer) for eqn in jaxpr.eqns)
+    return all(_entrywise_equation(eqn, rank) for eqn in jaxpr.eqns)
 
 
-def _entrywise_equation(eqn: JaxprEqn, rank: int, outer: tuple[str, ...]) -> bool:
+def _entrywise_equation(eqn: JaxprEqn, rank: int) -> bool:
     name = eqn.primitive.name
     if eqn.effects or eqn.params.get("sharding") is not None:
         return False
     if name == "jit":
-        inner = eqn.params["jaxpr"]
-        return not inner.consts and _entrywise(inner.jaxpr, rank, outer)
+        return _entrywise(eqn.params["jaxpr"], rank)
     if name == "custom_jvp_call":
-        if eqn.params["name"] in outer:
-            return not eqn.params["call_jaxpr"].consts and _entrywise(eqn.params["call_jaxpr"].jaxpr, rank, outer)
-        return is_entrywise_call(eqn)
+        # A rule may call its own function again (`relu`'s does): an inner rule is looked at when it is asked for.
+        return _entrywise(eqn.params["call_jaxpr"], rank)
     if name == "broadcast_in_dim":
         return not eqn.invars[0].aval.shape
     return name in ELEMENTWISE
@@ -60,7 +60,7 @@ def reordered_call(eqn: JaxprEqn, order: Order) -> Callable[..., Sequence[Any]]:
     def function(*xs: Any) -> tuple[Any, ...]:
         return tuple(_evaluate(eqn.params["call_jaxpr"].jaxpr, order, xs))
 
-    function.__name__ = eqn.params["name"]
+    function.__name__ = eqn.params["call_jaxpr"].jaxpr.debug_info.func_name
     call = jax.custom_jvp(function)
 
     @call.defjvp
@@ -68,7 +68,13 @@ def reordered_call(eqn: JaxprEqn, order: Order) -> Callable[..., Sequence[Any]]:
         found = _jax.forward_rule(eqn)
         assert found is not None, "the rule was there when the call was looked at"
         program, moving, still = found
-        results = _evaluate(program.jaxpr, order, (*primals, *(tangents[k] for k in moving)))
+        inputs = (*primals, *(tangents[k] for k in moving))
+        if _entrywise(program, len(order)):
+            results = _evaluate(program.jaxpr, order, inputs)
+        else:
+            back = step(order, natural(len(order)))
+            results = _jax.evaluate(program, [_turned(x, back) for x in inputs])
+            results = [_turned(x, order) for x in results]
         rest = iter(results[len(still) :])
         outs = results[: len(still)]
         return tuple(outs), tuple(_zero(x) if zero else next(rest) for x, zero in zip(outs, still, strict=True))
@@ -98,6 +104,10 @@ def _evaluate(jaxpr: Jaxpr, order: Order, args: Sequence[Any]) -> list[Any]:
             outs = list(found) if eqn.primitive.multiple_results else [found]
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(x) for x in jaxpr.outvars]
+
+
+def _turned(x: Any, permutation: Order) -> Any:
+    return jnp.transpose(x, permutation) if jnp.ndim(x) else x
 
 
 def _zero(value: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .accumulate import accumulate, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
@@ -17,19 +17,20 @@ from .centered import MOMENTS, SOFTMAX
 from .lanes import in_lanes
 from .loop import Loop, LoopBuilder
 from .producers import Producers
-from .program import is_var, rename, schedule, substitute, with_equations
+from .level import Edit, Level
+from .program import is_var
 from .region import Joined, Region, Site, Sliced
 from .window import Window
 
 
-def fuse(jaxpr: Jaxpr, region: Region, sites: Sequence[Site]) -> tuple[Jaxpr, JaxprEqn]:
-    """`jaxpr` with `sites` inside the region's loop, and the new loop, which stacks only what others still read."""
-    return _Fusion(jaxpr, region, sites).run()
+def fuse(level: Level, region: Region, sites: Sequence[Site]) -> tuple[Edit, JaxprEqn]:
+    """The edit that moves `sites` into the region's loop, and the new loop, which stacks only what others still read."""
+    return _Fusion(level, region, sites).run()
 
 
 @dataclass
 class _Fusion:
-    jaxpr: Jaxpr
+    level: Level
     region: Region
     sites: Sequence[Site]
     blocks: dict[Var, Atom] = field(default_factory=dict)  # a value of the region -> its block in the body
@@ -40,29 +41,23 @@ class _Fusion:
         self.loop = loop
         apart = self.region.block is not None
         self.new = LoopBuilder(loop.eqn, self.region.steps, loop.reverse and not apart)
-        moved = {k for site in self.sites for k in (site.index, *site.chain)}
-        self.producers = Producers(self.jaxpr, self.new, self.region.index, moved)
+        self.moved = {k for site in self.sites for k in (site.index, *site.chain)}
+        self.producers = Producers(self.level, self.new, self.region.index, self.moved)
         self.derived = derived_sums(self.sites)
         self.steps: dict[Var, Atom] = {}  # a stacked value with time in front -> its entry in the body
 
-    def run(self) -> tuple[Jaxpr, JaxprEqn]:
+    def run(self) -> tuple[Edit, JaxprEqn]:
         if self.region.block is None:
             self._copy_body(self.loop)
         for site in self.sites:
             self._place(site)
         self._emit_crossing()
-        moved = {site.index for site in self.sites}
-        eqns: list[JaxprEqn] = []
         loop = self.new.equation()
-        for i, eqn in enumerate(self.jaxpr.eqns):
-            if i == self.region.index:
-                eqns += [] if self.region.block is None else [eqn]
-                eqns += [*self.new.before.eqns, loop, *self.new.after.eqns]
-            elif i not in moved:
-                eqns.append(eqn)
-        eqns = [rename(eqn, self.results) for eqn in eqns]
-        outs = [substitute(x, self.results) for x in self.jaxpr.outvars]
-        return with_equations(self.jaxpr, schedule(eqns), outs), loop
+        eqns = [*self.new.before.eqns, loop, *self.new.after.eqns]
+        # Chains die by themselves when nobody else reads them.
+        gone = {site.index for site in self.sites} | ({self.region.index} if self.region.block is None else set())
+        touched = self.moved | {self.region.index}
+        return Edit(self.region.index, frozenset(gone), eqns, self.results, frozenset(touched)), loop
 
     def _copy_body(self, loop: Loop) -> None:
         """Runs a loop's body in the new one; its carries go on, its outputs are at hand step by step."""
@@ -155,13 +150,8 @@ class _Fusion:
 
     def _emit_crossing(self) -> None:
         """Stacks what stands in the body and is read outside."""
-        moved = {site.index for site in self.sites} | {k for site in self.sites for k in site.chain}
-        outside: set[Var] = {x for x in self.jaxpr.outvars if is_var(x)}
-        for i, eqn in enumerate(self.jaxpr.eqns):
-            if i != self.region.index and i not in moved:
-                outside.update(x for x in eqn.invars if is_var(x))
         for var, stacked in self.region.stacked.items():
-            if var not in outside:
+            if all(k in self.moved for k in self.level.readers(var)):
                 continue
             if var in self.steps:
                 self.new.y(self.steps[var], var)

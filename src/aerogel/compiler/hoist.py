@@ -1,6 +1,6 @@
-"""Rebuilding a loop with part of its body outside: once before it, for all steps before it, or for all steps after it."""
+"""Rebuilding a loop with part of its body outside: once before it, or for all steps before or after it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jax import lax
@@ -40,6 +40,42 @@ class Replacement:
         """`jaxpr` with the equation at `index` replaced, without what is dead then."""
         eqns = [*jaxpr.eqns[:index], *self.eqns, *(rename(eqn, self.results) for eqn in jaxpr.eqns[index + 1 :])]
         return drop_dead(with_equations(jaxpr, eqns, [substitute(x, self.results) for x in jaxpr.outvars]))
+
+
+class LoopCopy:
+    """A new loop with the inputs of an old one, some carries left out; its body is filled in by the caller.
+
+    Attributes:
+        new: the loop under construction.
+        env: what stands in the new body for the old one's variables.
+    """
+
+    def __init__(self, loop: Loop, without: Container[int] = ()):
+        self.loop = loop
+        self.new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
+        self.env: dict[Var, Atom] = {v: self.new.const(c) for v, c in zip(loop.body_consts, loop.consts, strict=True)}
+        self.env |= {v: self.new.x(x) if is_var(x) else x for v, x in zip(loop.body_xs, loop.xs, strict=True)}
+        self._carries: list[tuple[Atom, Callable[[Atom], None]]] = []
+        for k, (init, var, final) in enumerate(zip(loop.init, loop.body_carry, loop.finals, strict=True)):
+            if k not in without:
+                self.env[var], set_next = self.new.keep_carry(init, named(final))
+                self._carries.append((loop.next_carry[k], set_next))
+
+    def finish(self) -> dict[Var, Var]:
+        """Hands on the carries and stacks the outputs; the stacked variable of each value that is an output."""
+        for old, set_next in self._carries:
+            set_next(substitute(old, self.env))
+        stacked: dict[Var, Var] = {}
+        for y, v in zip(self.loop.ys, self.loop.body_ys, strict=True):
+            out = self.new.y(substitute(v, self.env), named(y))
+            if is_var(v):
+                stacked.setdefault(v, out)
+        return stacked
+
+
+def named(var: Var) -> Var:
+    """A variable that can be read in place of one that nobody reads."""
+    return _jax.new_var(var.aval) if isinstance(var, _jax.DropVar) else var
 
 
 def move_out(loop: Loop, outside: Outside) -> Replacement:
@@ -85,34 +121,39 @@ class _Move:
         for i in sorted(early | self._needed(early | where.after, where.after)):
             self.values.compute(new.before.eqns, eqns[i])
         inside = self._body([i for i in range(len(eqns)) if i not in early and i not in where.after])
+        moved = {v for i in early | where.after for v in eqns[i].outvars}
+        stays = [(y, v) for y, v in zip(loop.ys, loop.body_ys, strict=True) if not (is_var(v) and v in moved)]
+        for y, v in stays:
+            stacked = new.y(substitute(v, inside), named(y))
+            if is_var(v):
+                self.stacked.setdefault(v, stacked)
+        values = self._after(inside)
         results: dict[Var, Atom] = {}
-        late = [(y, v) for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v)]
         for y, v in zip(loop.ys, loop.body_ys, strict=True):
-            if not self._is_outside(v):
-                stacked = new.y(substitute(v, inside), self._own(y))
-                if is_var(v):
-                    self.stacked.setdefault(v, stacked)
-        after = _Values(dict(self.values.atoms))
-        for i in sorted(where.after):
+            if is_var(v) and v in moved:
+                results[y] = self._whole(*values.atoms[v])
+        rest = [new.equation()] if loop.init or stays or self.stacked else []
+        return Replacement([*new.before.eqns, *rest, *new.after.eqns], results)
+
+    def _after(self, inside: dict[Var, Atom]) -> _Values:
+        """Runs what runs after the loop on the stacked values that it reads."""
+        eqns = self.loop.body.eqns
+        values = _Values(dict(self.values.atoms))
+        for i in sorted(self.outside.after):
             for x in eqns[i].invars:
-                if is_var(x) and x not in after.atoms:
+                if is_var(x) and x not in values.atoms:
                     if x not in self.stacked:
-                        self.stacked[x] = new.y(substitute(x, inside))
-                    after.atoms[x] = (self.stacked[x], True)
-            after.compute(new.after.eqns, eqns[i])
-        for y, v in late:
-            if self._is_outside(v):
-                results[y] = self._whole(*after.atoms[v])
-        has_loop = bool(loop.init) or bool(self.stacked) or any(not is_var(v) for v in loop.body_ys)
-        body = [new.equation()] if has_loop else []
-        return Replacement([*new.before.eqns, *body, *new.after.eqns], results)
+                        self.stacked[x] = self.new.y(substitute(x, inside))
+                    values.atoms[x] = (self.stacked[x], True)
+            values.compute(self.new.after.eqns, eqns[i])
+        return values
 
     def _body(self, kept: Sequence[int]) -> dict[Var, Atom]:
         loop, new = self.loop, self.new
         env: dict[Var, Atom] = {}
         setters = []
         for init, var, final in zip(loop.init, loop.body_carry, loop.finals, strict=True):
-            env[var], set_next = new.keep_carry(init, self._own(final))
+            env[var], set_next = new.keep_carry(init, named(final))
             setters.append(set_next)
         made = {v for i in kept for v in loop.body.eqns[i].outvars}
         reads = [x for i in kept for x in loop.body.eqns[i].invars]
@@ -142,19 +183,12 @@ class _Move:
                 stack += eqns[i].invars
         return found
 
-    def _is_outside(self, v: Atom) -> bool:
-        early = self.outside.once | self.outside.before | self.outside.after
-        return any(v in self.loop.body.eqns[i].outvars for i in early)
-
     def _whole(self, atom: Atom, stacked: bool) -> Atom:
         if stacked:
             return atom
         length = self.loop.length
         (out,) = self.new.after.call(lambda v: lax.broadcast(v, (length,)), atom)
         return out
-
-    def _own(self, var: Var) -> Var:
-        return _jax.new_var(var.aval) if isinstance(var, _jax.DropVar) else var
 
 
 def constant_equations(loop: Loop) -> set[int]:

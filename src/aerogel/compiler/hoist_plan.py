@@ -53,7 +53,7 @@ class Plan:
 
 
 def plan_once(loop: Loop, terms: Terms) -> Plan:
-    """Work on constants only, in a place where XLA leaves it in the loop: random numbers; before differentiation all."""
+    """Work on constants only that XLA would leave in the loop: random numbers; before differentiation, all."""
     eqns = loop.body.eqns
     fixed = constant_equations(loop)
     plan = Plan()
@@ -159,9 +159,7 @@ def _summed_over_time(jaxpr: Jaxpr, index: int, loop: Loop) -> bool:
     return summed >= set(loop.ys)
 
 
-def _plan(
-    loop: Loop, free: set[int], heavy: set[int], fixed: set[int], terms: Terms, *, after: bool
-) -> Plan:
+def _plan(loop: Loop, free: set[int], heavy: set[int], fixed: set[int], terms: Terms, *, after: bool) -> Plan:
     eqns, plan = loop.body.eqns, Plan()
     constant = {*loop.body_consts, *(v for i in fixed for v in eqns[i].outvars)}
     refusals = {i: r for i in free if (r := refusal(eqns[i], terms.strict)) is not None}

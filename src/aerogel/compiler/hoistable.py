@@ -78,7 +78,7 @@ def is_dear(eqn: JaxprEqn) -> bool:
 
 
 def batched(eqn: JaxprEqn, stacked: Sequence[bool]) -> Callable[..., list[Any]]:
-    """The equation for all steps: a function of its inputs, of which those in `stacked` have a leading axis of steps."""
+    """The equation for all steps: a function of its inputs; those in `stacked` have a leading axis of steps."""
     axes = tuple(0 if yes else None for yes in stacked)
     return jax.vmap(lambda *args: bind(eqn, args, eqn.params), in_axes=axes, out_axes=0)
 

@@ -1,4 +1,4 @@
-"""Work on a loop's constants inside its branches is taken out of the branches: XLA leaves what stands there in the loop.
+"""Work on a loop's constants is taken out of the branches in its body: XLA leaves what stands there in the loop.
 
 It then runs once, also if no step takes the branch.
 """
@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from .hoist import Replacement, constant_equations
+from .hoist import LoopCopy, Replacement, constant_equations
 from .hoistable import is_heavy
-from .loop import Loop, LoopBuilder
+from .loop import Loop
 from .program import copy_equation, is_var, substitute
 
 # With this many steps, the one evaluation is a small price for a branch that no step takes.
@@ -26,28 +26,16 @@ def lift(loop: Loop) -> tuple[Replacement, list[JaxprEqn]] | None:
     roots = {id(eqn): _roots(eqn, fixed) for eqn in eqns if eqn.primitive.name == "cond" and not eqn.effects}
     if not any(any(found) for found in roots.values()):
         return None
-    new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
-    env: dict[Var, Atom] = {v: new.const(c) for v, c in zip(loop.body_consts, loop.consts, strict=True)}
-    env.update({v: new.x(x) if is_var(x) else x for v, x in zip(loop.body_xs, loop.xs, strict=True)})
-    setters = []
-    for init, var, final in zip(loop.init, loop.body_carry, loop.finals, strict=True):
-        own = _jax.new_var(final.aval) if isinstance(final, _jax.DropVar) else final
-        env[var], set_next = new.keep_carry(init, own)
-        setters.append(set_next)
+    copy = LoopCopy(loop)
+    lifted: list[JaxprEqn] = []
     for eqn in eqns:
-        if any(roots.get(id(eqn), ())):
-            eqn = _lifted(eqn, roots[id(eqn)], env, new.body.eqns)
-        new.body.eqns.append(copy_equation(eqn, env))
-    for set_next, x in zip(setters, loop.next_carry, strict=True):
-        set_next(substitute(x, env))
-    for y, v in zip(loop.ys, loop.body_ys, strict=True):
-        new.y(substitute(v, env), _jax.new_var(y.aval) if isinstance(y, _jax.DropVar) else y)
-    lifted = [branch.eqns[i] for found, eqn in _pairs(roots, eqns) for branch, f in zip(_branches(eqn), found) for i in f]
-    return Replacement(new.equations()), lifted
-
-
-def _pairs(roots: dict[int, list[list[int]]], eqns: Iterable[JaxprEqn]) -> list[tuple[list[list[int]], JaxprEqn]]:
-    return [(roots[id(eqn)], eqn) for eqn in eqns if id(eqn) in roots]
+        found = roots.get(id(eqn), [])
+        if any(found):
+            lifted += [branch.eqns[i] for branch, mine in zip(_branches(eqn), found, strict=True) for i in mine]
+            eqn = _lifted(eqn, found, copy.env, copy.new.body.eqns)
+        copy.new.body.eqns.append(copy_equation(eqn, copy.env))
+    copy.finish()
+    return Replacement(copy.new.equations()), lifted
 
 
 def _branches(eqn: JaxprEqn) -> list[Jaxpr]:

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, along_output
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .choose import UNFUSED
 from .loop import Loop, LoopBuilder
-from .program import is_var, producers, users
+from .level import Level
+from .program import is_var
 from .window import Window, in_window, position
 
 # Made again in every step rather than read from memory: one or two machine instructions an element.
@@ -39,14 +40,12 @@ class Producers:
     exist as a whole.
     """
 
-    def __init__(self, jaxpr: Jaxpr, new: LoopBuilder, place: int, moved: Collection[int] = ()):
+    def __init__(self, level: Level, new: LoopBuilder, place: int, moved: Collection[int] = ()):
         self.place = place
         self.inside = {place, *moved}
         self._only_here: dict[Var, bool] = {}
-        self.jaxpr = jaxpr
+        self.level = level
         self.new = new
-        self.made_by = producers(jaxpr)
-        self.read_by = users(jaxpr)
         self._blocks: dict[tuple[Var, Axis, Window], Atom] = {}
 
     def step(self, x: Var) -> Atom:
@@ -79,21 +78,21 @@ class Producers:
 
     def _cost_as_it_is(self, x: Var) -> float:
         """Elements moved when the loop reads `x`: twice those of `x` if it exists for the loop only."""
-        index = self.made_by.get(x)
+        index = self.level.made_by.get(x)
         if index is None:
             return x.aval.size
-        if self.jaxpr.eqns[index].primitive.name not in FUSED:
-            moves = self.jaxpr.eqns[index].primitive.name in MOVES and self.is_read_only_here(x)
+        if self.level.eqns[index].primitive.name not in FUSED:
+            moves = self.level.eqns[index].primitive.name in MOVES and self.is_read_only_here(x)
             return 2 * x.aval.size if moves else x.aval.size
-        read_elsewhere = any(k == -1 or self._is_unfused(k) for k in self.read_by.get(x, ()) if k not in self.inside)
+        read_elsewhere = any(k == -1 or self._is_unfused(k) for k in self.level.readers(x) if k not in self.inside)
         return x.aval.size if read_elsewhere else 2 * x.aval.size
 
     def is_read_only_here(self, x: Var) -> bool:
         """Whether all that is made of a value ends in the loop: then making it in the steps is no work done twice."""
         if x not in self._only_here:
             self._only_here[x] = all(
-                k in self.inside or (k != -1 and all(self.is_read_only_here(v) for v in self.jaxpr.eqns[k].outvars))
-                for k in self.read_by.get(x, [-1])
+                k in self.inside or (k != -1 and all(self.is_read_only_here(v) for v in self.level.eqns[k].outvars))
+                for k in (self.level.readers(x) or [-1])
             )
         return self._only_here[x]
 
@@ -103,7 +102,7 @@ class Producers:
         return 1.01 * cost if cost > x.aval.size else cost
 
     def _is_unfused(self, index: int) -> bool:
-        return self.jaxpr.eqns[index].primitive.name in UNFUSED
+        return self.level.eqns[index].primitive.name in UNFUSED
 
     def _cost_to_make(self, eqn: JaxprEqn, answer: Mapped, depth: int) -> float:
         """Elements moved when the steps run `eqn` themselves, its inputs made too where that is cheaper."""
@@ -117,10 +116,10 @@ class Producers:
         return total
 
     def _answer(self, x: Atom, axis: Axis) -> tuple[JaxprEqn, Mapped] | None:
-        index = None if isinstance(x, Literal) else self.made_by.get(x)
+        index = None if isinstance(x, Literal) else self.level.made_by.get(x)
         if index is None or isinstance(x, Literal):
             return None
-        eqn = self.jaxpr.eqns[index]
+        eqn = self.level.eqns[index]
         if not (eqn.primitive.name in CHEAP or eqn.primitive.name == "pad" or is_outer_product(eqn)):
             if eqn.primitive.name not in MOVES or not self.is_read_only_here(x):
                 return None
@@ -201,11 +200,11 @@ def _padded_window(eqn: JaxprEqn, axis: Axis) -> Window:
     return Window(low, interior + 1, eqn.invars[0].aval.shape[axis.dim])
 
 
-def makeable_inputs(jaxpr: Jaxpr, index: int, loop: Loop) -> list[Var]:
+def makeable_inputs(level: Level, index: int, loop: Loop) -> list[Var]:
     """The inputs of a loop, large enough to matter, that its steps could make from less than they read."""
     if not any(_matters(x) for x in loop.xs):
         return []
-    found = Producers(jaxpr, LoopBuilder(loop.eqn, loop.length, loop.reverse), index)
+    found = Producers(level, LoopBuilder(loop.eqn, loop.length, loop.reverse), index)
     return [x for x in loop.xs if is_var(x) and _matters(x) and found.can_make(x, Axis(0))]
 
 

@@ -100,10 +100,17 @@ def depends_on(jaxpr: Jaxpr, seeds: Iterable[Var]) -> set[Var]:
     return late
 
 
+class Cyclic(ValueError):
+    """Equations that wait for each other."""
+
+
 def schedule(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """The equations in an order in which each comes after what it reads, as near to the given order as possible.
 
     Equations with effects keep their order.
+
+    Raises:
+        Cyclic: there is none.
     """
     made = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     before: list[list[int]] = []
@@ -123,7 +130,8 @@ def schedule(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
             if state[i] == 0:
                 state[i] = 1
                 waiting = [j for j in before[i] if state[j] != 2]
-                assert all(state[j] == 0 for j in waiting), "an equation needs its own result"
+                if any(state[j] == 1 for j in waiting):
+                    raise Cyclic("an equation needs its own result")
                 stack.extend(reversed(waiting))
             else:
                 stack.pop()

@@ -6,13 +6,15 @@ reduces over time. Growing a region decides nothing: `cut.py` chooses which site
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
-from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, No, Reduced, along
 from .centered import Centered, centered_sum, next_centered
 from .loop import Loop, as_loop
-from .program import depends_on, is_var, users
+from .level import After, Level
+from .program import is_var
 from .window import Window
 
 
@@ -70,7 +72,7 @@ class Region:
 
     loop: Loop
     index: int
-    late: set[Var]
+    late: After
     block: int | None = None
     stacked: dict[Var, Stacked] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
@@ -83,33 +85,42 @@ class Region:
 
 
 def grow(
-    jaxpr: Jaxpr, index: int, loop: Loop, permitted: Callable[[Site], str | None], block: int | None = None
+    level: Level, index: int, loop: Loop, permitted: Callable[[Site], str | None], block: int | None = None
 ) -> Region:
     """The region of the loop at `index`. `permitted(site)` may refuse a site with a reason.
 
     A block of steps is one index of a shorter time, each of which holds `block` neighbours.
     """
-    region = Region(loop, index, depends_on(jaxpr, loop.eqn.outvars), block)
+    region = Region(loop, index, After(level, index), block)
     everything = Window(0, 1, region.steps)
+    centered: dict[Var, Centered] = {}
+    waiting: list[int] = []
     for y in loop.ys:
         region.stacked[y] = Stacked(Axis(0, inner=block or 1), everything)
-    readers = users(jaxpr)
-    centered: dict[Var, Centered] = {}
-    for i in range(index + 1, len(jaxpr.eqns)):
-        eqn = jaxpr.eqns[i]
-        if not any(is_var(x) and (x in region.stacked or x in centered) for x in eqn.invars):
+        waiting += level.readers(y)
+    heapify(waiting)
+    seen = {-1}
+    while waiting:
+        i = heappop(waiting)
+        if i in seen:
             continue
-        site = _site(region, centered, readers, eqn, i)
-        if isinstance(site, Site):
-            refusal = permitted(site)
-            site = No(refusal) if refusal else site
+        seen.add(i)
+        eqn = level.eqns[i]
+        site = _site(region, centered, level.read_by, eqn, i)
+        refusal = permitted(site) if isinstance(site, Site) else None
+        site = No(refusal) if refusal else site
+        if isinstance(site, No):
+            region.refusals[i] = site.reason
+            continue
         if isinstance(site, Site):
             region.sites.append(site)
             _note_outputs(region, site)
-        elif isinstance(site, Centered):
+        else:
             centered[eqn.outvars[0]] = site
-        if isinstance(site, No):
-            region.refusals[i] = site.reason
+        for v in eqn.outvars:
+            if v in region.stacked or v in centered:
+                for reader in level.readers(v):
+                    heappush(waiting, reader)
     return region
 
 

@@ -14,14 +14,16 @@ from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from .axes.rebind import bind
-from .cost import Machine, equation_seconds
-from .hoist import Replacement, constant_equations
+from .cost import Machine, equation_seconds, nbytes
+from .hoist import LoopCopy, Replacement, constant_equations
 from .hoistable import crossing_seconds
-from .loop import Loop, LoopBuilder
+from .loop import Loop
 from .program import Builder, copy_equation, is_var, substitute, users
 
 # A product that already sums this many terms in each step gains nothing.
 LONGEST_CONTRACTION = 16
+# An outer product by broadcasting is one kernel with its addition; below this many bytes that is as fast as a product.
+SMALLEST_OUTER = 32 << 10
 SHAPING = frozenset("transpose reshape squeeze expand_dims neg convert_element_type".split())
 
 
@@ -127,7 +129,7 @@ def _factors(
     fixed = {*loop.body_consts, *(v for i in constant_equations(loop) for v in loop.body.eqns[i].outvars)}
     if not is_var(a) or not is_var(b) or a in fixed or b in fixed:
         return None
-    return (a, b), dims  # type: ignore[return-value]
+    return (a, b), dims
 
 
 def _spread(x: Atom, shape: Sequence[int], makers: dict[Var, JaxprEqn]) -> tuple[Var, tuple[int, ...]] | None:
@@ -139,6 +141,11 @@ def _spread(x: Atom, shape: Sequence[int], makers: dict[Var, JaxprEqn]) -> tuple
         value, into = maker.invars[0], maker.params["broadcast_dimensions"]
         return value, tuple(d for d, n in zip(into, value.aval.shape, strict=True) if n != 1)
     return x, tuple(d for d, n in enumerate(x.aval.shape) if n != 1)
+
+
+def is_small_outer(one: Sum) -> bool:
+    """Whether a sum is of small outer products by broadcasting."""
+    return bool(one.dims) and nbytes(one.add.outvars[0].aval) < SMALLEST_OUTER
 
 
 def contracted(one: Sum) -> int:
@@ -174,29 +181,16 @@ def seconds_saved(loop: Loop, one: Sum, machine: Machine) -> float:
 
 def sink(loop: Loop, sums: Sequence[Sum]) -> Replacement:
     """The loop without the carries of `sums`, which are summed up after it."""
-    new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
-    gone = {one.carry for one in sums}
-    env: dict[Var, Atom] = {v: new.const(c) for v, c in zip(loop.body_consts, loop.consts, strict=True)}
-    env.update({v: new.x(x) if is_var(x) else x for v, x in zip(loop.body_xs, loop.xs, strict=True)})
-    setters = []
-    for k, (init, var, final) in enumerate(zip(loop.init, loop.body_carry, loop.finals, strict=True)):
-        if k not in gone:
-            own = _jax.new_var(final.aval) if isinstance(final, _jax.DropVar) else final
-            env[var], set_next = new.keep_carry(init, own)
-            setters.append((k, set_next))
+    copy = LoopCopy(loop, {one.carry for one in sums})
+    new, env = copy.new, copy.env
     dead = {v for one in sums for v in (loop.body_carry[one.carry], *one.add.outvars)}
     for eqn in loop.body.eqns:
         if any(is_var(x) and x in dead for x in eqn.invars):
             dead.update(eqn.outvars)
         elif not any(v in dead for v in eqn.outvars):
             new.body.eqns.append(copy_equation(eqn, env))
-    for k, set_next in setters:
-        set_next(substitute(loop.next_carry[k], env))
-    stacked: dict[Var, Var] = {v: x for v, x in zip(loop.body_xs, loop.xs, strict=True) if is_var(x)}
-    for y, v in zip(loop.ys, loop.body_ys, strict=True):
-        own = new.y(substitute(v, env), _jax.new_var(y.aval) if isinstance(y, _jax.DropVar) else y)
-        if is_var(v):
-            stacked.setdefault(v, own)
+    stacked = {v: x for v, x in zip(loop.body_xs, loop.xs, strict=True) if is_var(x)}
+    stacked = copy.finish() | stacked
     results: dict[Var, Atom] = {}
     for one in sums:
         for x in one.operands:

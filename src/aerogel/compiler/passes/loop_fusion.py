@@ -14,10 +14,11 @@ from ..exactness import Exactness
 from ..fusion import fuse
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop, why_left
-from ..normalize import LOOPS_AND_BRANCHES, drop_dead
+from ..level import Edit, Level, apply_edits
+from ..normalize import LOOPS_AND_BRANCHES
 from ..pipeline import Context
 from ..producers import makeable_inputs
-from ..program import Program, inner_jaxprs, producers, users, where
+from ..program import Program, inner_jaxprs, where
 from ..region import Joined, Region, Site, Sliced, grow
 from ..report import Decision
 
@@ -44,37 +45,51 @@ class LoopFusion:
 
 
 def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
-    done: set[Var] = set()
+    """Rounds: all loops that do not concern each other are fused together, then the level is looked at again."""
+    if not any(inner_jaxprs(eqn) for eqn in jaxpr.eqns):
+        return jaxpr
     decisions += _left(jaxpr)
+    done: set[Var] = set()
     while True:
-        found = _next_loop(jaxpr, done)
-        if found is None:
+        level = Level(jaxpr)
+        edits: list[Edit] = []
+        made: list[tuple[Loop, JaxprEqn, list[Decision]]] = []
+        taken: set[int] = set()
+        for index, loop in _loops(jaxpr, done):
+            plan = _plan(level, index, loop, context)
+            inputs = makeable_inputs(level, index, loop)
+            found = _decisions(level, plan.region, plan.sites)
+            found += [_input_decision(level, loop, x) for x in inputs]
+            if not plan.sites and not inputs:
+                done.update(loop.eqn.outvars)
+                decisions += found
+                continue
+            edit, new = fuse(level, plan.region, plan.sites)
+            if taken.isdisjoint(edit.touched):
+                taken |= edit.touched
+                edits.append(edit)
+                made.append((loop, new, found))
+        if not edits:
             return jaxpr
-        index, loop = found
-        done.update(loop.eqn.outvars)
-        plan = _plan(jaxpr, index, loop, context)
-        region, chosen = plan.region, plan.sites
-        inputs = makeable_inputs(jaxpr, index, loop)
-        decisions += _decisions(jaxpr, region, chosen)
-        decisions += [_input_decision(jaxpr, loop, x) for x in inputs]
-        if chosen or inputs:
-            fused, new = fuse(jaxpr, region, chosen)
+        jaxpr, count = apply_edits(jaxpr, edits)
+        for loop, new, found in made[:count]:
+            done.update(loop.eqn.outvars)
             done.update(new.outvars)
-            jaxpr = drop_dead(fused)
+            decisions += found
 
 
-def _plan(jaxpr: Jaxpr, index: int, loop: Loop, context: Context) -> Plan:
+def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
     """The best plan for a loop: its outputs are used in its steps, or some steps at a time after it."""
 
     def permitted(site: Site) -> str | None:
         return _refusal(site, context)
 
-    region = grow(jaxpr, index, loop, permitted)
-    inside = choose(jaxpr, region, context.machine)
+    region = grow(level, index, loop, permitted)
+    inside = choose(level, region, context.machine)
     block = block_length(region)
     if block is None:
         return inside
-    after = choose(jaxpr, grow(jaxpr, index, loop, permitted, block), context.machine)
+    after = choose(level, grow(level, index, loop, permitted, block), context.machine)
     return after if after.sites and after.seconds < WORTH * inside.seconds else inside
 
 
@@ -103,14 +118,15 @@ def _scans(jaxpr: Jaxpr) -> list[JaxprEqn]:
     ]
 
 
-def _next_loop(jaxpr: Jaxpr, done: set[Var]) -> tuple[int, Loop] | None:
+def _loops(jaxpr: Jaxpr, done: set[Var]) -> list[tuple[int, Loop]]:
+    """The loops of a level that were not looked at yet."""
+    found = []
     for index, eqn in enumerate(jaxpr.eqns):
-        outs = [v for v in eqn.outvars if not isinstance(v, DropVar)]
-        if eqn.primitive.name == "scan" and not done.issuperset(outs):
+        if eqn.primitive.name == "scan" and not all(v in done or isinstance(v, DropVar) for v in eqn.outvars):
             loop = as_loop(eqn)
             if loop is not None and loop.length > 1:
-                return index, loop
-    return None
+                found.append((index, loop))
+    return found
 
 
 def _refusal(site: Site, context: Context) -> str | None:
@@ -130,13 +146,12 @@ def rounds(site: Site) -> bool:
     return any(v.aval.dtype.kind not in "biu" for v in site.eqn.outvars)
 
 
-def _decisions(jaxpr: Jaxpr, region: Region, chosen: list[Site]) -> list[Decision]:
+def _decisions(level: Level, region: Region, chosen: list[Site]) -> list[Decision]:
     made: list[Decision] = []
     inside = {site.index for site in chosen}
-    readers = users(jaxpr)
-    saved = _saved_bytes(jaxpr, region, chosen)
+    saved = _saved_bytes(level, region, chosen)
     for site in chosen:
-        if isinstance(site.answer, Mapped) and not _crosses(site, readers, inside):
+        if isinstance(site.answer, Mapped) and not _crosses(level, site, inside):
             continue
         made.append(
             Decision(
@@ -156,13 +171,13 @@ def _decisions(jaxpr: Jaxpr, region: Region, chosen: list[Site]) -> list[Decisio
             reason = "costs more than it saves" if inside else "the stacked output is needed as a whole anyway"
             made.append(Decision(NAME, _what(site), where(site.eqn), False, reason))
     for index, reason in region.refusals.items():
-        eqn = jaxpr.eqns[index]
+        eqn = level.eqns[index]
         made.append(Decision(NAME, f"`{_name(eqn)}` over the outputs of a loop", where(eqn), False, reason))
     return made
 
 
-def _input_decision(jaxpr: Jaxpr, loop: Loop, x: Var) -> Decision:
-    maker = jaxpr.eqns[producers(jaxpr)[x]]
+def _input_decision(level: Level, loop: Loop, x: Var) -> Decision:
+    maker = level.eqns[level.made_by[x]]
     size = stacked_bytes(x)
     return Decision(
         NAME,
@@ -175,18 +190,17 @@ def _input_decision(jaxpr: Jaxpr, loop: Loop, x: Var) -> Decision:
     )
 
 
-def _crosses(site: Site, readers: dict[Var, list[int]], inside: set[int]) -> bool:
+def _crosses(level: Level, site: Site, inside: set[int]) -> bool:
     """Whether something outside the loop reads a result of the site."""
-    return any(k not in inside for v in site.eqn.outvars for k in readers.get(v, ()))
+    return any(k not in inside for v in site.eqn.outvars for k in level.readers(v))
 
 
-def _saved_bytes(jaxpr: Jaxpr, region: Region, chosen: list[Site]) -> int:
+def _saved_bytes(level: Level, region: Region, chosen: list[Site]) -> int:
     """Bytes of stacked outputs that are gone, less those of the values that cross the loop's border now."""
     inside = {site.index for site in chosen} | {k for site in chosen for k in site.chain}
     made = {v for site in chosen for v in site.eqn.outvars}
-    readers = users(jaxpr)
-    crossing = {v for v in region.stacked if any(k not in inside for k in readers.get(v, ()))}
-    before = sum(stacked_bytes(y) for y in region.loop.ys if y in readers)
+    crossing = {v for v in region.stacked if any(k not in inside for k in level.readers(v))}
+    before = sum(stacked_bytes(y) for y in region.loop.ys if level.readers(y))
     return before - sum(stacked_bytes(v) for v in crossing if v in made or v in region.loop.ys)
 
 

@@ -14,13 +14,13 @@ from ..exactness import Exactness
 from ..hoist import Outside, Replacement, move_out
 from ..hoist_plan import LEAST_SECONDS, Plan, Terms, plan_after, plan_all, plan_before, plan_once
 from ..hoistable import SAME_BITS, is_heavy
-from ..lift import lift
 from ..levels import rewrite_levels
+from ..lift import lift
 from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
-from ..sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, seconds_saved, sink
+from ..sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, is_small_outer, seconds_saved, sink
 
 NAME = "loop-hoist"
 
@@ -93,9 +93,7 @@ class _Work:
                 self.outs.update(eqn.outvars)
         self.jaxpr = new.apply(self.jaxpr, self.index)
 
-    def note(
-        self, eqn: JaxprEqn, what: str, reason: str, fired: Exactness | None = None, bytes_added: int = 0
-    ) -> None:
+    def note(self, eqn: JaxprEqn, what: str, reason: str, fired: Exactness | None = None, bytes_added: int = 0) -> None:
         """Adds a decision: fired, with how exact that is, or refused."""
         exactness = fired or Exactness.BITWISE
         made = Decision(NAME, what, where(eqn), fired is not None, reason, 0, 0, -bytes_added, exactness)
@@ -123,7 +121,7 @@ def _gather(work: _Work, loop: Loop) -> None:
     if work.terms.strict or not loop.init:
         return
     sums = find_sums(loop)
-    products = [one for one in sums if one.eqn is not None]
+    products = [one for one in sums if one.eqn is not None and _leaves(one, work.terms)]
     if _vanishes(work, loop, sums):
         return
     saved = {one.carry: seconds_saved(loop, one, work.terms.machine) for one in products}
@@ -142,9 +140,14 @@ def _gather(work: _Work, loop: Loop) -> None:
         work.replace(sink(loop, paying))
 
 
+def _leaves(one: Sum, terms: Terms) -> bool:
+    """Whether a sum of products is more than one kernel of each step over a few numbers."""
+    return terms.before_differentiation or not is_small_outer(one)
+
+
 def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
     """Takes all sums out if the rest of the loop then goes away altogether."""
-    small = all(one.eqn is not None or not one.operands[0].aval.shape for one in sums)
+    small = all(_leaves(one, work.terms) if one.eqn is not None else not one.operands[0].aval.shape for one in sums)
     if not sums or len(sums) < len(loop.init) or not small:
         return False
     trial = _Work(work.jaxpr, set(work.outs), work.terms)
@@ -175,7 +178,8 @@ def _chain(work: _Work, loop: Loop) -> None:
     rest = trial.loop()
     if rest is None or not _frees(rest, work.terms):
         return
-    work.note(loop.eqn, "the chain of keys or counters runs before the loop", "it depends on itself only", Exactness.BITWISE)
+    what = "the chain of keys or counters runs before the loop"
+    work.note(loop.eqn, what, "it depends on itself only", Exactness.BITWISE)
     work.jaxpr, work.outs, work.chained = trial.jaxpr, trial.outs, True
 
 
@@ -213,13 +217,14 @@ def _after(work: _Work, loop: Loop) -> None:
 
 def _move(work: _Work, loop: Loop, plan: Plan, how: str) -> None:
     eqns, moved = loop.body.eqns, plan.outside
+    places = sorted(moved.once | moved.before | moved.after)
+    named = [i for i in places if is_heavy(eqns[i]) or eqns[i].primitive.name in RANDOM]
     added = plan.bytes_added
-    for i in sorted(moved.once | moved.before | moved.after):
-        if is_heavy(eqns[i]) or eqns[i].primitive.name in RANDOM:
-            exactness = exactness_of(eqns[i].primitive.name not in SAME_BITS and i not in moved.once)
-            reason = f"it needs nothing that the other {loop.length - 1} steps compute"
-            work.note(eqns[i], f"`{eqns[i].primitive.name}` {how}", reason, exactness, added)
-            added = 0
+    for i in named or places[:1]:
+        exactness = exactness_of(eqns[i].primitive.name not in SAME_BITS and i not in moved.once)
+        reason = f"it needs nothing that the other {loop.length - 1} steps compute"
+        work.note(eqns[i], f"`{eqns[i].primitive.name}` {how}", reason, exactness, added)
+        added = 0
     for i, reason in sorted(plan.refusals.items()):
         work.note(eqns[i], f"`{eqns[i].primitive.name}` outside the loop", reason)
     if moved != Outside():

@@ -1,0 +1,104 @@
+"""One level of a program, with its tables, and edits of it.
+
+A pass looks at all sites of a level on one set of tables and changes them together: that keeps it linear in the size
+of the level.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
+
+from .normalize import drop_dead
+from .program import Cyclic, is_var, producers, rename, schedule, substitute, users, with_equations
+
+
+class Level:
+    """The equations of a jaxpr, who reads and who makes each variable."""
+
+    def __init__(self, jaxpr: Jaxpr):
+        self.jaxpr = jaxpr
+        self.eqns = jaxpr.eqns
+
+    @cached_property
+    def read_by(self) -> dict[Var, list[int]]:
+        """The places of the equations that read a variable; -1 stands for the results."""
+        return users(self.jaxpr)
+
+    @cached_property
+    def made_by(self) -> dict[Var, int]:
+        """The place of the equation that makes a variable."""
+        return producers(self.jaxpr)
+
+    def readers(self, var: Var) -> list[int]:
+        """The places of the equations that read `var`; -1 stands for the results."""
+        return self.read_by.get(var, [])
+
+
+class After:
+    """The set of variables that are computed from the results of one equation, asked for one by one."""
+
+    def __init__(self, level: Level, place: int):
+        self.level, self.place = level, place
+        self._known: dict[Var, bool] = dict.fromkeys(level.eqns[place].outvars, True)
+
+    def __contains__(self, var: Var) -> bool:
+        stack = [var]
+        while stack:
+            v = stack[-1]
+            if v in self._known:
+                stack.pop()
+                continue
+            maker = self.level.made_by.get(v, -1)
+            if maker < self.place:  # equations stand in order
+                self._known[v] = False
+                continue
+            inputs = [x for x in self.level.eqns[maker].invars if is_var(x)]
+            open_ones = [x for x in inputs if x not in self._known]
+            if open_ones and not any(self._known.get(x) for x in inputs):
+                stack.extend(open_ones)
+            else:
+                self._known[v] = any(self._known.get(x) for x in inputs)
+        return self._known[var]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Equations in place of others.
+
+    Attributes:
+        place: where `eqns` stand.
+        gone: the places of the equations that go.
+        eqns: what comes.
+        results: for variables that are made no more, what stands for them.
+        touched: the places of all equations that the edit relies on; edits that share one are not made together.
+    """
+
+    place: int
+    gone: frozenset[int]
+    eqns: Sequence[JaxprEqn]
+    results: dict[Var, Atom]
+    touched: frozenset[int]
+
+
+def apply_edits(jaxpr: Jaxpr, edits: Sequence[Edit]) -> tuple[Jaxpr, int]:
+    """`jaxpr` with edits made, and how many: the first one only, where all together would wait for each other."""
+    gone = frozenset().union(*(edit.gone for edit in edits))
+    at = {edit.place: edit for edit in edits}
+    results = {var: atom for edit in edits for var, atom in edit.results.items()}
+    eqns: list[JaxprEqn] = []
+    for i, eqn in enumerate(jaxpr.eqns):
+        if i not in gone:
+            eqns.append(eqn)
+        if i in at:
+            eqns += at[i].eqns
+    eqns = [rename(eqn, results) for eqn in eqns]
+    outs = [substitute(x, results) for x in jaxpr.outvars]
+    try:
+        ordered = schedule(eqns)
+    except Cyclic:
+        if len(edits) == 1:
+            raise
+        return apply_edits(jaxpr, edits[:1])
+    return drop_dead(with_equations(jaxpr, ordered, outs)), len(edits)
