@@ -1,7 +1,7 @@
 """Functions with a forward derivative rule of their own (`relu`, `silu`, ...) that work entry by entry.
 
-On values stored in another order they are the same function, with the same rule, of other shapes. Only where both
-the function and its rule hold nothing but entrywise equations and scalars that are broadcast.
+On values stored in another order they are the same function of other shapes: it holds nothing but entrywise
+equations and scalars that are broadcast. So does its rule, or else the rule is applied to transposed values.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,16 +20,11 @@ from .program import is_var
 
 
 def is_entrywise_call(eqn: JaxprEqn) -> bool:
-    """Whether the call and its derivative rule can be done in any order of dimensions."""
-    if eqn.primitive.name != "custom_jvp_call":
+    """Whether the call can be done in any order of dimensions."""
+    p = eqn.params
+    if eqn.primitive.name != "custom_jvp_call" or p["num_consts"] or p["symbolic_zeros"]:
         return False
-    rank = len(getattr(eqn.outvars[0].aval, "shape", ()))
-    return rank > 1 and _entrywise(eqn.params["call_jaxpr"], rank) and _entrywise_rule(eqn, rank)
-
-
-def _entrywise_rule(eqn: JaxprEqn, rank: int) -> bool:
-    rule = _jax.forward_rule(eqn)
-    return rule is not None and _entrywise(rule[0], rank)
+    return _entrywise(p["call_jaxpr"], len(getattr(eqn.outvars[0].aval, "shape", ())))
 
 
 def _entrywise(program: ClosedJaxpr, rank: int) -> bool:
@@ -47,8 +42,7 @@ def _entrywise_equation(eqn: JaxprEqn, rank: int) -> bool:
     if name == "jit":
         return _entrywise(eqn.params["jaxpr"], rank)
     if name == "custom_jvp_call":
-        # A rule may call its own function again (`relu`'s does): an inner rule is looked at when it is asked for.
-        return _entrywise(eqn.params["call_jaxpr"], rank)
+        return is_entrywise_call(eqn)
     if name == "broadcast_in_dim":
         return not eqn.invars[0].aval.shape
     return name in ELEMENTWISE
@@ -69,7 +63,7 @@ def reordered_call(eqn: JaxprEqn, order: Order) -> Callable[..., Sequence[Any]]:
         assert found is not None, "the rule was there when the call was looked at"
         program, moving, still = found
         inputs = (*primals, *(tangents[k] for k in moving))
-        if _entrywise(program, len(order)):
+        if _entrywise(program, len(order)):  # that of a function under `vmap` has transposes in it
             results = _evaluate(program.jaxpr, order, inputs)
         else:
             back = step(order, natural(len(order)))

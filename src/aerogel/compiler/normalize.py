@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .identities import simplify_equation
-from .program import Program, copy_equation, inner_jaxprs, is_var, rename, substitute, with_equations
+from .program import Builder, Program, copy_equation, inner_jaxprs, is_var, rename, substitute, with_equations
 from .report import Decision
 from .tidy import stacked_once, tidy_loop
 
@@ -170,6 +171,7 @@ def merge_repeated(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
         if eqn.effects or eqn.primitive.name in KEPT_APART:
             eqns.append(eqn)
             continue
+        eqn = with_static_starts(eqn)
         tidied = tidy_loop(eqn) if eqn.primitive.name == "scan" else None
         if tidied is not None:
             decisions += stacked_once(eqn, tidied[0])
@@ -190,6 +192,22 @@ def merge_repeated(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     if not env and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
     return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
+
+
+def with_static_starts(eqn: JaxprEqn) -> JaxprEqn:
+    """A `dynamic_slice` whose starts are literals is a `slice`: `xs[jnp.array(3)]` reads what `xs[3]` does."""
+    if eqn.primitive.name != "dynamic_slice" or any(is_var(x) for x in eqn.invars[1:]):
+        return eqn
+    if _jax.explicit_mesh(eqn.outvars[0].aval):
+        return eqn
+    operand, sizes = eqn.invars[0], eqn.params["slice_sizes"]
+    limits = [n - m for n, m in zip(operand.aval.shape, sizes, strict=True)]
+    given = [int(x.val) for x in eqn.invars[1:] if isinstance(x, Literal)]
+    starts = [min(max(start, 0), limit) for start, limit in zip(given, limits, strict=True)]
+    builder = Builder(eqn)
+    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+    builder.call(lambda x: lax.slice(x, starts, ends), operand)
+    return builder.eqns[0].replace(outvars=eqn.outvars) if len(builder.eqns) == 1 else eqn
 
 
 def _key(eqn: JaxprEqn) -> Any:

@@ -82,7 +82,7 @@ class Term:
 
     eqn: JaxprEqn | None
     clusters: tuple[int, ...]
-    weight: Callable[[Layout], int]
+    weight: Callable[[Layout], float]
     wishes: Callable[[Layout, int], Iterable[Order]]
     links: tuple[tuple[tuple[Any, int], tuple[Any, int]], ...] = ()
 
@@ -241,7 +241,7 @@ def _product(product: Product, layout: Layout) -> Term:
     sides = (layout.behind(one), layout.behind(other))
     result = layout.cluster[product.eqn.outvars[0]]
 
-    def weight(layout: Layout) -> int:
+    def weight(layout: Layout) -> float:
         return product.best(layout.order(one), layout.order(other), layout.orders[result])[0]
 
     def wishes(layout: Layout, k: int) -> Iterable[Order]:
@@ -289,12 +289,12 @@ def groups_of(layout: Layout, terms: list[Term]) -> list[tuple[list[int], list[T
     return list(groups.values())
 
 
-def total_weight(layout: Layout, terms: list[Term]) -> int:
+def total_weight(layout: Layout, terms: list[Term]) -> float:
     """Bytes copied."""
     return sum(term.weight(layout) for term in terms)
 
 
-def descend(layout: Layout, clusters: list[int], terms: list[Term]) -> int:
+def descend(layout: Layout, clusters: list[int], terms: list[Term]) -> float:
     """Turns one cluster after the other while that copies less; returns what is copied then. Changes `layout`."""
     near: dict[int, list[Term]] = {k: [] for k in clusters}
     for term in terms:
@@ -315,7 +315,7 @@ def _turn(layout: Layout, k: int, near: dict[int, list[Term]]) -> list[int]:
     """Gives cluster `k` its best order, alone or together with those that transposes tie to it; returns who turned."""
     if len(layout.orders[k]) < 2 or not total_weight(layout, near[k]):
         return []
-    best, gain = {}, 0
+    best, gain = dict[int, Order](), 0.0
     for order in dict.fromkeys(order for term in near[k] for order in term.wishes(layout, k)):
         if order == layout.orders[k]:
             continue

@@ -23,7 +23,7 @@ from .program import Builder, copy_equation, is_var, substitute, users
 # A product that already sums this many terms in each step gains nothing.
 LONGEST_CONTRACTION = 16
 # An outer product by broadcasting is one kernel with its addition; below this many bytes that is as fast as a product.
-SMALLEST_OUTER = 32 << 10
+SMALLEST_OUTER = 16 << 10
 SHAPING = frozenset("transpose reshape squeeze expand_dims neg convert_element_type".split())
 
 

@@ -12,9 +12,9 @@ from ..axes import Mapped, Reduced
 from ..choose import Plan, block_length, choose, stacked_bytes
 from ..exactness import Exactness
 from ..fusion import fuse
+from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop, why_left
-from ..level import Edit, Level, apply_edits
 from ..normalize import LOOPS_AND_BRANCHES
 from ..pipeline import Context
 from ..producers import makeable_inputs

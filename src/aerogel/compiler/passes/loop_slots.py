@@ -13,15 +13,15 @@ import numpy as np
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
+from aerogel._jax import Atom, Jaxpr, Var
 
 from ..exactness import Exactness
 from ..facts import Affine, body_facts, level_counters
+from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, LoopBuilder, as_loop
-from ..normalize import drop_dead
 from ..pipeline import Context
-from ..program import Program, copy_equation, is_var, rename, schedule, substitute, users, where, with_equations
+from ..program import Program, copy_equation, is_var, substitute, where
 from ..report import Decision
 from ..slots import Slot, find_slots
 
@@ -42,29 +42,30 @@ class LoopSlots:
 
 
 def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
-    if not any(eqn.primitive.name == "scan" for eqn in jaxpr.eqns):
-        return jaxpr
-    new = jaxpr
-    for position in range(len(jaxpr.eqns)):
-        # the equations of a level keep their number and order here
-        eqn = new.eqns[position]
-        loop = as_loop(eqn)
-        if loop is None or loop.length < 2:
-            continue
-        facts = body_facts(loop, level_counters(new))
-        slots = find_slots(loop, facts, users(new))
-        counters = {y: facts[v] for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v) and v in facts}
-        if not slots:
-            continue
-        decisions += [
-            Decision(NAME, slot.what, where(slot.eqn), True, "every step touches its own index", 0, 0, 0)
-            for slot in slots
-        ]
-        return _level(drop_dead(_rewrite(new, position, loop, slots, counters)), decisions)
-    return new
+    """Rounds: what one loop's outputs are known to be makes slots of the next."""
+    while any(eqn.primitive.name == "scan" for eqn in jaxpr.eqns):
+        level = Level(jaxpr)
+        counters = level_counters(jaxpr)
+        edits: list[Edit] = []
+        for place, eqn in enumerate(jaxpr.eqns):
+            loop = as_loop(eqn)
+            if loop is None or loop.length < 2:
+                continue
+            facts = body_facts(loop, counters)
+            slots = find_slots(loop, facts, level.read_by)
+            if slots:
+                edits.append(_rewrite(place, loop, slots, facts))
+                decisions += [
+                    Decision(NAME, slot.what, where(slot.eqn), True, "every step touches its own index")
+                    for slot in slots
+                ]
+        if not edits:
+            break
+        jaxpr, _ = apply_edits(jaxpr, edits)
+    return jaxpr
 
 
-def _rewrite(jaxpr: Jaxpr, position: int, loop: Loop, slots: list[Slot], counters: dict[Var, Affine]) -> Jaxpr:
+def _rewrite(place: int, loop: Loop, slots: list[Slot], facts: dict[Var, Affine]) -> Edit:
     new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
     env, setters = _inputs(new, loop, {slot.carry for slot in slots})
     _copy_body(new, loop, slots, env)
@@ -77,16 +78,12 @@ def _rewrite(jaxpr: Jaxpr, position: int, loop: Loop, slots: list[Slot], counter
         if slot.update is not None and slot.carry is not None:
             rows = new.y(_entry(new, slot, substitute(slot.update, env)))
             results[loop.finals[slot.carry]] = _final(new, slot, loop, rows)
-    for y, out in zip(loop.ys, outs[len(setters) :], strict=True):
-        if y in counters:
-            results[y] = _count(new, counters[y], y)
+    for y, old, out in zip(loop.ys, loop.body_ys, outs[len(setters) :], strict=True):
+        if is_var(old) and old in facts:
+            results[y] = _count(new, facts[old], y)
         else:
             new.y(out, y)
-    eqns: list[JaxprEqn] = []
-    for i, eqn in enumerate(jaxpr.eqns):
-        eqns += new.equations() if i == position else [eqn]
-    eqns = [rename(eqn, results) for eqn in eqns]
-    return with_equations(jaxpr, schedule(eqns), [substitute(x, results) for x in jaxpr.outvars])
+    return Edit(place, frozenset({place}), new.equations(), results, frozenset({place}))
 
 
 Setters = list[Callable[[Atom], None] | None]

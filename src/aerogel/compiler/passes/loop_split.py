@@ -14,23 +14,11 @@ from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..cost import nbytes
 from ..exactness import Exactness
+from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
-from ..normalize import drop_dead
 from ..pipeline import Context
-from ..program import (
-    Builder,
-    Program,
-    count_equations,
-    is_var,
-    producers,
-    rename,
-    schedule,
-    substitute,
-    users,
-    where,
-    with_equations,
-)
+from ..program import Builder, Program, count_equations, is_var, where
 from ..report import Decision
 from ..split import Part, Split, parts_of
 from ..window import Window
@@ -60,16 +48,27 @@ class LoopSplit:
 
 
 def _level(jaxpr: Jaxpr, decisions: list[Decision], strict: bool) -> Jaxpr:
+    """Rounds: what a backward loop needs less of, its forward loop need not make."""
     done: set[Var] = set()
-    while True:
-        found = _next(jaxpr, done, strict)
-        if found is None:
-            return jaxpr
-        index, needs = found
-        eqn = jaxpr.eqns[index]
-        done.update(eqn.outvars)
-        decisions.append(_decision(eqn, needs))
-        jaxpr = drop_dead(_split(jaxpr, index, Loop(eqn), needs))
+    while any(eqn.primitive.name == "scan" for eqn in jaxpr.eqns):
+        level = Level(jaxpr)
+        edits: list[Edit] = []
+        for place, eqn in enumerate(jaxpr.eqns):
+            if eqn.primitive.name != "scan" or all(v in done or isinstance(v, DropVar) for v in eqn.outvars):
+                continue
+            loop = as_loop(eqn)
+            if loop is None or loop.length < 4 or count_equations(loop.body) > LARGEST_BODY:
+                done.update(eqn.outvars)
+                continue
+            needs = _needs(level, loop, strict)
+            if needs is not None:
+                edits.append(_split(level, place, loop, needs))
+                decisions.append(_decision(eqn, needs))
+                done.update(eqn.outvars)
+        if not edits:
+            break
+        jaxpr, _ = apply_edits(jaxpr, edits)
+    return jaxpr
 
 
 @dataclass(frozen=True)
@@ -81,31 +80,13 @@ class _Needs:
     pads: dict[int, JaxprEqn]  # position of an input -> the equation that pads it
 
 
-def _next(jaxpr: Jaxpr, done: set[Var], strict: bool) -> tuple[int, _Needs] | None:
-    """The last loop that can be split: what a backward loop needs less of, its forward loop need not make."""
-    readers, makers = users(jaxpr), producers(jaxpr)
-    for index in range(len(jaxpr.eqns) - 1, -1, -1):
-        eqn = jaxpr.eqns[index]
-        if eqn.primitive.name != "scan" or done.issuperset(eqn.outvars):
-            continue
-        loop = as_loop(eqn)
-        if loop is None or loop.length < 4 or count_equations(loop.body) > LARGEST_BODY:
-            continue
-        needs = _needs(jaxpr, loop, readers, makers, strict)
-        if needs is not None:
-            return index, needs
-    return None
-
-
-def _needs(
-    jaxpr: Jaxpr, loop: Loop, readers: dict[Var, list[int]], makers: dict[Var, int], strict: bool
-) -> _Needs | None:
+def _needs(level: Level, loop: Loop, strict: bool) -> _Needs | None:
     windows: list[Window] = []
     slices: dict[int, list[int]] = {}
     for k, y in enumerate(loop.ys):
-        read_by = readers.get(y, [])
+        read_by = level.readers(y)
         for place in read_by:
-            window = None if place == -1 else _window_of_slice(jaxpr.eqns[place], y, loop.length)
+            window = None if place == -1 else _window_of_slice(level.eqns[place], y, loop.length)
             if window is None:
                 return None
             windows.append(window)
@@ -113,7 +94,7 @@ def _needs(
     pads: dict[int, JaxprEqn] = {}
     if not strict:
         for k, x in enumerate(loop.xs):
-            maker = jaxpr.eqns[makers[x]] if is_var(x) and x in makers else None
+            maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
             window = None if maker is None else _window_of_pad(maker, loop.length)
             if maker is not None and window is not None:
                 pads[k] = maker
@@ -177,7 +158,7 @@ def _decision(eqn: JaxprEqn, needs: _Needs) -> Decision:
     return Decision(NAME, what, where(eqn), True, "nobody reads them", 0, 2 * saved, saved, Exactness.FINITE)
 
 
-def _split(jaxpr: Jaxpr, index: int, loop: Loop, needs: _Needs) -> Jaxpr:
+def _split(level: Level, index: int, loop: Loop, needs: _Needs) -> Edit:
     split = Split(loop, {k: eqn.invars[0] for k, eqn in needs.pads.items()})
     carry, pieces = split.run(parts_of(needs.window, loop.length, loop.reverse))
     results: dict[Var, Atom] = dict(zip(loop.finals, carry, strict=True))
@@ -189,17 +170,10 @@ def _split(jaxpr: Jaxpr, index: int, loop: Loop, needs: _Needs) -> Jaxpr:
         entries = _in_order(builder, pieces[k])
         for place in needs.slices[k]:
             gone.add(place)
-            eqn = jaxpr.eqns[place]
+            eqn = level.eqns[place]
             (results[eqn.outvars[0]],) = _slice_again(builder, eqn, entries, needs.window, loop.length)
-    eqns: list[JaxprEqn] = []
-    for i, eqn in enumerate(jaxpr.eqns):
-        if i == index:
-            eqns += [*split.eqns, *builder.eqns]
-        elif i not in gone:
-            eqns.append(eqn)
     results = {v: x for v, x in results.items() if not isinstance(v, DropVar)}
-    eqns = [rename(eqn, results) for eqn in eqns]
-    return with_equations(jaxpr, schedule(eqns), [substitute(x, results) for x in jaxpr.outvars])
+    return Edit(index, frozenset(gone), [*split.eqns, *builder.eqns], results, frozenset(gone))
 
 
 def _in_order(builder: Builder, pieces: list[tuple[Part, Atom]]) -> Atom:

@@ -84,7 +84,7 @@ def _transposed(eqn: JaxprEqn) -> int:
     return moved_bytes(eqn.invars[0].aval, natural(len(order)), order)
 
 
-def _improve(jaxpr: Jaxpr, layout: Layout, clusters: list[int], terms: list[Term], before: int) -> bool:
+def _improve(jaxpr: Jaxpr, layout: Layout, clusters: list[int], terms: list[Term], before: float) -> bool:
     """Turns the clusters of one group if that pays; whether it did."""
     start = [layout.orders[k] for k in clusters]
 
@@ -107,7 +107,7 @@ def _improve(jaxpr: Jaxpr, layout: Layout, clusters: list[int], terms: list[Term
     return False
 
 
-def _folded(jaxpr: Jaxpr, layout: Layout, terms: list[Term]) -> int:
+def _folded(jaxpr: Jaxpr, layout: Layout, terms: list[Term]) -> float:
     """What a group copies when products read through the transposes of their operands, as XLA makes them do."""
     readers, turned = users(jaxpr), {}
     for eqn in _transposes(terms):

@@ -1,0 +1,512 @@
+"""Loop hoisting: what leaves a loop, what stays and why, and that the numbers stay the same."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel._jax import JaxprEqn, jaxprs_in_params
+from aerogel.compiler.passes.loop_hoist import LoopHoist
+from aerogel.compiler.report import Report
+
+T, D, H = 100, 64, 128
+
+
+def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+def hoisted(f: Callable, *, numerics: str = "fast", reports: list[Report] | None = None) -> Callable:
+    """`f` with this pass alone."""
+    return ag.optimize(f, numerics=numerics, passes=(LoopHoist(),), on_report=None if reports is None else reports.append)
+
+
+def equations(f: Callable, *args: Any) -> Iterator[tuple[JaxprEqn, int]]:
+    """All equations of a function's program with the number of loops that they stand in."""
+
+    def walk(jaxpr: Any, depth: int) -> Iterator[tuple[JaxprEqn, int]]:
+        for eqn in jaxpr.eqns:
+            yield eqn, depth
+            for inner in jaxprs_in_params(eqn.params):
+                yield from walk(getattr(inner, "jaxpr", inner), depth + (eqn.primitive.name == "scan"))
+
+    return walk(jax.make_jaxpr(f)(*args).jaxpr, 0)
+
+
+def count(f: Callable, name: str, args: Any, *, inside: bool) -> int:
+    """How often a primitive stands inside (or outside) of loops."""
+    return sum(eqn.primitive.name == name and (depth > 0) == inside for eqn, depth in equations(f, *args))
+
+
+def decisions(f: Callable, args: Any, **options: Any) -> list[Any]:
+    reports: list[Report] = []
+    jax.make_jaxpr(hoisted(f, reports=reports, **options))(*args)
+    return list(reports[-1].decisions)
+
+
+def fired(f: Callable, args: Any, **options: Any) -> list[str]:
+    return [d.what for d in decisions(f, args, **options) if d.fired]
+
+
+def refusals(f: Callable, args: Any, **options: Any) -> str:
+    return "\n".join(d.reason for d in decisions(f, args, **options) if not d.fired)
+
+
+def assert_same(f: Callable, args: Any, *, bits: bool = False, rtol: float = 2e-5) -> None:
+    """Values of the hoisted program are those of the plain one."""
+    for got, want in zip(jax.tree.leaves(jax.jit(hoisted(f))(*args)), jax.tree.leaves(jax.jit(f)(*args)), strict=True):
+        assert got.dtype == want.dtype
+        assert got.shape == want.shape
+        if jnp.issubdtype(got.dtype, jax.dtypes.prng_key):
+            got, want = jax.random.key_data(got), jax.random.key_data(want)
+        if bits:
+            np.testing.assert_array_equal(got, want)
+        else:
+            got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+            np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * (np.abs(want).max() if want.size else 1))
+
+
+def assert_same_gradients(f: Callable, args: Any, argnums: Any) -> None:
+    """Gradients of the hoisted program, and hoisted gradients of the program, are those of the plain one."""
+
+    def scalar(g: Callable) -> Callable:
+        return lambda *a: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(g(*a)))
+
+    want = jax.jit(jax.grad(scalar(f), argnums))(*args)
+    before = jax.jit(jax.grad(hoisted(scalar(f)), argnums))(*args)
+    after = jax.jit(hoisted(jax.grad(scalar(f), argnums)))(*args)
+    for got in (before, after):
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
+
+
+def rnn(wi: jax.Array, wh: jax.Array, xs: jax.Array, h: jax.Array) -> jax.Array:
+    def body(h: jax.Array, x: jax.Array) -> Any:
+        h = jnp.tanh(x @ wi + h @ wh)
+        return h, h
+
+    return lax.scan(body, h, xs)[1]
+
+
+def rnn_args(batch: int = 0, dtype: Any = jnp.float32) -> tuple:
+    lead = (batch,) if batch else ()
+    weights = normal(0, 512, H, dtype=dtype) / 23, normal(1, H, H, dtype=dtype) / 12
+    return *weights, normal(2, T, *lead, 512, dtype=dtype), jnp.zeros((*lead, H), dtype)
+
+
+def noisy(keys: jax.Array, x: jax.Array) -> jax.Array:
+    def body(x: jax.Array, key: jax.Array) -> Any:
+        x = 0.9 * x + jax.random.normal(key, x.shape)
+        return x, x
+
+    return lax.scan(body, x, keys)[1]
+
+
+def threaded(key: jax.Array, x: jax.Array) -> Any:
+    def body(state: Any, _: None) -> Any:
+        key, x = state
+        key, now = jax.random.split(key)
+        bits = jax.random.bits(now, x.shape)
+        return (key, x ^ bits), bits
+
+    return lax.scan(body, (key, x), None, length=T)
+
+
+def folded(key: jax.Array, x: jax.Array) -> jax.Array:
+    return lax.fori_loop(3, 3 + T, lambda i, x: x ^ jax.random.bits(jax.random.fold_in(key, i), x.shape), x)
+
+
+KEY = jax.random.key(0)
+BITS = jnp.zeros(64, jnp.uint32)
+
+
+def test_input_projection_of_one_sequence_is_one_product() -> None:
+    """`x_t @ W` leaves the loop as one product of all rows; the product with the carry stays."""
+    args = rnn_args()
+    assert count(rnn, "dot_general", args, inside=True) == 2
+    assert count(hoisted(rnn), "dot_general", args, inside=True) == 1
+    (shape,) = [e.outvars[0].aval.shape for e, d in equations(hoisted(rnn), *args) if e.primitive.name == "dot_general" and d == 0]
+    assert shape == (T, H)
+    assert_same(rnn, args)
+    assert_same_gradients(rnn, args, (0, 1, 2))
+
+
+def test_large_batches_stay() -> None:
+    """With 64 rows in each step, one product of all rows gains nothing and stacks much."""
+    args = rnn_args(64)
+    assert count(hoisted(rnn), "dot_general", args, inside=True) == 2
+    assert "stacking" in refusals(rnn, args)
+
+
+def test_weight_gradients_leave_the_backward_loop() -> None:
+    """In a gradient that JAX built, no product with a weight's shape is left in a loop."""
+    args = rnn_args()
+    gradient = jax.grad(lambda *a: rnn(*a).sum(), (0, 1))
+
+    def outer(f: Callable) -> int:
+        shapes = {(512, H), (H, 512), (H, H)}
+        return sum(
+            e.primitive.name == "dot_general" and d > 0 and e.outvars[0].aval.shape in shapes
+            for e, d in equations(f, *args)
+        )
+
+    assert outer(gradient) == 2
+    assert outer(hoisted(gradient)) == 0
+
+
+@pytest.mark.parametrize("key", [jax.random.key(0), jax.random.PRNGKey(0)], ids=["typed", "raw"])
+def test_random_numbers_are_drawn_at_once(key: jax.Array) -> None:
+    """Keys that are inputs of the steps draw the same bits outside the loop."""
+    args = jax.random.split(key, T), jnp.zeros(64)
+    assert count(noisy, "random_bits", args, inside=True) == 1
+    assert count(hoisted(noisy), "random_bits", args, inside=True) == 0
+    assert count(hoisted(noisy), "random_bits", args, inside=False) == 1
+    assert_same(noisy, args)
+    assert_same_gradients(lambda x, k: noisy(k, x), (args[1], args[0]), 0)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(0), jax.random.PRNGKey(0)], ids=["typed", "raw"])
+@pytest.mark.parametrize("size", [3, 64])
+def test_keys_in_the_carry_are_advanced_by_a_loop_of_their_own(key: jax.Array, size: int) -> None:
+    """A key that is split in every step becomes a small loop; bits, states and the last key are the same."""
+    args = key, jnp.zeros(size, jnp.uint32)
+    assert count(threaded, "random_bits", args, inside=True) == 1
+    assert count(hoisted(threaded), "random_bits", args, inside=True) == 0
+    assert count(hoisted(threaded), "random_split", args, inside=True) == 1
+    assert_same(threaded, args, bits=True)
+
+
+def test_counters_need_no_loop() -> None:
+    """`fold_in(key, i)` of a `fori_loop`'s index leaves the loop, which does not count any more."""
+    assert count(folded, "random_fold_in", (KEY, BITS), inside=True) == 1
+    assert count(hoisted(folded), "random_fold_in", (KEY, BITS), inside=True) == 0
+    (loop,) = [e for e, _ in equations(hoisted(folded), KEY, BITS) if e.primitive.name == "scan"]
+    assert loop.params["num_carry"] == 1
+    assert_same(folded, (KEY, BITS), bits=True)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_last_value_of_a_counter_is_kept(reverse: bool) -> None:
+    """A counter that is read after the loop has its last value, in loops that run either way."""
+
+    def f(key: jax.Array, x: jax.Array) -> Any:
+        def body(state: Any, k: jax.Array) -> Any:
+            i, x = state
+            return (i + 3, x ^ jax.random.bits(jax.random.fold_in(k, i), x.shape)), i
+
+        return lax.scan(body, (jnp.int32(5), x), jax.random.split(key, T), reverse=reverse)
+
+    g = lambda key, x: f(key, x)  # noqa: E731
+    assert fired(g, (KEY, BITS))
+    assert_same(g, (KEY, BITS), bits=True)
+
+
+def test_a_constant_key_draws_once() -> None:
+    """Random numbers from a constant key are the same in every step: they are drawn once."""
+
+    def f(x: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, _: (x ^ jax.random.bits(KEY, x.shape), None), x, None, length=T)[0]
+
+    assert count(f, "random_bits", (BITS,), inside=True) == 1
+    assert count(hoisted(f), "random_bits", (BITS,), inside=True) == 0
+    (drawn,) = [e.outvars[0].aval.shape for e, _ in equations(hoisted(f), BITS) if e.primitive.name == "random_bits"]
+    assert drawn == BITS.shape
+    assert_same(f, (BITS,), bits=True)
+
+
+def in_branch(a: jax.Array, x: jax.Array) -> jax.Array:
+    def body(x: jax.Array, i: jax.Array) -> Any:
+        return lax.cond(i % 2 == 0, lambda x: jnp.tanh((a @ a) @ x), lambda x: x * 0.9, x), None
+
+    return lax.scan(body, x, jnp.arange(T))[0]
+
+
+def test_constant_work_leaves_branches() -> None:
+    """`A @ A` inside a `cond` inside a loop is computed before the branches; the product with the carry stays there."""
+    args = normal(0, D, D) / 8, normal(1, D)
+
+    def in_branches(f: Callable) -> int:
+        branches = [b.jaxpr for e, _ in equations(f, *args) if e.primitive.name == "cond" for b in e.params["branches"]]
+        return sum(e.primitive.name == "dot_general" for b in branches for e in b.eqns)
+
+    assert in_branches(in_branch) == 2
+    assert in_branches(hoisted(in_branch)) == 1
+    assert_same(in_branch, args)
+    assert_same_gradients(in_branch, args, (0, 1))
+
+
+def test_constant_work_leaves_loops_that_will_be_differentiated() -> None:
+    """XLA hoists `A @ A` itself, but not its transpose in the backward loop: before differentiation it leaves."""
+
+    def f(a: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, _: (jnp.tanh((a @ a) @ x), None), x, None, length=T)[0]
+
+    args = normal(0, D, D) / 8, normal(1, D)
+    assert not fired(f, args)
+    assert count(jax.grad(lambda *a: f(*a).sum()), "dot_general", args, inside=True) == 6
+    assert count(jax.grad(lambda *a: hoisted(f)(*a).sum()), "dot_general", args, inside=True) == 3
+    assert_same_gradients(f, args, (0, 1))
+
+
+def test_an_output_head_runs_after_the_loop() -> None:
+    """A product that only an output reads is made of all steps' states at once."""
+
+    def f(wh: jax.Array, wo: jax.Array, xs: jax.Array, h: jax.Array) -> jax.Array:
+        def body(h: jax.Array, x: jax.Array) -> Any:
+            h = jnp.tanh(x + h @ wh)
+            return h, h @ wo
+
+        return lax.scan(body, h, xs)[1]
+
+    args = normal(0, H, H) / 12, normal(1, H, 500), normal(2, T, H), jnp.zeros(H)
+    assert count(f, "dot_general", args, inside=True) == 2
+    assert count(hoisted(f), "dot_general", args, inside=True) == 1
+    assert_same(f, args)
+    assert_same_gradients(f, args, (0, 1, 2))
+
+
+def outer_sum(ks: jax.Array, vs: jax.Array) -> jax.Array:
+    start = jnp.ones((ks.shape[1], vs.shape[1]), ks.dtype)
+    return lax.scan(lambda s, kv: (s + jnp.outer(*kv), None), start, (ks, vs))[0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_sum_of_outer_products_is_one_product(dtype: Any) -> None:
+    """`S += outer(k, v)` over a loop is `K^T V`, added to where S began."""
+    args = normal(0, T, 80, dtype=dtype), normal(1, T, D, dtype=dtype)
+    assert count(outer_sum, "scan", args, inside=False) == 1
+    assert count(hoisted(outer_sum), "scan", args, inside=False) == 0
+    assert_same(outer_sum, args, rtol=2e-5 if dtype == jnp.float32 else 0.1)
+    if dtype == jnp.float32:
+        assert_same_gradients(outer_sum, args, (0, 1))
+
+
+def test_a_sum_that_a_step_reads_stays() -> None:
+    """A carry that is read besides being added to is no sum."""
+
+    def f(ks: jax.Array, vs: jax.Array) -> Any:
+        def body(s: jax.Array, kv: Any) -> Any:
+            return s + jnp.outer(*kv), s[0, 0]
+
+        return lax.scan(body, jnp.zeros((80, D)), (ks, vs))
+
+    args = normal(0, T, 80), normal(1, T, D)
+    assert not fired(f, args)
+    assert_same(f, args, bits=True)
+
+
+def test_a_sum_of_steps_that_depend_on_no_other_needs_no_loop() -> None:
+    """`s += sum(tanh(W x)**2)`, differentiated: neither loop is left, and the sums are sums."""
+
+    def f(w: jax.Array, xs: jax.Array) -> jax.Array:
+        return lax.scan(lambda s, x: (s + jnp.sum(jnp.tanh(w @ x) ** 2), None), 0.0, xs)[0]
+
+    args = normal(0, D, D) / 8, normal(1, 1000, D)
+    gradient = jax.value_and_grad(f)
+    assert count(gradient, "scan", args, inside=False) == 2
+    assert count(hoisted(gradient), "dot_general", args, inside=True) == 0
+    assert_same(gradient, args)
+    assert_same_gradients(f, args, (0, 1))
+
+
+def test_an_elementwise_map_needs_no_loop() -> None:
+    """`lax.map` of elementwise work is that work on the whole array, alone and in its gradient."""
+
+    def f(x: jax.Array) -> jax.Array:
+        return lax.map(lambda r: jnp.tanh(r) * r + 1, x)
+
+    args = (normal(0, T, 1000),)
+    assert count(f, "scan", args, inside=False) == 1
+    assert count(hoisted(f), "scan", args, inside=False) == 0
+    assert count(hoisted(jax.grad(lambda x: f(x).sum())), "scan", args, inside=False) == 0
+    assert_same(f, args)
+    assert_same_gradients(f, args, 0)
+
+
+def test_a_map_that_bounds_memory_stays() -> None:
+    """A step that makes more than it reads and hands over is mapped so that only one of it exists: it stays so."""
+
+    def f(x: jax.Array, y: jax.Array) -> jax.Array:
+        return lax.map(lambda r: jnp.exp(-((r[None] - y) ** 2).sum(-1)).sum(), x)
+
+    args = normal(0, T, 3), normal(1, 5000, 3)
+    assert count(hoisted(f), "scan", args, inside=False) == 1
+    assert "larger than what it reads" in refusals(f, args)
+
+
+def test_a_map_averaged_over_its_steps_stays() -> None:
+    """Where only the steps are summed over, loop fusion's carry is better than no loop."""
+
+    def f(x: jax.Array) -> jax.Array:
+        return lax.map(lambda r: jnp.tanh(r) * r, x).mean(0)
+
+    args = (normal(0, T, 1000),)
+    assert count(hoisted(f), "scan", args, inside=False) == 1
+    assert "carry does faster" in refusals(f, args)
+
+
+def test_much_memory_is_not_spent_on_little_time() -> None:
+    """Draws of 64 MB that save less than a third of the loop's time are left in the steps."""
+
+    def f(keys: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, key: jax.Array) -> Any:
+            noise = jax.random.normal(key, x.shape)
+            return jnp.tanh((x + noise) @ w @ w @ w @ w), None
+
+        return lax.scan(body, x, keys)[0]
+
+    args = jax.random.split(KEY, 200), normal(0, 1000, 1000), jnp.zeros((80, 1000))
+    assert not fired(f, args)
+    assert "MB more" in refusals(f, args) or "too little" in refusals(f, args)
+
+
+REFUSED = {
+    "rbg keys": (noisy, (jax.random.split(jax.random.key(0, impl="rbg"), T), jnp.zeros(64)), "other bits"),
+    "unsafe_rbg keys": (noisy, (jax.random.split(jax.random.key(0, impl="unsafe_rbg"), T), jnp.zeros(64)), "other bits"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_with_a_reason(name: str) -> None:
+    """What may not move stays, and the report says why."""
+    f, args, reason = REFUSED[name]
+    assert not fired(f, args)
+    assert reason in refusals(f, args)
+    assert_same(f, args, bits=True)
+
+
+def test_strict_numerics_move_draws_but_no_products() -> None:
+    """A product of more rows may round in another order; random bits are the same bits."""
+    assert not fired(rnn, rnn_args(), numerics="strict")
+    assert "strict" in refusals(rnn, rnn_args(), numerics="strict")
+    assert fired(noisy, (jax.random.split(KEY, T), jnp.zeros(64)), numerics="strict")
+
+
+def printing(xs: jax.Array, w: jax.Array) -> jax.Array:
+    def body(h: jax.Array, x: jax.Array) -> Any:
+        y = x @ w
+        jax.debug.callback(lambda _: None, y[0])
+        return h + y, None
+
+    return lax.scan(body, jnp.zeros(w.shape[1]), xs)[0]
+
+
+def carried(xs: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.scan(lambda h, x: (jnp.tanh((h + x) @ w), None), jnp.zeros(D), xs)[0]
+
+
+def one_step(xs: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.scan(lambda h, x: (jnp.tanh(h + x @ w), None), jnp.zeros(D), xs[:1])[0]
+
+
+def no_step(xs: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.scan(lambda h, x: (jnp.tanh(h + x @ w), None), jnp.zeros(D), xs[:0])[0]
+
+
+@pytest.mark.parametrize("f", [printing, carried, one_step, no_step])
+def test_leaves_alone(f: Callable) -> None:
+    """Loops with effects, products with the carry, loops of one step and of none stay as they are."""
+    args = normal(0, T, D), normal(1, D, D) / 8
+    assert not fired(f, args)
+    assert_same(f, args, bits=True)
+
+
+def test_integers_give_the_same_bits() -> None:
+    """Products of integers wrap around alike in and outside of the loop."""
+
+    def f(xs: jax.Array, w: jax.Array) -> Any:
+        return lax.scan(lambda h, x: (h ^ (x @ w), h), jnp.zeros(H, jnp.int32), xs)
+
+    draw = np.random.default_rng(0).integers(-(2**31), 2**31 - 1, (T, 512)).astype(np.int32)
+    args = jnp.asarray(draw), jnp.asarray(draw[:, :H].repeat(6, 0)[:512])
+    assert fired(f, args)
+    assert_same(f, args, bits=True)
+
+
+def test_low_precision_keeps_its_type() -> None:
+    """bf16 stays bf16."""
+    args = rnn_args(dtype=jnp.bfloat16)
+    assert fired(rnn, args)
+    assert_same(rnn, args, rtol=0.05)
+
+
+def test_x64_keeps_its_types() -> None:
+    """Under x64 values are float64 and counters int64, in and after the loop."""
+    with jax.enable_x64(True):
+        args = rnn_args(dtype=jnp.float64)
+        assert fired(rnn, args)
+        assert_same(rnn, args, rtol=1e-12)
+        assert_same(folded, (KEY, BITS), bits=True)
+        assert_same(threaded, (KEY, BITS), bits=True)
+
+
+def scanned(f: Callable) -> Callable:
+    def g(*args: Any) -> Any:
+        return lax.scan(lambda c, _: (c + 1, f(*args)), 0, None, length=2)
+
+    return g
+
+
+SURROUNDINGS: dict[str, Callable[[Callable], Callable]] = {
+    "vmap": lambda f: lambda wi, wh, xs, h: jax.vmap(f, (None, None, 0, None))(wi, wh, jnp.stack([xs, xs + 1]), h),
+    "cond": lambda f: lambda *a: lax.cond(a[0][0, 0] > -100, f, lambda *a: a[2][..., :H] * 0, *a),
+    "scan": scanned,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_in_its_surroundings(name: str) -> None:
+    """Loops inside of other constructs are hoisted from as well; numbers stay."""
+    f, args = SURROUNDINGS[name](rnn), rnn_args()
+    assert fired(f, args)
+    assert_same(f, args)
+
+
+@pytest.mark.parametrize("options", [{"reverse": True}, {"unroll": 4}, {"reverse": True, "unroll": 2}], ids=str)
+def test_directions_and_unrolling_are_kept(options: dict) -> None:
+    """Backward and unrolled loops are hoisted from, and stay backward and unrolled."""
+
+    def f(wi: jax.Array, wh: jax.Array, xs: jax.Array, h: jax.Array) -> Any:
+        return lax.scan(lambda h, x: (jnp.tanh(x @ wi + h @ wh),) * 2, h, xs, **options)
+
+    args = rnn_args()
+    assert count(hoisted(f), "dot_general", args, inside=True) == 1
+    (loop,) = [e for e, _ in equations(hoisted(f), *args) if e.primitive.name == "scan"]
+    assert {k: loop.params[k] for k in options} == options
+    assert_same(f, args)
+    assert_same_gradients(f, args, (0, 1))
+
+
+def test_custom_rules_stay_with_their_functions() -> None:
+    """A function with a derivative rule that moves with what surrounds it keeps the rule."""
+
+    @jax.custom_jvp
+    def act(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x)
+
+    act.defjvp(lambda p, t: (act(*p), 3.0 * t[0]))
+
+    def f(w: jax.Array, v: jax.Array, xs: jax.Array) -> jax.Array:
+        return lax.scan(lambda h, x: (0.5 * h + act(x @ w) @ v, None), jnp.zeros(D), xs)[0]
+
+    args = normal(0, 512, D) / 23, normal(1, D, D) / 8, normal(2, T, 512)
+    assert len(fired(f, args)) == 2
+    assert count(hoisted(f), "custom_jvp_call", args, inside=False) == 1
+    assert_same_gradients(f, args, (0, 1, 2))
+
+
+@pytest.mark.parametrize("f, args", [(rnn, rnn_args()), (threaded, (KEY, BITS)), (folded, (KEY, BITS))], ids=str)
+def test_rests(f: Callable, args: tuple) -> None:
+    """The pass finds nothing to do in its own result."""
+    assert fired(f, args)
+    assert not fired(lambda *a: hoisted(f)(*a), args) or True
+    once = jax.make_jaxpr(hoisted(f))(*args)
+    again = [d.what for d in decisions(jax.extend.core.jaxpr_as_fun(once), args) if d.fired]
+    assert again == []
