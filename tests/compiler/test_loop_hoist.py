@@ -75,7 +75,7 @@ def assert_same_gradients(f: Callable, args: Any, argnums: Any) -> None:
     """Gradients of the hoisted program, and hoisted gradients of the program, are those of the plain one."""
 
     def scalar(g: Callable) -> Callable:
-        return lambda *a: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(g(*a)))
+        return lambda *a: sum(jnp.mean(y * (1 + 0.1 * y)) for y in jax.tree.leaves(g(*a)))
 
     want = jax.jit(jax.grad(scalar(f), argnums))(*args)
     before = jax.jit(jax.grad(hoisted(scalar(f)), argnums))(*args)
@@ -111,14 +111,14 @@ def threaded(key: jax.Array, x: jax.Array) -> Any:
     def body(state: Any, _: None) -> Any:
         key, x = state
         key, now = jax.random.split(key)
-        bits = jax.random.bits(now, x.shape)
+        bits = jax.random.bits(now, x.shape, np.uint32)
         return (key, x ^ bits), bits
 
     return lax.scan(body, (key, x), None, length=T)
 
 
 def folded(key: jax.Array, x: jax.Array) -> jax.Array:
-    return lax.fori_loop(3, 3 + T, lambda i, x: x ^ jax.random.bits(jax.random.fold_in(key, i), x.shape), x)
+    return lax.fori_loop(3, 3 + T, lambda i, x: x ^ jax.random.bits(jax.random.fold_in(key, i), x.shape, np.uint32), x)
 
 
 KEY = jax.random.key(0)
@@ -248,7 +248,7 @@ def test_constant_work_leaves_loops_that_will_be_differentiated() -> None:
 
     args = normal(0, D, D) / 8, normal(1, D)
     assert not fired(f, args)
-    assert count(jax.grad(lambda *a: f(*a).sum()), "dot_general", args, inside=True) == 6
+    assert count(jax.grad(lambda *a: f(*a).sum()), "dot_general", args, inside=True) == 5
     assert count(jax.grad(lambda *a: hoisted(f)(*a).sum()), "dot_general", args, inside=True) == 3
     assert_same_gradients(f, args, (0, 1))
 
@@ -278,7 +278,7 @@ def outer_sum(ks: jax.Array, vs: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_sum_of_outer_products_is_one_product(dtype: Any) -> None:
     """`S += outer(k, v)` over a loop is `K^T V`, added to where S began."""
-    args = normal(0, T, 80, dtype=dtype), normal(1, T, D, dtype=dtype)
+    args = normal(0, T, 160, dtype=dtype), normal(1, T, D, dtype=dtype)
     assert count(outer_sum, "scan", args, inside=False) == 1
     assert count(hoisted(outer_sum), "scan", args, inside=False) == 0
     assert_same(outer_sum, args, rtol=2e-5 if dtype == jnp.float32 else 0.1)
@@ -293,9 +293,9 @@ def test_a_sum_that_a_step_reads_stays() -> None:
         def body(s: jax.Array, kv: Any) -> Any:
             return s + jnp.outer(*kv), s[0, 0]
 
-        return lax.scan(body, jnp.zeros((80, D)), (ks, vs))
+        return lax.scan(body, jnp.zeros((160, D)), (ks, vs))
 
-    args = normal(0, T, 80), normal(1, T, D)
+    args = normal(0, T, 160), normal(1, T, D)
     assert not fired(f, args)
     assert_same(f, args, bits=True)
 
@@ -351,18 +351,17 @@ def test_a_map_averaged_over_its_steps_stays() -> None:
 
 
 def test_much_memory_is_not_spent_on_little_time() -> None:
-    """Draws of 64 MB that save less than a third of the loop's time are left in the steps."""
+    """Products that would stack 40 MB to save less than a third of the loop's time are left in the steps."""
 
-    def f(keys: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
-        def body(x: jax.Array, key: jax.Array) -> Any:
-            noise = jax.random.normal(key, x.shape)
-            return jnp.tanh((x + noise) @ w @ w @ w @ w), None
+    def f(xs: jax.Array, w: jax.Array, v: jax.Array, h: jax.Array) -> jax.Array:
+        return lax.scan(lambda h, x: (jnp.tanh((x @ w + h) @ v @ v @ v @ v), None), h, xs)[0]
 
-        return lax.scan(body, x, keys)[0]
-
-    args = jax.random.split(KEY, 200), normal(0, 1000, 1000), jnp.zeros((80, 1000))
+    shapes = (20_000, 512), (512, 512), (512, 512), (512,)
+    args = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
     assert not fired(f, args)
-    assert "MB more" in refusals(f, args) or "too little" in refusals(f, args)
+    assert "MB more" in refusals(f, args)
+    args[0] = jax.ShapeDtypeStruct((200, 512), np.float32)
+    assert fired(f, args)
 
 
 REFUSED = {
@@ -506,7 +505,6 @@ def test_custom_rules_stay_with_their_functions() -> None:
 def test_rests(f: Callable, args: tuple) -> None:
     """The pass finds nothing to do in its own result."""
     assert fired(f, args)
-    assert not fired(lambda *a: hoisted(f)(*a), args) or True
     once = jax.make_jaxpr(hoisted(f))(*args)
     again = [d.what for d in decisions(jax.extend.core.jaxpr_as_fun(once), args) if d.fired]
     assert again == []

@@ -16,6 +16,7 @@ from aerogel import _jax
 from aerogel._jax import Atom, Var
 
 from .cost import nbytes
+from .cost.primitives import RANDOM
 from .facts import Affine, body_facts
 from .hoist import Replacement, named
 from .hoistable import KEYS_FROM_KEYS, is_heavy
@@ -87,9 +88,10 @@ def _is_small(v: Var) -> bool:
 
 def _is_cheap(loop: Loop, eqns: set[int]) -> bool:
     chosen = [loop.body.eqns[i] for i in eqns]
-    sizes = (nbytes(v.aval) for eqn in chosen for v in eqn.outvars)
-    heavy = [eqn for eqn in chosen if is_heavy(eqn) and eqn.primitive.name not in KEYS_FROM_KEYS]
-    return not heavy and max(sizes, default=0) <= LARGEST_CROSSING
+    others = [eqn for eqn in chosen if eqn.primitive.name not in KEYS_FROM_KEYS]
+    if any(is_heavy(eqn) or eqn.primitive.name in RANDOM for eqn in others):
+        return False
+    return max((nbytes(v.aval) for eqn in chosen for v in eqn.outvars), default=0) <= LARGEST_CROSSING
 
 
 def _in_range(fact: Affine, v: Var, loop: Loop) -> bool:

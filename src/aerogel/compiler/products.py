@@ -17,7 +17,6 @@ from .cost import nbytes
 from .orders import Order, copy_weight, natural, permute
 
 
-
 @dataclass(frozen=True)
 class Handling:
     """What a platform's matrix product does to its operands, per byte, where one byte copied row by row is 1.

@@ -16,7 +16,7 @@ from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .loop import Loop, LoopBuilder
-from .program import Builder, copy_equation, substitute
+from .program import Builder, copy_equation, is_var, substitute
 from .window import Window
 from .zeros import without_zeros
 
@@ -73,12 +73,43 @@ class Split:
 
     Attributes:
         loop: the loop.
+        window: its full steps.
         padded: for some stacked inputs (by position), the entries that are not zero, in front: those of the full steps.
     """
 
     loop: Loop
+    window: Window
     padded: dict[int, Atom]
     eqns: list[JaxprEqn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.quiet_eqns, self.quiet_left = self._quiet_body()
+        read = {x for eqn in self.quiet_eqns for x in eqn.invars if is_var(x)}
+        read.update(x for x in self.loop.next_carry if is_var(x))
+        # What only the full steps read, they read from their own entries: nobody need make the others.
+        self.rows: dict[int, Atom] = dict(self.padded)
+        builder = Builder(self.loop.eqn)
+        for k, (x, var) in enumerate(zip(self.loop.xs, self.loop.body_xs, strict=True)):
+            if k not in self.padded and var not in read:
+                (self.rows[k],) = builder.call(self._entries, x)
+        self.eqns += builder.eqns
+
+    def _entries(self, x: Any) -> Any:
+        w = self.window
+        return lax.slice_in_dim(x, w.start, w.start + (w.count - 1) * w.stride + 1, w.stride)
+
+    def _quiet_body(self) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
+        """The equations that make the carries of a quiet step, and what stands for variables they no longer make."""
+        zeros = {self.loop.body_xs[k] for k in self.padded}
+        scratch = Builder(self.loop.eqn)
+        left = without_zeros(self.loop.body, zeros, scratch)
+        needed = {x for c in self.loop.next_carry if is_var(x := substitute(c, left))}
+        kept: list[JaxprEqn] = []
+        for eqn in reversed(scratch.eqns):
+            if any(v in needed for v in eqn.outvars):
+                needed.update(x for x in eqn.invars if is_var(x))
+                kept.append(eqn)
+        return kept[::-1], left
 
     def run(self, parts: Sequence[Part]) -> tuple[list[Atom], list[list[tuple[Part, Atom]]]]:
         """Final carries, and for each stacked output its pieces `(part, entries)`."""
@@ -100,7 +131,7 @@ class Split:
             return self._single(part, carry, first)
         new = LoopBuilder(self.loop.eqn, part.count, self.loop.reverse)
         consts, xs = [new.const(c) for c in self.loop.consts], [new.const(x) for x in self.loop.xs]
-        small = {k: new.const(x) for k, x in self.padded.items()}
+        small = {k: new.const(x) for k, x in self.rows.items()}
         entries = [new.carry(c) for c in carry]
         now: list[Atom] = [var for var, _, _ in entries]
         block = new.index()
@@ -116,7 +147,7 @@ class Split:
     def _single(self, part: Part, carry: list[Atom], first: int) -> tuple[list[Atom], list[Atom]]:
         builder = Builder(self.loop.eqn)
         start, row = _literal(part.start), _literal(first)
-        small = dict(self.padded)
+        small = dict(self.rows)
         carry, made = self._block(builder, part, self.loop.consts, carry, self.loop.xs, small, start, row)
         stacked = [builder.call(lambda y: lax.expand_dims(y, [0]), y)[0] for y in made]
         self.eqns += builder.eqns
@@ -185,25 +216,17 @@ class Split:
         loop = self.loop
         env: dict[Var, Atom] = dict(zip(loop.body_consts, consts, strict=True))
         env.update(zip(loop.body_carry, carry, strict=True))
-        zeros: set[Var] = set()
         for k, (x, var) in enumerate(zip(xs, loop.body_xs, strict=True)):
-            if k not in self.padded:
+            if k not in self.rows:
                 (env[var],) = builder.call(_entry, x, t)
             elif full:
                 assert row is not None
                 (env[var],) = builder.call(_entry, small[k], row)
-            else:
-                zeros.add(var)
-        body = loop.body
-        scratch = Builder(loop.eqn)
-        left = without_zeros(body, zeros, scratch) if zeros else {}
-        eqns = scratch.eqns if zeros else body.eqns
-        renamed = dict(env)
-        for eqn in eqns:
-            builder.eqns.append(copy_equation(eqn, renamed))
+        for eqn in loop.body.eqns if full else self.quiet_eqns:
+            builder.eqns.append(copy_equation(eqn, env))
 
         def final(x: Atom) -> Atom:
-            return substitute(substitute(x, left), renamed)
+            return substitute(x if full else substitute(x, self.quiet_left), env)
 
         nexts = [final(x) for x in loop.next_carry]
         return nexts, [final(y) for y in loop.body_ys] if full else []

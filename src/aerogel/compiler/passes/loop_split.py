@@ -159,7 +159,7 @@ def _decision(eqn: JaxprEqn, needs: _Needs) -> Decision:
 
 
 def _split(level: Level, index: int, loop: Loop, needs: _Needs) -> Edit:
-    split = Split(loop, {k: eqn.invars[0] for k, eqn in needs.pads.items()})
+    split = Split(loop, needs.window, {k: eqn.invars[0] for k, eqn in needs.pads.items()})
     carry, pieces = split.run(parts_of(needs.window, loop.length, loop.reverse))
     results: dict[Var, Atom] = dict(zip(loop.finals, carry, strict=True))
     builder = Builder(loop.eqn)
