@@ -68,7 +68,69 @@ def mlp_by_hand(weights, xs):
     return xs
 
 
+def heads(inner, outer, out=0):
+    """A function of one head, mapped over heads (`inner`) and then over the batch."""
+    return lambda f: jax.vmap(jax.vmap(f, inner, out), outer)
+
+
+LAYOUTS = {"b t h d": ((4, 128, 8, 64), 1), "b h t d": ((4, 8, 128, 64), 0)}
+
+
+def scores(name):
+    shape, head = LAYOUTS[name]
+    letters = name.replace(" ", "")
+    hand = f"{letters},{letters.replace('t', 's')}->bhts"
+    return Case(
+        f"attention scores, heads at ({name})",
+        heads((head, head), (0, 0))(lambda q, k: q @ k.T),
+        {"einsum": lambda q, k: jnp.einsum(hand, q, k)},
+        lambda: (normal(0, *shape), normal(1, *shape)),
+        grad=(0, 1),
+        bounds=BOUNDS,
+        grad_bounds=BOUNDS,
+    )
+
+
+def weighted_values(name):
+    shape, head = LAYOUTS[name]
+    letters = name.replace(" ", "")
+    hand = f"bhts,{letters.replace('t', 's')}->{letters}"
+    return Case(
+        f"attention values, heads at ({name})",
+        heads((0, head), (0, 0), head)(lambda a, v: a @ v),
+        {"einsum": lambda a, v: jnp.einsum(hand, a, v)},
+        lambda: (normal(0, 4, 8, 128, 128), normal(1, *shape)),
+        bounds=BOUNDS,
+    )
+
+
+def gram(x):
+    return jax.vmap(lambda a: jax.vmap(lambda b: a @ b)(x))(x)
+
+
+def one_bottleneck(down, up, x):
+    return up.T @ jnp.tanh(down @ x)
+
+
 CASES = (
+    *(scores(name) for name in LAYOUTS),
+    *(weighted_values(name) for name in LAYOUTS),
+    Case(
+        "gram matrix by two vmaps of a dot product",
+        gram,
+        {"x x^T": lambda x: x @ x.T},
+        lambda: (normal(0, 600, 300),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "a chain of two products under vmap",
+        jax.vmap(one_bottleneck, (None, None, 0)),
+        {"batch first": lambda down, up, xs: jnp.einsum("bh,ho->bo", jnp.tanh(jnp.einsum("bi,hi->bh", xs, down)), up)},
+        lambda: (normal(0, 256, 192) / 14, normal(1, 256, 192) / 16, normal(2, 2048, 192)),
+        grad=(0, 1),
+        bounds=BOUNDS,
+        grad_bounds=BOUNDS,
+    ),
     *(case(*c) for c in itertools.product(("weight", "vector"), (0, 1), ("out, in", "in, out"))),
     Case(
         "vmap of a four-layer network, as Equinox users write it",

@@ -259,6 +259,12 @@ def element_bytes(dtype: Any) -> int:
     return physical.size * physical.dtype.itemsize
 
 
+def on_many_devices(aval: Any) -> bool:
+    """Whether a value may be spread over devices: its type names a mesh of more than one."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return mesh is not None and not mesh.empty and mesh.size > 1
+
+
 wraps = util.wraps
 check_callable = api_util.check_callable
 api_boundary = traceback_util.api_boundary

@@ -221,7 +221,9 @@ PATTERNS = [*REDUCED, *INTEGER, *LANGUAGE]
 
 
 def scalar(out: Any) -> Any:
-    """A number that depends on every float of a result."""
+    """A number that depends on every float of a result; a number as it is."""
+    if isinstance(out, jax.Array) and out.ndim == 0:
+        return out
     leaves = [leaf for leaf in jax.tree.leaves(out) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return sum((jnp.mean(0.5 * leaf * leaf + leaf) for leaf in leaves), jnp.zeros(()))
 

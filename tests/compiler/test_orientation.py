@@ -374,7 +374,7 @@ class Nest:
         return lambda x, y: chosen(f(x, y))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_nests_keep_their_numbers_and_never_copy_more(seed):
     """Any nest of vmaps: equal results and gradients, no type changed, no more bytes transposed than before."""
     f, args = Nest(seed).program()

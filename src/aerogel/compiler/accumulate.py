@@ -65,7 +65,7 @@ def keep(new: LoopBuilder, atom: Atom, window: Window) -> Var:
     """
     aval = strong(atom.aval)
     rows = window.count + 1
-    (buffer,) = new.before.call(lambda: zeros((rows, *aval.shape), aval.dtype))
+    (buffer,) = new.before.call(lambda: lax.full((rows, *aval.shape), 0, aval.dtype))
     var, set_next, final = new.carry(buffer)
 
     def write(buffer: Any, value: Any, t: Any) -> Any:
@@ -76,13 +76,6 @@ def keep(new: LoopBuilder, atom: Atom, window: Window) -> Var:
     set_next(out)
     (kept,) = new.after.call(lambda b: lax.slice_in_dim(b, 0, window.count), final)
     return kept  # type: ignore[return-value]
-
-
-def zeros(shape: Sequence[int], dtype: Any) -> Any:
-    """Zeros of any type; for typed keys the key whose words are zero."""
-    if jnp.issubdtype(dtype, jnp.floating) or np.dtype(dtype).kind in "biucV":
-        return lax.full(shape, 0, dtype)
-    raise TypeError(f"no zero of type {dtype}")
 
 
 def _row(t: Any, window: Window) -> Any:

@@ -10,6 +10,7 @@ share come first" (a batch mapped by `vmap` is one), since a chain of products g
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from aerogel import _jax
@@ -26,6 +27,8 @@ ENTRYWISE = ("aligned", "call")
 SWEEPS = 8
 # How many clusters may turn in one step.
 TIED = 8
+# A cluster that takes part in more terms than this turns only for its own sake: else the search is quadratic.
+MANY = 24
 
 
 @dataclass
@@ -189,8 +192,15 @@ def _carrier(eqn: JaxprEqn, layout: Layout) -> Term:
     (x,), out = eqn.invars, eqn.outvars[0]
     operand, result = layout.behind(x), layout.cluster[out]
 
+    known: dict[tuple[Order, Order], int] = {}
+
     def weight(layout: Layout) -> int:
-        return carried_weight(eqn, layout)
+        if x in layout.repeated:
+            return carried_weight(eqn, layout)
+        key = layout.order(x), layout.orders[result]
+        if key not in known:
+            known[key] = carried_weight(eqn, layout)
+        return known[key]
 
     def wishes(layout: Layout, k: int) -> Iterable[Order]:
         if k == result:
@@ -241,12 +251,20 @@ def _product(product: Product, layout: Layout) -> Term:
     sides = (layout.behind(one), layout.behind(other))
     result = layout.cluster[product.eqn.outvars[0]]
 
+    @cache
+    def weight_of(left: Order, right: Order, wanted: Order) -> float:
+        return product.best(left, right, wanted)[0]
+
+    @cache
+    def results_of(left: Order, right: Order, wanted: Order) -> list[Order]:
+        return list(dict.fromkeys(form.out for form in product.forms(left, right, wanted)))
+
     def weight(layout: Layout) -> float:
-        return product.best(layout.order(one), layout.order(other), layout.orders[result])[0]
+        return weight_of(layout.order(one), layout.order(other), layout.orders[result])
 
     def wishes(layout: Layout, k: int) -> Iterable[Order]:
         if k == result:
-            yield from {f.out for f in product.forms(layout.order(one), layout.order(other), layout.orders[k])}
+            yield from results_of(layout.order(one), layout.order(other), layout.orders[k])
         for side, x in enumerate((one, other)):
             if k == layout.cluster.get(x) if is_var(x) else False:
                 yield from product.wishes(side, layout.orders[result])
@@ -344,7 +362,7 @@ def _tied(layout: Layout, k: int, order: Order, near: dict[int, list[Term]]) -> 
         for eqn in (term.eqn for term in near[here] if term.eqn is not None and term.eqn.primitive.name in CARRIERS):
             (x,), result = eqn.invars, layout.cluster[eqn.outvars[0]]
             operand = layout.cluster.get(x) if is_var(x) else None
-            if operand is None:
+            if operand is None or max(len(near[operand]), len(near[result])) > MANY:
                 continue
             if operand == here and result not in turned:
                 carried = carry(eqn, turned[here])

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from ..._jax import JaxprEqn
@@ -43,11 +44,13 @@ def _contracted(eqn: JaxprEqn, ins: Axes) -> Reduced:
     # A dot algorithm fixes its own accumulator, and its result type with it.
     if isinstance(eqn.params["precision"], lax.DotAlgorithm | lax.DotAlgorithmPreset):
         return exactly(eqn, ins, monoid.ADD)
+    # The products of booleans are ands, their sum is an or.
+    over = monoid.OR if eqn.outvars[0].aval.dtype == np.bool_ else monoid.ADD
 
     def partial(inputs: list[Any], dtype: Any) -> Any:
         return bind(eqn, inputs, eqn.params | {"preferred_element_type": dtype})[0]
 
-    return accumulated(eqn, ins, monoid.ADD, partial)
+    return accumulated(eqn, ins, over, partial)
 
 
 ENTRIES: dict[str, Entry] = {

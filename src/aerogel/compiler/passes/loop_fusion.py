@@ -6,15 +6,17 @@ its sites run inside the loop, and the loop is rebuilt around them.
 
 from dataclasses import dataclass
 
+from aerogel import _jax
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
 from ..axes import Mapped, Reduced
+from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..choose import Plan, block_length, choose, stacked_bytes
 from ..exactness import Exactness
 from ..fusion import fuse
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
-from ..loop import Loop, as_loop, why_left
+from ..loop import Loop, as_loop, is_float, why_left
 from ..normalize import LOOPS_AND_BRANCHES
 from ..pipeline import Context
 from ..producers import makeable_inputs
@@ -131,6 +133,8 @@ def _loops(jaxpr: Jaxpr, done: set[Var]) -> list[tuple[int, Loop]]:
 
 def _refusal(site: Site, context: Context) -> str | None:
     """Why a site may not move, whatever it saves."""
+    if communicates(site):
+        return "its values are spread over devices: it would communicate in every step"
     if isinstance(site.answer, Reduced):
         name = site.answer.monoid.name
         exact = name not in ("add", "mul", "moments", "online softmax") or not rounds(site)
@@ -143,7 +147,21 @@ def _refusal(site: Site, context: Context) -> str | None:
 
 def rounds(site: Site) -> bool:
     """Whether the results of a site are floating-point numbers."""
-    return any(v.aval.dtype.kind not in "biu" for v in site.eqn.outvars)
+    return any(is_float(v.aval.dtype) for v in site.eqn.outvars)
+
+
+# What never moves data from one device to another when it works on one step.
+LOCAL = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "iota", "pad"))
+
+
+def communicates(site: Site) -> bool:
+    """Whether a step of a site may need a collective: one after the loop would become one in every step."""
+    if not any(_jax.on_many_devices(x.aval) for x in site.reads):
+        return False
+    if isinstance(site.answer, Reduced):
+        axes, place = site.eqn.params.get("axes"), site.places[0]
+        return axes is None or place is None or tuple(axes) != (place.dim,)
+    return isinstance(site.answer, Mapped) and site.eqn.primitive.name not in LOCAL
 
 
 def _decisions(level: Level, region: Region, chosen: list[Site]) -> list[Decision]:

@@ -30,6 +30,8 @@ from ..program import Program, producers, users, where
 from ..reorder import reorder
 from ..report import Decision
 
+Readers = dict[Var, list[int]]
+
 NAME = "orientation"
 WHAT = "products are made in the order in which they are wanted"
 
@@ -53,14 +55,15 @@ def _level(jaxpr: Jaxpr, platform: str, decisions: list[Decision]) -> Jaxpr:
     if not any(eqn.primitive.name in ("dot_general", "transpose") for eqn in jaxpr.eqns):
         return jaxpr
     layout = layout_of(jaxpr)
+    readers, makers = users(jaxpr), producers(jaxpr)
     made: list[Decision] = []
     changed = False
     for clusters, terms in groups_of(layout, terms_of(jaxpr, layout, platform)):
         before = total_weight(layout, terms) + _of_broadcasts(layout, terms)
-        fired = before > 0 and _improve(jaxpr, layout, clusters, terms, before)
+        fired = before > 0 and _improve(jaxpr, layout, clusters, terms, before, readers)
         changed |= fired
         if before:
-            made += _decisions(jaxpr, layout, terms, fired)
+            made += _decisions(jaxpr, layout, terms, fired, makers, readers)
     if not changed:
         decisions += made
         return jaxpr
@@ -84,7 +87,9 @@ def _transposed(eqn: JaxprEqn) -> int:
     return moved_bytes(eqn.invars[0].aval, natural(len(order)), order)
 
 
-def _improve(jaxpr: Jaxpr, layout: Layout, clusters: list[int], terms: list[Term], before: float) -> bool:
+def _improve(
+    jaxpr: Jaxpr, layout: Layout, clusters: list[int], terms: list[Term], before: float, readers: Readers
+) -> bool:
     """Turns the clusters of one group if that pays; whether it did."""
     start = [layout.orders[k] for k in clusters]
 
@@ -101,15 +106,15 @@ def _improve(jaxpr: Jaxpr, layout: Layout, clusters: list[int], terms: list[Term
     weight, orders = min(found, key=lambda pair: pair[0])
     set_orders(start)
     # As cheap as what XLA makes of it is enough where a transpose goes: then there is less to compile.
-    if weight < before and weight <= _folded(jaxpr, layout, terms):
+    if weight < before and weight <= _folded(jaxpr, layout, terms, readers):
         set_orders(orders)
         return True
     return False
 
 
-def _folded(jaxpr: Jaxpr, layout: Layout, terms: list[Term]) -> float:
+def _folded(jaxpr: Jaxpr, layout: Layout, terms: list[Term], readers: Readers) -> float:
     """What a group copies when products read through the transposes of their operands, as XLA makes them do."""
-    readers, turned = users(jaxpr), {}
+    turned = {}
     for eqn in _transposes(terms):
         (x,), out = eqn.invars, eqn.outvars[0]
         if all(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in readers.get(out, ())):
@@ -134,9 +139,10 @@ def _of_broadcasts(layout: Layout, terms: list[Term]) -> int:
     return sum(_transposed(eqn) for eqn in _transposes(terms) if eqn.invars[0] in layout.repeated)
 
 
-def _decisions(jaxpr: Jaxpr, layout: Layout, terms: list[Term], fired: bool) -> list[Decision]:
+def _decisions(
+    jaxpr: Jaxpr, layout: Layout, terms: list[Term], fired: bool, makers: dict[Var, int], readers: Readers
+) -> list[Decision]:
     """One for each transpose of the group that has gone or, next to a product, has stayed."""
-    makers, readers = producers(jaxpr), users(jaxpr)
     product = next((t.eqn for t in terms if t.eqn is not None and t.eqn.primitive.name == "dot_general"), None)
     product_line = "" if product is None else where(product)
     found = []
