@@ -1,4 +1,4 @@
-"""Shows the examples of docstrings, which are doctests, as code: griffe knows them only under a heading "Examples"."""
+"""How griffe, which reads the source for the reference, sees Aerogel's."""
 
 import re
 from typing import Any
@@ -9,8 +9,17 @@ EXAMPLE = re.compile(r"(?:^|(?<=\n\n))>>> .*?(?=\n\n|\Z)", re.DOTALL)
 
 
 class DoctestBlocks(griffe.Extension):
-    """Fences every paragraph that begins with `>>>`."""
+    """Shows examples as code, and functions rather than the files of the same name that they stand in."""
 
     def on_object(self, *, obj: Any, **kwargs: Any) -> None:
+        # griffe knows examples under a heading "Examples" only; as text, ['a'] would be a link
         if obj.docstring is not None:
             obj.docstring.value = EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value)
+
+    def on_package(self, *, pkg: Any, loader: Any, **kwargs: Any) -> None:
+        # `aerogel.optimize` is the function in aerogel/transform/optimize.py; griffe takes the file
+        for name, member in list(pkg.members.items()):
+            if member.is_alias:
+                found = loader.modules_collection[member.target_path]
+                if found.is_module and name in found.members:
+                    pkg.set_member(name, griffe.Alias(name, f"{found.path}.{name}", parent=pkg))

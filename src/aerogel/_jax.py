@@ -102,6 +102,11 @@ def jit_disabled() -> bool:
     return jax_config.disable_jit.value
 
 
+def checking_keys() -> bool:
+    """Whether `debug_key_reuse` looks at a function: it is about the user's own program, every draw in it."""
+    return jax_config.debug_key_reuse.value
+
+
 def hunting_nans() -> bool:
     """Whether `debug_nans` or `debug_infs` runs a function operation by operation, to find the one at fault."""
     return (jax_config.debug_nans.value or jax_config.debug_infs.value) and core.trace_state_clean()

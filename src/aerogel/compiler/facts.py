@@ -11,7 +11,7 @@ import numpy as np
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
-from .loop import Loop
+from .loop import Loop, as_loop
 from .program import is_var
 
 
@@ -27,13 +27,21 @@ class Affine:
         last = self.scale * (length - 1) + self.offset
         return min(self.offset, last), max(self.offset, last)
 
+    def turned(self, length: int) -> "Affine":
+        """The same value of a step that is counted from the other end."""
+        return Affine(-self.scale, self.offset + self.scale * (length - 1))
+
 
 def level_counters(jaxpr: Jaxpr) -> dict[Var, Affine]:
     """Stacked values of a program that are affine in their leading index: `arange` and its like."""
     found: dict[Var, Affine] = {}
     for eqn in jaxpr.eqns:
         name, out = eqn.primitive.name, eqn.outvars[0] if eqn.outvars else None
-        if out is None or not is_integer(out):
+        loop = as_loop(eqn)
+        if loop is not None and any(is_integer(y) for y in loop.ys):
+            facts = body_facts(loop, found)
+            found.update({y: facts[v] for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v) and v in facts})
+        if out is None or loop is not None or not is_integer(out):
             continue
         if name == "iota" and eqn.params["dimension"] == 0:
             found[out] = Affine(1, 0)

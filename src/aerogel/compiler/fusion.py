@@ -56,7 +56,8 @@ class _Fusion:
         eqns = [*self.new.before.eqns, loop, *self.new.after.eqns]
         # Chains die by themselves when nobody else reads them.
         gone = {site.index for site in self.sites} | ({self.region.index} if self.region.block is None else set())
-        touched = self.moved | {self.region.index}
+        # What the steps make themselves reads what its equation read: that must not go in the same round.
+        touched = self.moved | {self.region.index} | self.producers.made
         return Edit(self.region.index, frozenset(gone), eqns, self.results, frozenset(touched)), loop
 
     def _copy_body(self, loop: Loop) -> None:

@@ -1,6 +1,7 @@
 """Rewriting every level of a program: the outermost one first, then the bodies of what it then holds."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from aerogel._jax import ClosedJaxpr, Jaxpr
@@ -15,25 +16,29 @@ def rewrite_levels(program: Program, level: Callable[[Jaxpr], Jaxpr]) -> Program
     Each nested jaxpr is rewritten once and stays shared (optimize-notes 2.11); the same object comes back when
     nothing changed.
     """
-    done: dict[int, Any] = {}
-    kept: list[Any] = []
+    new = _Levels(level).walk(program.jaxpr)
+    return program if new is program.jaxpr else ClosedJaxpr(new, program.consts)
 
-    def nested(inner: Any) -> Any:
-        if id(inner) not in done:
-            kept.append(inner)
-            if isinstance(inner, ClosedJaxpr):
-                new = walk(inner.jaxpr)
-                done[id(inner)] = inner if new is inner.jaxpr else ClosedJaxpr(new, inner.consts)
-            else:
-                done[id(inner)] = walk(inner)
-        return done[id(inner)]
 
-    def walk(jaxpr: Jaxpr) -> Jaxpr:
-        jaxpr = level(jaxpr)
-        eqns = [map_inner(eqn, nested) for eqn in jaxpr.eqns]
+@dataclass
+class _Levels:
+    """Methods instead of two functions that close over each other: a cycle would keep the programs, and the arrays
+    that they close over, until the garbage collector runs."""
+
+    level: Callable[[Jaxpr], Jaxpr]
+    done: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by identity: the old body, kept alive, and the new
+
+    def walk(self, jaxpr: Jaxpr) -> Jaxpr:
+        jaxpr = self.level(jaxpr)
+        eqns = [map_inner(eqn, self.nested) for eqn in jaxpr.eqns]
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return with_equations(jaxpr, eqns)
 
-    new = walk(program.jaxpr)
-    return program if new is program.jaxpr else ClosedJaxpr(new, program.consts)
+    def nested(self, inner: Any) -> Any:
+        if id(inner) not in self.done:
+            new = self.walk(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
+            if isinstance(inner, ClosedJaxpr):
+                new = inner if new is inner.jaxpr else ClosedJaxpr(new, inner.consts)
+            self.done[id(inner)] = inner, new
+        return self.done[id(inner)][1]

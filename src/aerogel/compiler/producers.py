@@ -44,6 +44,7 @@ class Producers:
         self.place = place
         self.inside = {place, *moved}
         self._only_here: dict[Var, bool] = {}
+        self.made: set[int] = set()  # the places of the equations that the steps run themselves
         self.level = level
         self.new = new
         self._blocks: dict[tuple[Var, Axis, Window], Atom] = {}
@@ -133,6 +134,7 @@ class Producers:
         found = self._answer(x, axis)
         assert found is not None
         eqn, answer = found
+        self.made.add(self.level.made_by[x])
         inner = _padded_window(eqn, axis) if eqn.primitive.name == "pad" else window
         ins = [self.block(v, place, inner) for v, place in zip(eqn.invars, answer.ins, strict=True)]
         index = [self.new.index()] if answer.uses_start else []

@@ -73,7 +73,7 @@ def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_report: OnReport | No
     @_jax.wraps(f)
     @_jax.api_boundary
     def optimized(*args: Any, **kwargs: Any) -> Any:
-        if _jax.inside_optimize.value or _jax.jit_disabled() or _jax.hunting_nans():
+        if _jax.inside_optimize.value or _jax.jit_disabled() or _jax.hunting_nans() or _jax.checking_keys():
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
         context = Context(rules, jax.default_backend(), _jax.differentiating())

@@ -6,7 +6,7 @@ what it does.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,13 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
 
 
 def _rewrite(place: int, loop: Loop, slots: list[Slot], facts: dict[Var, Affine]) -> Edit:
-    new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
+    # Slots that are filled from the end: the same steps, counted the other way.
+    turned = not loop.xs and all(slot.place.scale < 0 for slot in slots)
+    turned = turned and all(is_var(v) and v in facts for v in loop.body_ys)
+    if turned:
+        slots = [replace(slot, place=slot.place.turned(loop.length)) for slot in slots]
+        facts = {v: fact.turned(loop.length) for v, fact in facts.items()}
+    new = LoopBuilder(loop.eqn, loop.length, loop.reverse != turned)
     env, setters = _inputs(new, loop, {slot.carry for slot in slots})
     _copy_body(new, loop, slots, env)
     outs = [substitute(x, env) for x in loop.body.outvars]
@@ -124,7 +130,8 @@ def _read(new: LoopBuilder, slot: Slot, loop: Loop) -> Atom:
     source, place, dim = slot.source, slot.place, slot.dim
 
     def rows(x: Any) -> Any:
-        part = lax.slice_in_dim(x, *_range(place, loop.length), axis=dim)
+        first, end = _range(place, loop.length)
+        part = x if (first, end) == (0, x.shape[dim]) else lax.slice_in_dim(x, first, end, axis=dim)
         if place.scale < 0:
             part = lax.rev(part, [dim])
         order = (dim, *(d for d in range(part.ndim) if d != dim))
