@@ -15,6 +15,8 @@ from aerogel._jax import Jaxpr, jaxprs_in_params
 LENGTH, ROWS, COLUMNS = 64, 8, 2048
 # States and logits of the language models: the logits of all steps are 4 MiB.
 BATCH, HIDDEN, VOCABULARY = 4, 16, 4096
+# For results: the judge runs a program several times at float64, so its arrays are smaller.
+SMALL_STATE, SMALL_LANGUAGE_STATE, SMALL_VOCABULARY = (8, 512), (4, 8), 1024
 
 
 @dataclass(frozen=True)
@@ -23,20 +25,21 @@ class Pattern:
 
     Attributes:
         run: `run(x0, xs, extra, reverse)`; `xs` is None for a loop without inputs. Returns a small result.
-        extra: makes the third argument, as NumPy arrays.
+        extra: makes the third argument from the shape of the state, as NumPy arrays.
         size: elements of the smallest array that must not exist.
     """
 
     name: str
     run: Callable[..., Any]
-    extra: Callable[[], Any] = lambda: ()
+    extra: Callable[..., Any] = lambda *state: ()
     size: int = LENGTH * ROWS * COLUMNS
     state: tuple[int, ...] = (ROWS, COLUMNS)
 
-    def args(self, with_xs: bool) -> tuple[Any, ...]:
-        """Arguments of order one, float32."""
-        xs = normal(1, LENGTH, *self.state) if with_xs else None
-        return normal(0, *self.state), xs, self.extra()
+    def args(self, with_xs: bool, state: tuple[int, ...] = ()) -> tuple[Any, ...]:
+        """Arguments of order one, float32; `state` may be another shape than the pattern's."""
+        state = state or self.state
+        xs = normal(1, LENGTH, *state) if with_xs else None
+        return normal(0, *state), xs, self.extra(*state)
 
     def function(self, reverse: bool) -> Callable[..., Any]:
         """`f(x0, xs, extra)`."""
@@ -74,12 +77,12 @@ def of_outputs(consume: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x0, xs, extra, reverse: consume(outputs(x0, xs, reverse), extra)
 
 
-def target() -> np.ndarray:
+def target(*state: int) -> np.ndarray:
     """Something to compare all outputs with."""
-    return normal(2, LENGTH, ROWS, COLUMNS)
+    return normal(2, LENGTH, *state)
 
 
-def weights() -> np.ndarray:
+def weights(*state: int) -> np.ndarray:
     """A number for each step."""
     return normal(3, LENGTH)
 
@@ -194,10 +197,11 @@ def _head(loss: Callable[..., Any], batch_major: bool = False) -> Callable[..., 
     return run
 
 
-def head() -> tuple[np.ndarray, np.ndarray]:
+def head(batch: int, hidden: int) -> tuple[np.ndarray, np.ndarray]:
     """Weights of the output layer, and a label for each step and sequence."""
-    labels = np.random.default_rng(5).integers(0, VOCABULARY, (LENGTH, BATCH)).astype(np.int32)
-    return normal(4, HIDDEN, VOCABULARY), labels
+    vocabulary = VOCABULARY if hidden == HIDDEN else SMALL_VOCABULARY
+    labels = np.random.default_rng(5).integers(0, vocabulary, (LENGTH, batch)).astype(np.int32)
+    return normal(4, hidden, vocabulary), labels
 
 
 def _language_model(name: str, loss: Callable[..., Any], batch_major: bool = False) -> Pattern:

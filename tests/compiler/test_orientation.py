@@ -19,6 +19,7 @@ from aerogel.compiler.program import inner_jaxprs
 
 
 def values(*shape, dtype="float32", seed=0):
+    """Normal numbers, or small integers; the same for the same shape and seed."""
     rng = np.random.default_rng([seed, *shape])
     if np.dtype(dtype).kind in "iu":
         return jnp.asarray(rng.integers(-4, 5, shape), dtype)
@@ -31,6 +32,7 @@ def natural_program(f, *args) -> Jaxpr:
 
 
 def optimised_program(f, *args) -> Jaxpr:
+    """The program that runs."""
     return jax.make_jaxpr(ag.optimize(f))(*args).jaxpr
 
 
@@ -46,22 +48,23 @@ def transposes(jaxpr: Jaxpr) -> list[Any]:
 
 
 def bytes_of(eqn) -> int:
+    """Bytes that a transpose copies."""
     order = tuple(eqn.params["permutation"])
     return moved_bytes(eqn.invars[0].aval, natural(len(order)), order)
 
 
 def copied(jaxpr: Jaxpr) -> int:
+    """Bytes that all transposes copy."""
     return sum(bytes_of(eqn) for eqn in transposes(jaxpr))
 
 
 def assert_same(f, *args, tolerance=2e-5):
+    """Equal values and types."""
     wanted, got = jax.jit(f)(*args), jax.jit(ag.optimize(f))(*args)
     assert jax.tree.structure(wanted) == jax.tree.structure(got)
     for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(got), strict=True):
         assert (a.dtype, a.shape, a.weak_type) == (b.dtype, b.shape, b.weak_type)
-        np.testing.assert_allclose(
-            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance, atol=tolerance
-        )
+        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance, atol=tolerance)
 
 
 def loses_all(f, *args, tolerance=2e-5):
@@ -74,6 +77,7 @@ def loses_all(f, *args, tolerance=2e-5):
 
 
 def vv(f, inner, outer, inner_out=0, outer_out=0):
+    """`f` mapped twice."""
     return jax.vmap(jax.vmap(f, inner, inner_out), outer, outer_out)
 
 
@@ -152,12 +156,14 @@ def test_a_bias_is_broadcast_in_the_order_of_the_product():
 
 
 def layers(ws, x):
+    """A network for one example."""
     for w in ws:
         x = jnp.tanh(w @ x)
     return x
 
 
 def by_hand(ws, xs):
+    """The same for a batch."""
     for w in ws:
         xs = jnp.tanh(xs @ w.T)
     return xs
@@ -167,6 +173,7 @@ WS = [values(8, 8, seed=k) for k in range(4)]
 
 
 def dimension_numbers(f, *args):
+    """Those of the products that run."""
     return [eqn.params["dimension_numbers"] for eqn in equations(optimised_program(f, *args), "dot_general")]
 
 
@@ -188,7 +195,9 @@ def test_the_gradient_of_a_network_under_vmap_transposes_nothing():
 
 
 LEVELS: dict[str, Callable[..., Any]] = {
-    "scan": lambda w, xs: lax.scan(lambda c, x: (c, vv(lambda w, x: w @ x, (None, 0), (None, 0))(w, x)), 0, xs[None])[1],
+    "scan": lambda w, xs: lax.scan(lambda c, x: (c, vv(lambda w, x: w @ x, (None, 0), (None, 0))(w, x)), 0, xs[None])[
+        1
+    ],
     "cond": lambda w, xs: lax.cond(
         w[0, 0] > 0, lambda: vv(lambda w, x: w @ x, (None, 0), (None, 0))(w, xs), lambda: jnp.zeros((3, 4, 5))
     ),
@@ -312,7 +321,8 @@ def test_a_carried_order_is_that_of_the_result(f, shape):
         back = pull(eqn, found.order)
         assert back is not None
         again = carry(eqn, back)
-        assert again is not None and again.order == found.order
+        assert again is not None
+        assert again.order == found.order
     assert carried_orders > 1
 
 

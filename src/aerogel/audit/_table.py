@@ -46,7 +46,8 @@ def widths(table: Table, total: int) -> list[int]:
     others = sum(natural) - natural[rest] + len(SEPARATOR) * (len(natural) - 1)
     natural[rest] = max(min(natural[rest], total - others), NARROWEST_CELL)
     # On a very narrow terminal the first column, which holds words too, gives way.
-    natural[0] = max(natural[0] - max(others + natural[rest] - total, 0), NARROWEST_CELL)
+    excess = max(others + natural[rest] - total, 0)
+    natural[0] = max(natural[0] - excess, min(natural[0], NARROWEST_CELL))
     return natural
 
 

@@ -22,7 +22,7 @@ MOVE_SECONDS = 1e-9
 COLUMN_SECONDS = 2e-9
 # An element of a one-pass variance or logsumexp, beyond the two-pass one.
 CENTERED_SECONDS = 3e-10
-SMALLEST_STREAM = 4 * 2**20
+SMALLEST_STREAM = 16 * 2**20
 BLOCK_BYTES = 2 * 2**20
 FEWEST_BLOCKS = 16
 # What XLA does not fuse into its neighbours: it reads and writes whole arrays.
@@ -142,8 +142,20 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
         return sum(x.aval.size for x in site.reads if is_var(x)) * CENTERED_SECONDS
     if _fuses(site.eqn):
         return 0.0
+    if isinstance(site.answer, Reduced) and _only_multiplies(site):
+        # no product of matrices: each step goes once over the accumulator
+        return steps * 3 * nbytes(site.eqn.outvars[0].aval) / machine.cache_bytes_per_second
     whole = equation_seconds(site.eqn, machine)
     return max(0.0, steps * jaxpr_seconds(step_program(site).jaxpr, machine) - whole)
+
+
+def _only_multiplies(site: Site) -> bool:
+    """Whether one step of a contraction over time sums nothing."""
+    if site.eqn.primitive.name != "dot_general":
+        return False
+    (contracted, _), _ = site.eqn.params["dimension_numbers"]
+    shape, place = site.eqn.invars[0].aval.shape, site.places[0]
+    return place is not None and place.is_plain and all(d == place.dim or shape[d] == 1 for d in contracted)
 
 
 def step_program(site: Site) -> ClosedJaxpr:

@@ -112,36 +112,41 @@ def role_of(eqn: JaxprEqn) -> str:
 
 def layout_of(jaxpr: Jaxpr) -> Layout:
     """The clusters of `jaxpr`, all in their natural orders."""
-    layout, parent = Layout(), list[int]()
-    ranks: list[int] = []
-
-    def find(k: int) -> int:
-        while parent[k] != k:
-            parent[k] = parent[parent[k]]
-            k = parent[k]
-        return k
-
-    numbers: dict[Var, int] = {}
-    layout.roles = [role_of(eqn) for eqn in jaxpr.eqns]
+    layout = Layout(roles=[role_of(eqn) for eqn in jaxpr.eqns])
+    joined = _Sets()
     for eqn, kind in zip(jaxpr.eqns, layout.roles, strict=True):
         if kind == "repeated":
             layout.repeated[eqn.outvars[0]] = eqn
         elif kind != "wall":
-            k = len(parent)
-            parent.append(k)
-            ranks.append(len(eqn.outvars[0].aval.shape))
-            numbers.update(dict.fromkeys(eqn.outvars, k))
-            if kind in ENTRYWISE:
-                for x in eqn.invars:
-                    if is_var(x) and x in numbers and x.aval.shape:
-                        parent[find(numbers[x])] = find(k)
-    dense: dict[int, int] = {}
-    for var, k in numbers.items():
-        layout.cluster[var] = dense.setdefault(find(k), len(dense))
-    layout.orders = [natural(0)] * len(dense)
-    for var, k in layout.cluster.items():
-        layout.orders[k] = natural(len(var.aval.shape))
+            for v in eqn.outvars:
+                joined.join(v, eqn.outvars[0])
+            for x in eqn.invars if kind in ENTRYWISE else ():
+                if is_var(x) and x in joined.parent and x.aval.shape:
+                    joined.join(x, eqn.outvars[0])
+    dense: dict[Var, int] = {}
+    for var in joined.parent:
+        layout.cluster[var] = dense.setdefault(joined.find(var), len(dense))
+        if layout.cluster[var] == len(layout.orders):
+            layout.orders.append(natural(len(var.aval.shape)))
     return layout
+
+
+class _Sets:
+    """Disjoint sets."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Any, Any] = {}
+
+    def find(self, x: Any) -> Any:
+        parent = self.parent
+        parent.setdefault(x, x)
+        while parent[x] != x:
+            parent[x] = parent[parent[x]]
+            x = parent[x]
+        return x
+
+    def join(self, a: Any, b: Any) -> None:
+        self.parent[self.find(a)] = self.find(b)
 
 
 def terms_of(jaxpr: Jaxpr, layout: Layout, platform: str) -> list[Term]:
@@ -282,28 +287,21 @@ def _product(product: Product, layout: Layout) -> Term:
 
 
 def _is_direct(name: Any, layout: Layout) -> bool:
-    return isinstance(name, int) or is_var(name) and name not in layout.repeated
+    return isinstance(name, int) or (is_var(name) and name not in layout.repeated)
 
 
 def groups_of(layout: Layout, terms: list[Term]) -> list[tuple[list[int], list[Term]]]:
     """The clusters that depend on each other, with their terms."""
-    parent = list(range(len(layout.orders)))
-
-    def find(k: int) -> int:
-        while parent[k] != k:
-            parent[k] = parent[parent[k]]
-            k = parent[k]
-        return k
-
+    joined = _Sets()
     for term in terms:
         for k in term.clusters[1:]:
-            parent[find(k)] = find(term.clusters[0])
+            joined.join(k, term.clusters[0])
     groups: dict[int, tuple[list[int], list[Term]]] = {}
-    for k in range(len(parent)):
-        groups.setdefault(find(k), ([], []))[0].append(k)
+    for k in range(len(layout.orders)):
+        groups.setdefault(joined.find(k), ([], []))[0].append(k)
     for term in terms:
         if term.clusters:
-            groups[find(term.clusters[0])][1].append(term)
+            groups[joined.find(term.clusters[0])][1].append(term)
     return list(groups.values())
 
 
@@ -379,18 +377,10 @@ def _tied(layout: Layout, k: int, order: Order, near: dict[int, list[Term]]) -> 
 
 def shared_first(layout: Layout, clusters: list[int], terms: list[Term]) -> None:
     """Turns the clusters so that dimensions come first that most of them share. Changes `layout`."""
-    parent: dict[Any, Any] = {}
-
-    def find(x: Any) -> Any:
-        parent.setdefault(x, x)
-        while parent[x] != x:
-            parent[x] = parent[parent[x]]
-            x = parent[x]
-        return x
-
+    same = _Sets()
     for term in terms:
         for a, b in term.links:
-            parent[find(a)] = find(b)
-    shared = Counter(label for k in clusters for label in {find((k, d)) for d in range(len(layout.orders[k]))})
+            same.join(a, b)
+    shared = Counter(label for k in clusters for label in {same.find((k, d)) for d in range(len(layout.orders[k]))})
     for k in clusters:
-        layout.orders[k] = tuple(sorted(natural(len(layout.orders[k])), key=lambda d: -shared[find((k, d))]))
+        layout.orders[k] = tuple(sorted(natural(len(layout.orders[k])), key=lambda d: -shared[same.find((k, d))]))

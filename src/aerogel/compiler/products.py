@@ -7,6 +7,7 @@ copied. XLA copies an operand too whose dimensions are not batch, free, contract
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from jax import lax
@@ -189,7 +190,7 @@ class Product:
         head = [batched[b] for b in batch if shape[batched[b]] != 1]
         large = [d for d in order if shape[d] != 1]
         tail = [d in places for d in large[len(head) :]]
-        changes = sum(a != b for a, b in zip(tail, tail[1:], strict=False))
+        changes = sum(a != b for a, b in pairwise(tail))
         return _Side(large[: len(head)] == head and changes <= 1, True not in tail or tail[-1], contracted)
 
 

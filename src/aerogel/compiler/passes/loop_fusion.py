@@ -177,10 +177,10 @@ def _decisions(level: Level, region: Region, chosen: list[Site]) -> list[Decisio
                 _what(site),
                 where(site.eqn),
                 True,
-                f"the stacked output of {region.loop.length} steps need not exist",
+                _why(region, saved),
                 bytes_saved=2 * saved,
                 peak_bytes_saved=saved,
-                exactness=Exactness.REASSOCIATES if rounds(site) else Exactness.BITWISE,
+                exactness=_exactness(site),
             )
         )
         saved = 0  # the saving is one for all sites of a loop
@@ -192,6 +192,21 @@ def _decisions(level: Level, region: Region, chosen: list[Site]) -> list[Decisio
         eqn = level.eqns[index]
         made.append(Decision(NAME, f"`{_name(eqn)}` over the outputs of a loop", where(eqn), False, reason))
     return made
+
+
+def _why(region: Region, saved: int) -> str:
+    if saved > 0:
+        return f"the stacked output of {region.loop.length} steps need not exist"
+    return "what the loop stacks is not read again for it"
+
+
+def _exactness(site: Site) -> Exactness:
+    """What moving a site may do to the numbers."""
+    if not isinstance(site.answer, Reduced) or not rounds(site):
+        return Exactness.BITWISE
+    if site.late:
+        return Exactness.FINITE
+    return Exactness.REASSOCIATES if site.answer.monoid.name in ("add", "mul") else Exactness.BITWISE
 
 
 def _input_decision(level: Level, loop: Loop, x: Var) -> Decision:
@@ -219,7 +234,8 @@ def _saved_bytes(level: Level, region: Region, chosen: list[Site]) -> int:
     made = {v for site in chosen for v in site.eqn.outvars}
     crossing = {v for v in region.stacked if any(k not in inside for k in level.readers(v))}
     before = sum(stacked_bytes(y) for y in region.loop.ys if level.readers(y))
-    return before - sum(stacked_bytes(v) for v in crossing if v in made or v in region.loop.ys)
+    after = sum(stacked_bytes(v) for v in crossing if v in made or v in region.loop.ys)
+    return max(0, before - after)
 
 
 def _name(eqn: JaxprEqn) -> str:

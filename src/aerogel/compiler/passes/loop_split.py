@@ -155,7 +155,8 @@ def _decision(eqn: JaxprEqn, needs: _Needs) -> Decision:
         if not needs.pads
         else (f"{quiet} of {loop.length} steps of a gradient are given only zeros")
     )
-    return Decision(NAME, what, where(eqn), True, "nobody reads them", 0, 2 * saved, saved, Exactness.FINITE)
+    exactness = Exactness.FINITE if needs.pads else Exactness.BITWISE
+    return Decision(NAME, what, where(eqn), True, "nobody reads them", 0, 2 * saved, saved, exactness)
 
 
 def _split(level: Level, index: int, loop: Loop, needs: _Needs) -> Edit:

@@ -1,0 +1,77 @@
+"""Minimum cuts of small random graphs, against all subsets."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from aerogel.compiler.cut import SINK, SOURCE, Graph, reachable
+
+
+def random_graph(seed: int) -> tuple[Graph, list[str]]:
+    """Up to 7 nodes, costs between 1 ns and 10 ms, some edges that must not be cut."""
+    rng = random.Random(seed)
+    nodes = [f"n{k}" for k in range(rng.randint(1, 7))]
+    graph = Graph()
+    for a, b in itertools.permutations([SOURCE, *nodes, SINK], 2):
+        if a == SINK or b == SOURCE or rng.random() > 0.35:
+            continue
+        if a in nodes and b in nodes and rng.random() < 0.3:
+            graph.implies(a, b)
+        else:
+            graph.edge(a, b, 10.0 ** rng.uniform(-9, -2))
+    return graph, nodes
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_no_subset_is_cheaper(seed: int) -> None:
+    """What is taken costs what the best of all subsets costs (to the precision of scaled integers), and implies nothing left."""
+    graph, nodes = random_graph(seed)
+    taken = graph.taken()
+    best = min(graph.cost(set(some)) for n in range(len(nodes) + 1) for some in itertools.combinations(nodes, n))
+    largest = max((c for c in graph.edges.values() if np.isfinite(c)), default=0.0)
+    assert SINK not in taken
+    assert SOURCE not in taken
+    assert np.isfinite(graph.cost(taken))
+    assert graph.cost(taken) <= best + 1e-6 * largest * len(graph.edges)
+
+
+def test_the_smallest_of_equal_cuts() -> None:
+    """Where taking a node and leaving it cost the same, it is left."""
+    graph = Graph()
+    graph.edge(SOURCE, "a", 1.0)
+    graph.edge("a", SINK, 1.0)
+    assert graph.taken() == set()
+
+
+def test_costs_add_up_and_nothing_costs_nothing() -> None:
+    """Edges between the same nodes add up; edges without cost do not exist."""
+    graph = Graph()
+    graph.edge(SOURCE, "a", 1.0)
+    graph.edge(SOURCE, "a", 1.0)
+    graph.edge("a", SINK, 1.5)
+    graph.edge("b", SINK, 0.0)
+    assert graph.taken() == {"a"}
+    assert graph.cost({"a"}) == 1.5
+    assert all("b" not in pair for pair in graph.edges)
+
+
+def test_an_empty_graph() -> None:
+    """Nothing is taken."""
+    assert Graph().taken() == set()
+
+
+def test_large_costs_beside_small_ones() -> None:
+    """A long chain of dear edges does not reach what must not be cut."""
+    graph = Graph()
+    for k in range(200):
+        graph.edge(SOURCE, k, 1.0)
+        graph.implies(k, k + 1)
+    graph.edge(200, SINK, 1e-9)
+    assert graph.taken() == set(range(201))
+
+
+def test_reachable() -> None:
+    """All nodes behind the start, and the start."""
+    assert reachable(["a"], {"a": ["b"], "b": ["c", "a"], "d": ["a"]}) == {"a", "b", "c"}
