@@ -20,7 +20,17 @@ def counted(n: int, start: int, by: int, reverse: bool) -> Any:
         def body(i: Any, j: Any) -> Any:
             wrapped = jnp.where(i < 0, i + 1000, i)
             back = jnp.int32(n - 1) - j
-            made = (i, wrapped, back, j * 3 + i, jnp.full((2,), 1, jnp.int32) * i, -(-j), j * j, i.astype(jnp.int8), j % 2)
+            made = (
+                i,
+                wrapped,
+                back,
+                j * 3 + i,
+                jnp.full((2,), 1, jnp.int32) * i,
+                -(-j),
+                j * j,
+                i.astype(jnp.int8),
+                j % 2,
+            )
             return i + by, made
 
         return lax.scan(body, jnp.int32(start), jnp.arange(n, dtype=jnp.int32), reverse=reverse)
@@ -38,7 +48,9 @@ def test_facts_hold_in_every_step(n: int, start: int, by: int, reverse: bool) ->
     facts = body_facts(loop, level_counters(program.jaxpr))
     body = eqn.params["jaxpr"].jaxpr
     known = list(facts)
-    probe = ClosedJaxpr(body.replace(outvars=[*body.outvars, *known], debug_info=body.debug_info.with_unknown_names()), ())
+    probe = ClosedJaxpr(
+        body.replace(outvars=[*body.outvars, *known], debug_info=body.debug_info.with_unknown_names()), ()
+    )
     carry = jnp.int32(start)
     for t in reversed(range(n)) if reverse else range(n):
         outs = evaluate(probe, [carry, jnp.int32(t)])
@@ -79,7 +91,15 @@ def test_counters_of_a_level(reverse: bool) -> None:
 
     def f() -> Any:
         t = jnp.arange(6)
-        return t, t * 2 + 1, 5 - t, lax.broadcasted_iota(jnp.int32, (6, 3), 0), lax.broadcasted_iota(jnp.int32, (6, 3), 1), t * t, t[::-1]
+        return (
+            t,
+            t * 2 + 1,
+            5 - t,
+            lax.broadcasted_iota(jnp.int32, (6, 3), 0),
+            lax.broadcasted_iota(jnp.int32, (6, 3), 1),
+            t * t,
+            t[::-1],
+        )
 
     program = traced(f)
     found = level_counters(program.jaxpr)

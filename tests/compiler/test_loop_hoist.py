@@ -92,6 +92,7 @@ def assert_same_gradients(f: Callable, args: Any, argnums: Any) -> None:
 
 def rnn(wi: jax.Array, wh: jax.Array, xs: jax.Array, h: jax.Array) -> jax.Array:
     """A recurrent network: one product with the input, one with the carry."""
+
     def body(h: jax.Array, x: jax.Array) -> Any:
         h = jnp.tanh(x @ wi + h @ wh)
         return h, h
@@ -108,6 +109,7 @@ def rnn_args(batch: int = 0, dtype: Any = jnp.float32) -> tuple:
 
 def noisy(keys: jax.Array, x: jax.Array) -> jax.Array:
     """A walk with a key for each step."""
+
     def body(x: jax.Array, key: jax.Array) -> Any:
         x = 0.9 * x + jax.random.normal(key, x.shape)
         return x, x
@@ -117,6 +119,7 @@ def noisy(keys: jax.Array, x: jax.Array) -> jax.Array:
 
 def threaded(key: jax.Array, x: jax.Array) -> Any:
     """A walk with the key in the carry."""
+
     def body(state: Any, _: None) -> Any:
         key, x = state
         key, now = jax.random.split(key)
@@ -232,6 +235,7 @@ def test_a_constant_key_draws_once() -> None:
 
 def in_branch(a: jax.Array, x: jax.Array) -> jax.Array:
     """A product of constants in a branch."""
+
     def body(x: jax.Array, i: jax.Array) -> Any:
         return lax.cond(i % 2 == 0, lambda x: jnp.tanh((a @ a) @ x), lambda x: x * 0.9, x), None
 
@@ -395,6 +399,7 @@ def test_strict_numerics_move_draws_but_no_products() -> None:
 
 def printing(xs: jax.Array, w: jax.Array) -> jax.Array:
     """A loop with an effect."""
+
     def body(h: jax.Array, x: jax.Array) -> Any:
         y = x @ w
         jax.debug.callback(lambda _: None, y[0])
@@ -457,6 +462,7 @@ def test_x64_keeps_its_types() -> None:
 
 def scanned(f: Callable) -> Callable:
     """`f` in a loop."""
+
     def g(*args: Any) -> Any:
         return lax.scan(lambda c, _: (c + 1, f(*args)), 0, None, length=2)
 

@@ -150,6 +150,29 @@ def test_a_transpose_moves_through_what_works_entry_by_entry(between):
     loses_all(lambda w, x: between(jnp.moveaxis(w @ x.T, 0, -1)), values(20, 7), values(6, 7), tolerance=1e-2)
 
 
+@pytest.mark.parametrize("between", ENTRYWISE.values(), ids=ENTRYWISE)
+def test_what_works_entry_by_entry_is_done_in_another_order(between):
+    """Between a transpose and its inverse an equation is done on the other order, with the same numbers."""
+    x = values(20, 24)
+    loses_all(lambda x: between(x.T).T, x, tolerance=1e-2)
+
+
+@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.silu, jax.nn.relu6], ids=["relu", "silu", "relu6"])
+def test_functions_with_a_rule_keep_it_in_another_order(function):
+    """First and second derivatives, taken from outside, of a function that was given transposed values."""
+
+    def f(x):
+        return jax.vmap(function, 1, 1)(x.T * 2).T + function(x.T).T
+
+    x = values(6, 7)
+    assert transposes(natural_program(f, x))
+    assert not transposes(optimised_program(f, x))
+    loss = lambda g: lambda x: jnp.sum(g(x) ** 2)  # noqa: E731
+    for derivative in (jax.grad, lambda h: jax.grad(lambda x: jnp.sum(jax.grad(h)(x) ** 2))):
+        wanted, got = derivative(loss(f))(x), derivative(loss(ag.optimize(f)))(x)
+        np.testing.assert_allclose(wanted, got, rtol=1e-4, atol=1e-4)
+
+
 def test_a_bias_is_broadcast_in_the_order_of_the_product():
     """What is broadcast costs nothing to make in another order."""
     loses_all(lambda w, b, x: jax.vmap(lambda x: jnp.tanh(w @ x + b) * 2)(x), W, values(5), values(6, 7))

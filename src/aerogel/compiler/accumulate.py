@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -10,6 +11,7 @@ from jax import lax
 from aerogel._jax import Atom, Var
 
 from .axes import Monoid
+from .centered import MOMENTS, SOFTMAX
 from .loop import LoopBuilder, strong
 from .window import Window, in_window, position
 
@@ -32,9 +34,10 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
     start = new.before.call(lambda: list(monoid.identity(avals)))
     hit = is_hit(new, window)
     (first,) = avals[:1]
-    small = int(np.prod(first.shape)) * SMALL <= step_size
-    if monoid.name == "add" and jnp.issubdtype(first.dtype, jnp.inexact) and small and window.count >= STACKED_FROM:
-        return [_stacked(new, partial[0], start[0], hit)]
+    small = max(int(np.prod(a.shape)) for a in avals) * SMALL <= step_size
+    sums = monoid.name in (MOMENTS, SOFTMAX) or (monoid.name == "add" and jnp.issubdtype(first.dtype, jnp.inexact))
+    if sums and small and window.count >= STACKED_FROM:
+        return _stacked(new, monoid, partial, start, hit)
     carries = [new.carry(atom) for atom in start]
 
     def combine(*values: Any) -> list[Any]:
@@ -49,12 +52,34 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
     return [final for _, _, final in carries]
 
 
-def _stacked(new: LoopBuilder, partial: Atom, zero: Atom, hit: Atom | None) -> Atom:
-    """The sum of one small partial sum for each step."""
+def _stacked(
+    new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], start: Sequence[Atom], hit: Atom | None
+) -> list[Atom]:
+    """One small partial result for each step, combined after the loop."""
     if hit is not None:
-        (partial,) = new.body.call(lambda hit, x, zero: _where(hit, x, zero), hit, partial, new.const(zero))
-    (total,) = new.after.call(lambda rows: lax.reduce_sum(rows, [0]), new.y(partial))
-    return total
+        empty = [new.const(x) for x in start]
+
+        def chosen(hit: Any, *values: Any) -> list[Any]:
+            k = len(values) // 2
+            return [_where(hit, x, e) for x, e in zip(values[:k], values[k:], strict=True)]
+
+        partial = new.body.call(chosen, hit, *partial, *empty)
+    rows = [new.y(x) for x in partial]
+    if monoid.name == "add":
+        return new.after.call(lambda rows: lax.reduce_sum(rows, [0]), *rows)
+    return new.after.call(lambda *rows: _in_pairs(monoid, rows), *rows)
+
+
+def _in_pairs(monoid: Monoid, rows: Sequence[Any]) -> list[Any]:
+    """All rows combined, halves with halves."""
+    while (n := rows[0].shape[0]) > 1:
+        half = n // 2
+        a, b, rest = (
+            tuple(lax.slice_in_dim(x, i, j) for x in rows) for i, j in ((0, half), (half, 2 * half), (2 * half, n))
+        )
+        both = jax.vmap(monoid.combine)(a, b)
+        rows = [lax.concatenate([x, y], 0) for x, y in zip(both, rest, strict=True)] if n % 2 else list(both)
+    return [lax.squeeze(x, [0]) for x in rows]
 
 
 def keep(new: LoopBuilder, atom: Atom, window: Window) -> Var:

@@ -137,15 +137,20 @@ def _exponentials(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
     def block(start: Any, size: int, y: Any) -> list[Any]:
         y = lax.convert_element_type(y, wide)
         m = lax.reduce_max(y, axes)
+        if np.prod([y.shape[d] for d in axes]) == 1:
+            # exp(y - y), without the exponential; an infinite or undefined y gives exp(y)
+            other = lax.select(lax.eq(m, lax.full_like(m, lowest)), lax.full_like(m, 0), m)
+            return [m, lax.select(lax.is_finite(m), lax.full_like(m, 1), other)]
         kept = tuple(d for d in range(y.ndim) if d not in axes)
         return [m, lax.reduce_sum(lax.exp(y - lax.broadcast_in_dim(finite(m), y.shape, kept)), axes)]
 
     def combine(a: Any, b: Any) -> Any:
         (m, s), (k, t) = a, b
-        top = lax.max(m, k)
-        base = finite(top)
-        # exp(-inf - base) = 0 drops an empty side; its sum is 0 anyway
-        return top, s * lax.exp(m - base) + t * lax.exp(k - base)
+        # One of the two sums is scaled, by exp(smaller - larger maximum); equal infinities are no distance apart.
+        far = lax.select(lax.eq(m, k), lax.full_like(m, 0), lax.abs(m - k))
+        shrink = lax.exp(-far)
+        first = lax.ge(m, k)
+        return lax.max(m, k), lax.select(first, s + t * shrink, s * shrink + t)
 
     def finish(m: Any, s: Any, center: Any) -> list[Any]:
         base = _center(lax.convert_element_type(center, wide), axes, m.shape)

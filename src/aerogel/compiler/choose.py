@@ -11,6 +11,7 @@ from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 from .axes import Mapped, Reduced
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
+from .dear import repeated_seconds, worth_writing
 from .level import Level
 from .program import is_var
 from .region import Joined, Region, Site, stacked_reads
@@ -21,14 +22,17 @@ MOVE_SECONDS = 1e-9
 # An element of a reduction over leading axes only, on CPU: 1 to 10 ns measured, by size (a plain sum: 0.2).
 COLUMN_SECONDS = 2e-9
 # An element of a one-pass variance or logsumexp, beyond the two-pass one.
-CENTERED_SECONDS = 3e-10
+CENTERED_SECONDS = 1e-10
+# Accumulators that read the value on their own.
+CARRIES = {"moments": 2, "online softmax": 2, "argmax": 2, "argmin": 2}
 SMALLEST_STREAM = 16 * 2**20
 BLOCK_BYTES = 2 * 2**20
 FEWEST_BLOCKS = 16
 # What XLA does not fuse into its neighbours: it reads and writes whole arrays.
 UNFUSED = frozenset(
     "dot_general conv_general_dilated sort cumsum cumprod cummax cummin cumlogsumexp fft cholesky lu qr eigh "
-    "triangular_solve scatter-add scatter gather scan while cond".split()
+    "triangular_solve scatter-add scatter gather scan while cond random_bits threefry2x32 random_split random_fold_in "
+    "random_gamma".split()
 )
 
 
@@ -39,6 +43,7 @@ class Plan:
     region: Region
     sites: list[Site]
     seconds: float
+    written: frozenset[Var] = frozenset()  # outputs of the steps that are computed once, for all their readers
 
 
 def choose(level: Level, region: Region, machine: Machine) -> Plan:
@@ -51,7 +56,19 @@ def choose(level: Level, region: Region, machine: Machine) -> Plan:
     if region.block is not None:
         # the loop's outputs exist, whatever is done with them
         seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if level.readers(y))
-    return Plan(region, [site for site in region.sites if site.index in taken], seconds)
+    sites = [site for site in region.sites if site.index in taken]
+    return Plan(region, sites, seconds, _read_twice(level, sites, worth_writing(region, machine)))
+
+
+def _read_twice(level: Level, sites: list[Site], dear: set[Var]) -> frozenset[Var]:
+    """Those of `dear` that more than one thing reads in a step."""
+    inside = {k for site in sites for k in (site.index, *site.chain)}
+    readers: dict[Var, int] = {y: any(k not in inside for k in level.readers(y)) for y in dear}
+    for site in sites:
+        for x in site.reads:
+            if is_var(x) and x in readers:
+                readers[x] += CARRIES.get(site.answer.monoid.name, 1) if isinstance(site.answer, Reduced) else 1
+    return frozenset(y for y, count in readers.items() if count > 1)
 
 
 def block_length(region: Region) -> int | None:
@@ -77,16 +94,20 @@ def _graph(level: Level, region: Region, machine: Machine) -> Graph:
     by_index = {site.index: site for site in region.sites}
     in_chain = {k: site.index for site in region.sites for k in site.chain}
     made_by: dict[Var, int] = {v: site.index for site in region.sites for v in site.eqn.outvars}
+    again = repeated_seconds(region, machine)
     for value in region.stacked:
         maker = made_by.get(value, SOURCE)
         exists = maker == SOURCE and region.block is not None
-        graph.edge(maker, value, 0.0 if exists else seconds_to_cross(region, value, machine))
+        graph.edge(maker, value, 0.0 if exists else seconds_to_cross(region, value, machine) + again.get(value, 0.0))
         for reader in level.readers(value):
             site = by_index.get(in_chain.get(reader, reader))
             graph.implies(value, SINK if site is None else site.index)
     for site in region.sites:
         graph.edge(site.index, SINK, MOVE_SECONDS + seconds_more_inside(region, site, machine))
         graph.edge(SOURCE, site.index, seconds_to_reduce(site, machine))
+        if isinstance(site.answer, Reduced):
+            reads = sum(again.get(x, 0.0) for x in site.reads if is_var(x))
+            graph.edge(site.index, SINK, reads * CARRIES.get(site.answer.monoid.name, 1))
         if isinstance(site.answer, (Mapped, Joined)):
             for v in site.eqn.outvars:
                 if v in region.stacked and _is_written(level, site, level.readers(v)):

@@ -1,9 +1,10 @@
 """The passes that run by default, in order."""
 
 from .passes.loop_fusion import LoopFusion
+from .passes.loop_hoist import LoopHoist
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.orientation import Orientation
 from .pipeline import Pass
 
-DEFAULT_PASSES: tuple[Pass, ...] = (LoopSlots(), LoopSplit(), LoopFusion(), Orientation())
+DEFAULT_PASSES: tuple[Pass, ...] = (LoopSlots(), LoopHoist(), LoopSplit(), LoopFusion(), Orientation())

@@ -1,6 +1,6 @@
 """Moving the chosen sites of a region into its loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,18 +14,22 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from .accumulate import accumulate, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
 from .centered import MOMENTS, SOFTMAX
+from .dear import written_once
 from .lanes import in_lanes
+from .level import Edit, Level
 from .loop import Loop, LoopBuilder
 from .producers import Producers
-from .level import Edit, Level
 from .program import is_var
 from .region import Joined, Region, Site, Sliced
 from .window import Window
 
 
-def fuse(level: Level, region: Region, sites: Sequence[Site]) -> tuple[Edit, JaxprEqn]:
-    """The edit that moves `sites` into the region's loop, and the new loop, which stacks only what others still read."""
-    return _Fusion(level, region, sites).run()
+def fuse(level: Level, region: Region, sites: Sequence[Site], written: Collection[Var] = ()) -> tuple[Edit, JaxprEqn]:
+    """The edit that moves `sites` into the region's loop, and the new loop, which stacks what others still read.
+
+    Outputs of the steps in `written` are computed once for all their readers.
+    """
+    return _Fusion(level, region, sites, written).run()
 
 
 @dataclass
@@ -33,6 +37,7 @@ class _Fusion:
     level: Level
     region: Region
     sites: Sequence[Site]
+    written: Collection[Var]
     blocks: dict[Var, Atom] = field(default_factory=dict)  # a value of the region -> its block in the body
     results: dict[Var, Atom] = field(default_factory=dict)  # a variable of the program -> what replaces it
 
@@ -73,7 +78,7 @@ class _Fusion:
         for set_next, out in zip(setters, outs[: len(setters)], strict=True):
             set_next(out)
         for y, out in zip(loop.ys, outs[len(setters) :], strict=True):
-            self.steps[y] = out
+            self.steps[y] = written_once(self.new, out) if y in self.written else out
 
     def _own(self, var: Var) -> Var:
         return _jax.new_var(var.aval) if isinstance(var, _jax.DropVar) else var

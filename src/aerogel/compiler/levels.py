@@ -22,8 +22,11 @@ def rewrite_levels(program: Program, level: Callable[[Jaxpr], Jaxpr]) -> Program
 
 @dataclass
 class _Levels:
-    """Methods instead of two functions that close over each other: a cycle would keep the programs, and the arrays
-    that they close over, until the garbage collector runs."""
+    """One walk over all levels.
+
+    Methods instead of two functions that close over each other: a cycle would keep the programs, and the arrays that
+    they close over, until the garbage collector runs.
+    """
 
     level: Callable[[Jaxpr], Jaxpr]
     done: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by identity: the old body, kept alive, and the new

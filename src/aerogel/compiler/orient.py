@@ -10,7 +10,7 @@ share come first" (a batch mapped by `vmap` is one), since a chain of products g
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from aerogel import _jax
@@ -71,6 +71,19 @@ def operand_order(eqn: JaxprEqn, wanted: Order) -> Order:
     return restrict(wanted, tuple(eqn.params["broadcast_dimensions"]))
 
 
+def result_order(eqn: JaxprEqn, order: Order) -> Order:
+    """An order of a broadcast's result whose operand is stored in `order`: its own dimensions trade places only."""
+    dims = tuple(eqn.params["broadcast_dimensions"])
+    found = list(natural(len(eqn.params["shape"])))
+    for place, d in zip(sorted(dims), order, strict=True):
+        found[place] = dims[d]
+    return tuple(found)
+
+
+def _no_tie(layout: Layout, k: int, order: Order) -> tuple[int, Order] | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Term:
     """A cost that depends on the orders of a few clusters.
@@ -80,6 +93,7 @@ class Term:
         clusters: whose orders count.
         weight: bytes copied.
         wishes: orders of a cluster that might suit the term.
+        ties: if cluster k has an order, the other cluster and its order with which the term copies nothing.
         links: pairs of (cluster, dimension) that are one dimension.
     """
 
@@ -88,6 +102,7 @@ class Term:
     weight: Callable[[Layout], float]
     wishes: Callable[[Layout, int], Iterable[Order]]
     links: tuple[tuple[tuple[Any, int], tuple[Any, int]], ...] = ()
+    ties: Callable[[Layout, int, Order], tuple[int, Order] | None] = _no_tie
 
 
 def role_of(eqn: JaxprEqn) -> str:
@@ -182,15 +197,44 @@ def _reader(x: Atom, behind: int | None, cluster: int | None) -> Term:
         return natural(rank) if cluster is None else layout.orders[cluster]
 
     def wishes(layout: Layout, k: int) -> Iterable[Order]:
-        if is_var(x) and x in layout.repeated:
-            return ()
-        return (wanted(layout),) if k == behind else (layout.order(x),)
+        chain = _broadcasts(layout, x)
+        if k == behind:
+            yield _under(chain, wanted(layout))
+        else:
+            yield _over(chain, layout.order(chain[-1].invars[0] if chain else x))
+
+    def ties(layout: Layout, k: int, order: Order) -> tuple[int, Order] | None:
+        if behind is None or cluster is None:
+            return None
+        chain = _broadcasts(layout, x)
+        return (behind, _under(chain, order)) if k == cluster else (cluster, _over(chain, order))
 
     links = ()
     if is_var(x) and cluster is not None:
         links = tuple(((x if behind is None else behind, d), (cluster, d)) for d in range(rank))
     clusters = tuple(k for k in (behind, cluster) if k is not None)
-    return Term(None, clusters, lambda layout: layout.weight(x, wanted(layout)), wishes, links)
+    return Term(None, clusters, lambda layout: layout.weight(x, wanted(layout)), wishes, links, ties)
+
+
+def _broadcasts(layout: Layout, x: Atom) -> list[JaxprEqn]:
+    """The broadcasts that make `x`, the last one first."""
+    chain = []
+    while is_var(x) and x in layout.repeated:
+        chain.append(layout.repeated[x])
+        x = chain[-1].invars[0]
+    return chain
+
+
+def _under(chain: list[JaxprEqn], order: Order) -> Order:
+    for eqn in chain:
+        order = operand_order(eqn, order)
+    return order
+
+
+def _over(chain: list[JaxprEqn], order: Order) -> Order:
+    for eqn in reversed(chain):
+        order = result_order(eqn, order)
+    return order
 
 
 def _carrier(eqn: JaxprEqn, layout: Layout) -> Term:
@@ -223,7 +267,19 @@ def _carrier(eqn: JaxprEqn, layout: Layout) -> Term:
         kept = [d for d in forward if d not in _gone(eqn)]
         links = tuple(((operand, d), (result, k)) for k, d in enumerate(kept))
     clusters = tuple({k for k in (operand, result) if k is not None})
-    return Term(eqn, clusters, weight, wishes, links)
+    return Term(eqn, clusters, weight, wishes, links, partial(_carried_tie, eqn))
+
+
+def _carried_tie(eqn: JaxprEqn, layout: Layout, k: int, order: Order) -> tuple[int, Order] | None:
+    (x,), result = eqn.invars, layout.cluster[eqn.outvars[0]]
+    operand = layout.cluster.get(x) if is_var(x) else None
+    if operand is None:
+        return None
+    if k == result:
+        pulled = pull(eqn, order)
+        return None if pulled is None else (operand, pulled)
+    carried = carry(eqn, order)
+    return None if carried is None else (result, carried.order)
 
 
 def _gone(eqn: JaxprEqn) -> tuple[int, ...]:
@@ -353,25 +409,14 @@ def _set(layout: Layout, orders: dict[int, Order]) -> None:
 
 
 def _tied(layout: Layout, k: int, order: Order, near: dict[int, list[Term]]) -> dict[int, Order]:
-    """`k` in `order`, and the clusters around it in the orders in which the carriers between them copy nothing."""
+    """`k` in `order`, and the clusters around it in the orders in which what is between them copies nothing."""
     turned, waiting = {k: order}, [k]
     while waiting and len(turned) < TIED:
         here = waiting.pop(0)
-        for eqn in (term.eqn for term in near[here] if term.eqn is not None and term.eqn.primitive.name in CARRIERS):
-            (x,), result = eqn.invars, layout.cluster[eqn.outvars[0]]
-            operand = layout.cluster.get(x) if is_var(x) else None
-            if operand is None or max(len(near[operand]), len(near[result])) > MANY:
-                continue
-            if operand == here and result not in turned:
-                carried = carry(eqn, turned[here])
-                if carried is not None:
-                    turned[result] = carried.order
-                    waiting.append(result)
-            elif result == here and operand not in turned:
-                pulled = pull(eqn, turned[here])
-                if pulled is not None:
-                    turned[operand] = pulled
-                    waiting.append(operand)
+        for tied in (term.ties(layout, here, turned[here]) for term in near[here]):
+            if tied is not None and tied[0] not in turned and max(len(near[here]), len(near[tied[0]])) <= MANY:
+                turned[tied[0]] = tied[1]
+                waiting.append(tied[0])
     return turned
 
 

@@ -11,8 +11,8 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from .axes import Axis, Mapped, along_output
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .choose import UNFUSED
-from .loop import Loop, LoopBuilder
 from .level import Level
+from .loop import Loop, LoopBuilder
 from .program import is_var
 from .window import Window, in_window, position
 
@@ -121,9 +121,9 @@ class Producers:
         if index is None or isinstance(x, Literal):
             return None
         eqn = self.level.eqns[index]
-        if not (eqn.primitive.name in CHEAP or eqn.primitive.name == "pad" or is_outer_product(eqn)):
-            if eqn.primitive.name not in MOVES or not self.is_read_only_here(x):
-                return None
+        cheap = eqn.primitive.name in CHEAP or eqn.primitive.name == "pad" or is_outer_product(eqn)
+        if not cheap and (eqn.primitive.name not in MOVES or not self.is_read_only_here(x)):
+            return None
         if eqn.primitive.name == "pad":
             answer = _padded(eqn, axis)
             return None if answer is None else (eqn, answer)

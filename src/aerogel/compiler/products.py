@@ -31,9 +31,10 @@ class Handling:
     turned: float = 0.0
 
 
-# Measured with jaxlib 0.10.2 at 64 to 4096 rows, 64 to 1024 columns; `turned` came out at 4, but it must stay below the
-# 2 of a transpose: XLA folds a transpose that is made instead. Elsewhere libraries take all forms alike.
-HANDLING = {"cpu": Handling(right=0.5, turned=1.75)}
+# Only their ratio was measured (jaxlib 0.10.2, 64 to 4096 rows, 64 to 1024 columns). They are this small because they
+# decide only between layouts that copy alike: how much of them threads hide is another thing on every machine, and XLA
+# folds a transpose that is made instead. Elsewhere libraries take all forms alike.
+HANDLING = {"cpu": Handling(right=0.5 / 128, turned=4.0 / 128)}
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, No, Reduced, along
 from .centered import Centered, centered_sum, next_centered
-from .loop import Loop, as_loop
 from .level import After, Level
+from .loop import Loop, as_loop
 from .program import is_var
 from .window import Window
 

@@ -66,7 +66,7 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
                 done.update(loop.eqn.outvars)
                 decisions += found
                 continue
-            edit, new = fuse(level, plan.region, plan.sites)
+            edit, new = fuse(level, plan.region, plan.sites, plan.written)
             if taken.isdisjoint(edit.touched):
                 taken |= edit.touched
                 edits.append(edit)

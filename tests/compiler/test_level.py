@@ -1,0 +1,161 @@
+"""Levels and edits: who comes after whom, several edits at once, and the order of equations."""
+
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
+from aerogel.compiler.check import check_program
+from aerogel.compiler.level import After, Edit, Level, apply_edits
+from aerogel.compiler.program import Builder, Cyclic, depends_on, is_var, schedule, with_equations
+from compiler.programs_of import bits, run, traced
+
+X = np.arange(6, dtype=np.float32)
+
+
+def random_program(seed: int) -> ClosedJaxpr:
+    """Twenty sums and products of random earlier values."""
+    rng = random.Random(seed)
+
+    def f(x: Any, y: Any) -> Any:
+        values = [x, y]
+        for _ in range(20):
+            a, b = rng.choice(values), rng.choice(values)
+            values.append(a * b if rng.random() < 0.5 else a + b)
+        return values[-3:]
+
+    return traced(f, X, X + 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_is_reachability(seed: int) -> None:
+    """`After` holds just the variables that are computed from an equation's results, in whatever order it is asked."""
+    jaxpr = random_program(seed).jaxpr
+    level = Level(jaxpr)
+    variables = [*jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
+    for place, eqn in enumerate(jaxpr.eqns):
+        wanted = depends_on(jaxpr, eqn.outvars)
+        asked = list(variables)
+        random.Random(place).shuffle(asked)
+        after = After(level, place)
+        assert {v for v in asked if v in after} == wanted
+
+
+def test_after_is_not_recursive() -> None:
+    """A chain of 3,000 equations is followed without a recursion."""
+
+    def f(x: Any) -> Any:
+        for _ in range(3000):
+            x = x + 1
+        return x
+
+    jaxpr = traced(f, X).jaxpr
+    assert jaxpr.outvars[0] in After(Level(jaxpr), 0)
+    assert jaxpr.invars[0] not in After(Level(jaxpr), 0)
+
+
+def test_readers_and_makers() -> None:
+    """The tables name the places of equations; -1 stands for the results."""
+    jaxpr = traced(lambda x: (x + x, x * 2), X).jaxpr
+    level = Level(jaxpr)
+    assert sorted(level.readers(jaxpr.invars[0])) == [0, 1]
+    assert [level.made_by[v] for v in jaxpr.outvars] == [0, 1]
+    assert level.readers(jaxpr.outvars[0]) == [-1]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_schedule_puts_equations_after_what_they_read(seed: int) -> None:
+    """Shuffled equations come back whole, each after what it reads; a good order stays as it is."""
+    eqns = list(random_program(seed).jaxpr.eqns)
+    assert schedule(eqns) == eqns
+    shuffled = list(eqns)
+    random.Random(seed).shuffle(shuffled)
+    ordered = schedule(shuffled)
+    assert sorted(map(id, ordered)) == sorted(map(id, eqns))
+    seen: set[Var] = set()
+    mine = {v for eqn in eqns for v in eqn.outvars}
+    for eqn in ordered:
+        assert all(x in seen for x in eqn.invars if is_var(x) and x in mine)
+        seen.update(eqn.outvars)
+    assert schedule(ordered) == ordered
+
+
+def test_schedule_keeps_the_order_of_effects() -> None:
+    """Prints stay in order even where an early one waits for a late value."""
+
+    def f(x: Any) -> Any:
+        jax.debug.print("a {}", x[0])
+        y = x * 2
+        jax.debug.print("b {}", y[0])
+        jax.debug.print("c {}", x[1])
+        return y
+
+    eqns = list(traced(f, X).jaxpr.eqns)
+    loud = [eqn for eqn in eqns if eqn.effects]
+    quiet = [eqn for eqn in eqns if not eqn.effects]
+    assert len(loud) == 3
+    assert [eqn for eqn in schedule([*loud, *quiet]) if eqn.effects] == loud
+
+
+def test_schedule_refuses_a_circle() -> None:
+    """Equations that wait for each other, or for themselves, are an error."""
+    a, b = traced(lambda x: (x + 1) * 2, X).jaxpr.eqns
+    circle = [a.replace(invars=[b.outvars[0], a.invars[1]]), b]
+    with pytest.raises(Cyclic):
+        schedule(circle)
+    with pytest.raises(Cyclic):
+        schedule([a.replace(invars=[a.outvars[0], a.invars[1]])])
+
+
+def replacing(jaxpr: Any, place: int, at: int, fun: Any, *inputs: Any) -> Edit:
+    """The equation at `place` replaced by `fun(*inputs)`, which stands at `at`."""
+    eqn: JaxprEqn = jaxpr.eqns[place]
+    builder = Builder(eqn)
+    (out,) = builder.call(fun, *inputs)
+    return Edit(at, frozenset({place}), builder.eqns, {eqn.outvars[0]: out}, frozenset({place}))
+
+
+def test_edits_are_made_together() -> None:
+    """Two edits, the first of which stands before what it reads of the second: both are made, in a good order."""
+    program = traced(lambda x: jnp.sin(x + x) * (x * 3), X)  # add, sin, mul, mul
+    jaxpr = program.jaxpr
+    x = jaxpr.invars[0]
+    edits = [
+        replacing(jaxpr, 1, 0, jnp.sin, jaxpr.eqns[0].outvars[0]),
+        replacing(jaxpr, 0, 3, lambda v: v * np.float32(2), x),
+    ]
+    after, count = apply_edits(jaxpr, edits)
+    assert count == 2
+    new = ClosedJaxpr(after, ())
+    check_program(new, program)
+    assert [e.primitive.name for e in after.eqns].count("add") == 0
+    assert bits(run(new, X)) == bits(run(program, X))
+
+
+def test_edits_that_would_wait_for_each_other_are_not_made_together() -> None:
+    """Each edit alone is good, both together are a circle: the first one is made, and said to be the only one."""
+    program = traced(lambda x: (x + 1, x + 2), X)
+    jaxpr = program.jaxpr
+    first, second = (eqn.outvars[0] for eqn in jaxpr.eqns)
+    edits = [
+        replacing(jaxpr, 0, 0, lambda v: v - np.float32(1), second),
+        replacing(jaxpr, 1, 1, lambda v: v + np.float32(1), first),
+    ]
+    after, count = apply_edits(jaxpr, edits)
+    assert count == 1
+    new = ClosedJaxpr(after, ())
+    check_program(new, program)
+    np.testing.assert_array_equal(run(new, X)[0], run(program, X)[0])
+    with pytest.raises(Cyclic):
+        apply_edits(with_equations(jaxpr, jaxpr.eqns), [replacing(jaxpr, 0, 0, lambda v: v * np.float32(1), first)])
+
+
+def test_an_edit_drops_what_nobody_reads() -> None:
+    """The equations behind a result that is replaced are gone."""
+    jaxpr = traced(lambda x: jnp.sin(jnp.cos(x)) + x, X).jaxpr
+    after, _ = apply_edits(jaxpr, [replacing(jaxpr, 1, 1, lambda v: v * np.float32(2), jaxpr.invars[0])])
+    assert [eqn.primitive.name for eqn in after.eqns] == ["mul", "add"]

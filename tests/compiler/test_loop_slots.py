@@ -1,0 +1,129 @@
+"""Loop slots: what each step touches at its own index becomes an input or an output of the step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel.compiler.passes.loop_slots import LoopSlots
+from compiler.loop_patterns import normal
+from compiler.programs_of import bits
+
+N, M = 12, 5
+X = normal(0, N, M)
+ZEROS = np.zeros((N, M), np.float32)
+
+
+def fori(body: Callable[..., Any], init: Any, n: int = N, start: int = 0) -> Any:
+    return lax.fori_loop(start, n, body, init)
+
+
+TOUCHED: dict[str, Callable[[Any], Any]] = {
+    "written": lambda x: fori(lambda i, b: b.at[i].set(jnp.sin(x[i])), jnp.zeros_like(x)),
+    "into ones": lambda x: fori(lambda i, b: b.at[i].set(x[0] * i), jnp.ones_like(x)),
+    "part written": lambda x: fori(lambda i, b: b.at[i + 2].set(x[i]), jnp.ones_like(x), n=N - 4),
+    "backwards": lambda x: fori(lambda i, b: b.at[N - 1 - i].set(x[i] * 2), jnp.zeros_like(x)),
+    "columns": lambda x: fori(lambda i, b: b.at[:, i].set(x[:, i] + 1), jnp.zeros_like(x), n=M),
+    "update slice": lambda x: fori(lambda i, b: lax.dynamic_update_slice(b, x[i][None], (i, 0)), jnp.zeros_like(x)),
+    "with a state": lambda x: fori(
+        lambda i, c: (c[0] * 0.5 + x[i], c[1].at[i].set(c[0])), (x[0], jnp.zeros_like(x)))[1],
+    "reversed scan": lambda x: lax.scan(
+        lambda b, i: (b.at[i].set(x[i] * 3), None), jnp.zeros_like(x), jnp.arange(N), reverse=True)[0],
+    "start 3": lambda x: fori(lambda i, b: b.at[i].set(x[i]), jnp.ones_like(x), start=3),
+    "two buffers": lambda x: fori(
+        lambda i, c: (c[0].at[i].set(x[i]), c[1].at[i].set(x[i, 0])), (jnp.zeros_like(x), jnp.zeros(N))),
+}  # fmt: skip
+LEFT: dict[str, Callable[[Any], Any]] = {
+    "read before": lambda x: fori(lambda i, b: b.at[i].set(b[i - 1] + x[i]), jnp.ones_like(x)),
+    "same index": lambda x: fori(lambda i, b: b.at[0].set(b[0] + i), jnp.zeros_like(x)),
+    "every second": lambda x: fori(lambda i, b: b.at[2 * i].set(1.0), jnp.zeros_like(x), n=N // 2),
+    "out of range": lambda x: fori(lambda i, b: b.at[i + 3].set(1.0), jnp.zeros_like(x)),
+    "index from data": lambda x: fori(lambda i, b: b.at[x[i, 0].astype(int)].set(1.0), jnp.zeros_like(x)),
+    "scatter add": lambda x: fori(lambda i, b: b.at[i % 3].add(x[i]), jnp.zeros_like(x)),
+    "also read whole": lambda x: fori(lambda i, b: b.at[i].set(b.sum(0) + x[i]), jnp.ones_like(x)),
+}
+
+
+def optimised(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return ag.optimize(f, passes=(LoopSlots(),), **options)
+
+
+def carried(f: Callable[..., Any], *args: Any) -> int:
+    """Carries of buffers' size over all loops."""
+    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
+    return sum(
+        v.aval.size >= N
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "scan"
+        for v in eqn.outvars[: eqn.params["num_carry"]]
+    )
+
+
+@pytest.mark.parametrize("name", TOUCHED)
+def test_a_buffer_is_carried_no_more(name: str) -> None:
+    """The natural loop carries the buffer, the other one stacks rows; bits are the same, under strict too."""
+    f = TOUCHED[name]
+    assert carried(f, X) >= 1
+    assert carried(optimised(f), X) == 0
+    for options in ({}, {"numerics": "strict"}):
+        assert bits(jax.tree.leaves(jax.jit(optimised(f, **options))(X))) == bits(jax.tree.leaves(jax.jit(f)(X)))
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_no_slot_is_left(name: str) -> None:
+    """Buffers that steps share stay carries, and bits stay."""
+    f = LEFT[name]
+    assert carried(optimised(f), X) == carried(f, X) >= 1
+    assert bits(jax.tree.leaves(jax.jit(optimised(f))(X))) == bits(jax.tree.leaves(jax.jit(f)(X)))
+
+
+@pytest.mark.parametrize("name", TOUCHED)
+def test_gradients(name: str) -> None:
+    """Gradients of the rewritten loop, and the rewritten gradient, are those of the natural one."""
+    f = lambda g: lambda x: sum((jnp.cos(y) * y).sum() for y in jax.tree.leaves(g(x)))
+    want = jax.jit(jax.grad(f(TOUCHED[name])))(X)
+    for g in (jax.grad(f(optimised(TOUCHED[name]))), optimised(jax.grad(f(TOUCHED[name])))):
+        np.testing.assert_allclose(jax.jit(g)(X), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.bool_, jnp.complex64])
+def test_types(dtype: Any) -> None:
+    """Buffers of other types keep type and bits."""
+    f = lambda x: fori(lambda i, b: b.at[i].set(~x[i] if dtype == jnp.bool_ else x[i] * 3), jnp.zeros_like(x))
+    x = jnp.asarray(X * 9, dtype)
+    assert carried(optimised(f), x) == 0
+    assert bits([jax.jit(optimised(f))(x)]) == bits([jax.jit(f)(x)])
+
+
+def test_keys() -> None:
+    """A buffer of typed keys too."""
+    keys = jax.random.split(jax.random.key(0), N)
+    f = lambda k: fori(lambda i, b: b.at[i].set(jax.random.fold_in(k[i], i)), k)
+    assert bits([jax.jit(optimised(f))(keys)]) == bits([jax.jit(f)(keys)])
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_short_loops(length: int) -> None:
+    """Loops of no, one and two steps."""
+    f = lambda x: fori(lambda i, b: b.at[i].set(x[i]), jnp.ones_like(x), n=length)
+    assert bits([jax.jit(optimised(f))(X)]) == bits([jax.jit(f)(X)])
+
+
+def test_empty_rows() -> None:
+    """Rows without elements."""
+    f, x = TOUCHED["written"], X[:, :0]
+    assert jax.jit(optimised(f))(x).shape == (N, 0)
+
+
+def test_x64() -> None:
+    """64-bit counters."""
+    with jax.enable_x64(True):
+        x = X.astype(np.float64)
+        for f in TOUCHED.values():
+            assert carried(optimised(f), x) == 0
+            assert bits(jax.tree.leaves(jax.jit(optimised(f))(x))) == bits(jax.tree.leaves(jax.jit(f)(x)))

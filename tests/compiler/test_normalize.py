@@ -1,0 +1,141 @@
+"""Normal form: fewer equations, the same bits, and shared functions stay shared."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aerogel._jax import ClosedJaxpr, Jaxpr, evaluate, jaxprs_in_params
+from aerogel.compiler.agree import compare
+from aerogel.compiler.check import check_program
+from aerogel.compiler.normalize import normalize
+from aerogel.compiler.program import count_equations
+from compiler.programs_of import bits, run, traced
+from strategies import draw_program
+
+X = np.array([[1.5, -0.0, np.nan], [np.inf, 1e-40, -3.0]], np.float32)
+K = np.array([[120, -128, 7], [1, 0, -1]], np.int8)
+
+
+def names(program: ClosedJaxpr) -> list[str]:
+    """The primitives of the outermost level."""
+    return [eqn.primitive.name for eqn in program.jaxpr.eqns]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_keep_their_bits(seed: int) -> None:
+    """Normal form changes no bit of a random program, has no more equations, and is its own normal form."""
+    drawn = draw_program(seed)
+    f, args = drawn.function(), drawn.args()
+    program, arrays = traced(f, *args), [jnp.asarray(x) for x in jax.tree.leaves(args)]
+    normal, _ = normalize(program)
+    check_program(normal, program)
+    assert count_equations(normal.jaxpr) <= count_equations(program.jaxpr)
+    assert normalize(normal)[0] is normal
+    # Operation by operation, so that XLA compiles both the same. It compiles loops and branches as a whole, and
+    # rounds otherwise where one of them has an equation less.
+    got, want = evaluate(normal, arrays), evaluate(program, arrays)
+    if any(jaxprs_in_params(eqn.params) for eqn in normal.jaxpr.eqns):
+        assert compare(got, want) == [], str(drawn)
+    else:
+        assert bits(got) == bits(want), str(drawn)
+
+
+IDENTITIES = {
+    "cast": lambda x, k: x.astype(x.dtype) * 2,
+    "reshape": lambda x, k: x.reshape(x.shape) * 2,
+    "transpose": lambda x, k: lax.transpose(x, (0, 1)) * 2,
+    "slice": lambda x, k: lax.slice(x, (0, 0), (2, 3)) * 2,
+    "broadcast": lambda x, k: lax.broadcast_in_dim(x, (2, 3), (0, 1)) * 2,
+    "sum over nothing": lambda x, k: lax.reduce_sum(x, ()) * 2,
+    "select of equals": lambda x, k: lax.select(x > 0, x, x) * 2,
+    "select known": lambda x, k: lax.select_n(jnp.bool_(True), k, k + 1) * 2,
+    "folded overflow": lambda x, k: k * lax.add(jnp.int8(100), jnp.int8(100)),
+    "repeated": lambda x, k: (x * 2) + (x * 2),
+    "dead": lambda x, k: (jnp.sin(x), x * 2)[1],
+}
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_what_does_nothing_goes(name: str) -> None:
+    """Bits stay, nan, infinities, -0, subnormals and overflow included; one or two equations are left."""
+    program = traced(IDENTITIES[name], X, K)
+    normal, _ = normalize(program)
+    assert len(normal.jaxpr.eqns) <= 2
+    assert bits(run(normal, X, K)) == bits(run(program, X, K))
+
+
+def test_what_looks_alike_stays_apart() -> None:
+    """0.0 and -0.0 are two literals; another type, a new draw and a barrier are not the same again."""
+    program = traced(lambda x: (x * 0.0, x * -0.0), X)
+    assert names(normalize(program)[0]) == ["mul", "mul"]
+    program = traced(lambda x: (lax.optimization_barrier(x), lax.optimization_barrier(x)), X)
+    assert len(normalize(program)[0].jaxpr.eqns) == 2
+    program = traced(lambda x: (x.astype(jnp.bfloat16), x.astype(jnp.float16)), X)
+    assert len(normalize(program)[0].jaxpr.eqns) == 2
+    narrowed = traced(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), X)
+    assert len(normalize(narrowed)[0].jaxpr.eqns) == 2
+
+
+def test_weak_types_are_kept() -> None:
+    """A cast that only makes a type strong is no identity."""
+    program = traced(lambda x: lax.convert_element_type(x, jnp.float32), 2.0)
+    assert run(normalize(program)[0], 2.0)[0].weak_type is False
+
+
+def test_effects_stay_in_order_and_number() -> None:
+    """Two equal prints stay two."""
+
+    def f(x: Any) -> Any:
+        jax.debug.print("{}", x[0, 0])
+        jax.debug.print("{}", x[0, 0])
+        return x + 1
+
+    before, after = (sum(bool(e.effects) for e in p.jaxpr.eqns) for p in (traced(f, X), normalize(traced(f, X))[0]))
+    assert before == after == 2
+
+
+def test_a_static_start_is_a_slice() -> None:
+    """`dynamic_slice` at literals is the slice it clamps to."""
+    for start in (0, 1, 5):
+        program = traced(
+            lambda x, at=start: lax.dynamic_slice_p.bind(x, np.int32(at), np.int32(1), slice_sizes=(1, 2)), X
+        )
+        assert names(program) == ["dynamic_slice"]
+        normal, _ = normalize(program)
+        assert names(normal) == ["slice"]
+        assert bits(run(normal, X)) == bits(run(program, X))
+
+
+def calls_of(jaxpr: Jaxpr) -> list[Any]:
+    """The jaxprs of all calls, nested ones too."""
+    found: list[Any] = []
+    for eqn in jaxpr.eqns:
+        inner = list(jaxprs_in_params(eqn.params))
+        if eqn.primitive.name == "jit":
+            found += inner
+        for one in inner:
+            found += calls_of(getattr(one, "jaxpr", one))
+    return found
+
+
+def test_a_function_called_twice_stays_one() -> None:
+    """A large function with two callers, one in a loop, stays one object, so that it is lowered once; one caller: none."""
+
+    @jax.jit
+    def inner(x: Any) -> Any:
+        for _ in range(30):
+            x = jnp.sin(x) + x.astype(x.dtype)
+        return x
+
+    def f(x: Any) -> Any:
+        return inner(x) + lax.scan(lambda c, _: (inner(c), None), x, None, length=2)[0]
+
+    normal, _ = normalize(traced(f, X))
+    found = calls_of(normal.jaxpr)
+    assert len(found) == 2
+    assert len({id(getattr(one, "jaxpr", one)) for one in found}) == 1
+    assert calls_of(normalize(traced(lambda x: inner(x) * 2, X))[0].jaxpr) == []

@@ -1,0 +1,67 @@
+"""What a loop reads that its steps can make from less: it is made in the steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from compiler.loop_patterns import made, normal
+
+T, N = 32, 512
+SIZE = T * 8 * N
+
+
+def total(xs: Any) -> Any:
+    """A loop over inputs that stacks nothing."""
+    return lax.scan(lambda c, x: (0.9 * c + jnp.sin(x), None), jnp.zeros(xs.shape[1:], xs.dtype), xs)[0]
+
+
+V, W = normal(0, 8, N), normal(1, T)
+INPUTS: dict[str, Callable[..., Any]] = {
+    "broadcast": lambda v, w: jnp.broadcast_to(v, (T, 8, N)),
+    "outer product": lambda v, w: w[:, None, None] * v,
+    "counter": lambda v, w: v + jnp.arange(T, dtype=np.float32)[:, None, None],
+    "iota": lambda v, w: lax.broadcasted_iota(jnp.float32, (T, 8, N), 0) * v,
+    "comparison": lambda v, w: jnp.where(w[:, None, None] > 0, v, -v),
+    "padded": lambda v, w: jnp.pad(v[None] * w[:8, None, None], ((4, T - 12), (0, 0), (0, 0))) * 2,
+    "einsum": lambda v, w: jnp.einsum("t,bn->tbn", w, v),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_it_need_not_exist(name: str) -> None:
+    """The natural program makes the input of all steps, the optimised one does not; values and gradients agree."""
+    f = lambda v, w: total(INPUTS[name](v, w))
+    assert made(jax.make_jaxpr(f)(V, W).jaxpr, SIZE)
+    assert made(jax.make_jaxpr(ag.optimize(f))(V, W).jaxpr, SIZE) == []
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(V, W), jax.jit(f)(V, W), rtol=1e-5, atol=1e-5)
+    g = jax.grad(lambda v, w: (f(v, w) ** 2).sum(), (0, 1))
+    for got, want in zip(jax.jit(ag.optimize(g))(V, W), jax.jit(g)(V, W), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+def test_what_is_dear_or_needed_elsewhere_is_made_once() -> None:
+    """A value that is returned as well, and small ones, are read from memory."""
+
+    def returned(v: Any, w: Any) -> Any:
+        xs = w[:, None, None] * v
+        return total(xs), xs
+
+    assert len(made(jax.make_jaxpr(ag.optimize(returned))(V, W).jaxpr, SIZE)) == len(
+        made(jax.make_jaxpr(returned)(V, W).jaxpr, SIZE)
+    )
+    small = lambda v, w: total(w[:, None] * v[0, :3])
+    assert ag.explain(small)(V, W).fired == ()
+
+
+def test_the_decision_names_what_is_made() -> None:
+    """The report says which input no longer exists."""
+    report = ag.explain(lambda v, w: total(w[:, None, None] * v))(V, W)
+    assert [d.what for d in report.fired] == ["`mul`, an input of the loop, is made in the loop, step by step"]
+    assert report.fired[0].peak_bytes_saved == 4 * SIZE
+    assert report.fired[0].where.startswith("test_producers.py:")

@@ -1,0 +1,99 @@
+"""Loops without what they carry, read or stack twice: fewer arrays, the same bits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from aerogel.compiler.check import check_program
+from aerogel.compiler.loop import Loop
+from aerogel.compiler.normalize import normalize
+from aerogel.compiler.tidy import tidy_loop
+from compiler.programs_of import bits, run, scans, traced
+
+X = np.linspace(-2, 2, 5 * 300, dtype=np.float32).reshape(5, 300)
+
+
+def same(v: Any) -> Any:
+    """`v`, in a form that JAX does not see through when it traces a loop."""
+    return lax.select(v > 0, v, v)
+
+
+Shape = tuple[int, int, int, int]  # constants, carries, inputs, outputs of the loop
+LOOPS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
+    "unchanged carry": (
+        lambda x: lax.scan(lambda c, y: ((c[0] + y * c[1], same(c[1])), c[0]), (x[0], x[1]), x), (0, 2, 1, 1), (1, 1, 1, 1)),
+    "input read twice": (lambda x: lax.scan(lambda c, y: (c + y[0] * y[1], c), x[0], (x, x)), (0, 1, 2, 1), (0, 1, 1, 1)),
+    "equal outputs": (lambda x: lax.scan(lambda c, y: (c + y, (c, y * 2, c)), x[0], x), (0, 1, 1, 3), (0, 1, 1, 2)),
+    "output that is an input": (lambda x: lax.scan(lambda c, y: (c + y, (c, same(y))), x[0], x), (0, 1, 1, 2), (0, 1, 1, 1)),
+    "all at once": (
+        lambda x: lax.scan(lambda c, y: ((c[0] + y[0] * c[1], same(c[1])), (same(y[1]), c[0], c[0])), (x[0], x[1]), (x, x)),
+        (0, 2, 2, 3), (1, 1, 1, 1)),
+    "tidy": (lambda x: lax.scan(lambda c, y: (c + y, c * 2), x[0], x), (0, 1, 1, 1), (0, 1, 1, 1)),
+}  # fmt: skip
+
+
+def shape(loop: Loop) -> Shape:
+    return len(loop.consts), len(loop.init), len(loop.xs), len(loop.ys)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", LOOPS)
+def test_each_thing_is_there_once(name: str, reverse: bool) -> None:
+    """The loop has the constants, carries, inputs and outputs that it needs; results keep their bits."""
+    f, before, after = LOOPS[name]
+
+    def directed(x: Any) -> Any:
+        scan = lax.scan
+        lax.scan = lambda *a, **k: scan(*a, **k, reverse=reverse)
+        try:
+            return f(x)
+        finally:
+            lax.scan = scan
+
+    program = traced(directed, X)
+    (eqn,) = scans(program)
+    assert shape(Loop(eqn)) == before
+    normal, _ = normalize(program)
+    check_program(normal, program)
+    (eqn,) = scans(normal)
+    assert shape(Loop(eqn)) == after
+    assert eqn.params["reverse"] == reverse
+    assert bits(run(normal, X)) == bits(run(program, X))
+
+
+def test_a_tidy_loop_is_left() -> None:
+    """What tidying gives has nothing to tidy."""
+    for f, _, _ in LOOPS.values():
+        (eqn,) = scans(normalize(traced(f, X))[0])
+        assert tidy_loop(eqn) is None
+
+
+def test_weak_types_stay() -> None:
+    """A weak carry that no step changes is a weak result."""
+    f = lambda x: lax.scan(lambda c, y: ((c[0] + y, same(c[1])), None), (x[0], 2.0), x)[0]
+    want, got = jax.jit(f)(X), run(normalize(traced(f, X))[0], X)
+    assert [v.weak_type for v in jax.tree.leaves(want)] == [v.weak_type for v in got] == [False, True]
+
+
+def test_empty_and_effectful_loops_are_left() -> None:
+    """A loop without steps, and one that prints, stay as they are."""
+    (empty,) = scans(traced(lambda x: lax.scan(lambda c, y: (c, y), x[0], x[:0]), X))
+    assert tidy_loop(empty) is None
+
+    def printing(c: Any, y: Any) -> Any:
+        jax.debug.print("{}", y[0])
+        return c, y
+
+    (loud,) = scans(traced(lambda x: lax.scan(printing, x[0], x), X))
+    assert tidy_loop(loud) is None
+
+
+def test_a_saving_is_reported_where_it_is_large() -> None:
+    """An output of 6 kB less is a decision with its bytes; a few numbers less are none."""
+    large = normalize(traced(LOOPS["equal outputs"][0], X))[1]
+    assert [(d.rule, d.fired, d.bytes_saved) for d in large] == [("loop-tidy", True, 5 * 300 * 4)]
+    assert normalize(traced(LOOPS["equal outputs"][0], X[:, :3]))[1] == []

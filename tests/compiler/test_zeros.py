@@ -1,0 +1,79 @@
+"""What is left of a body whose inputs are zero, against running it with zeros."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aerogel._jax import ClosedJaxpr, Literal, evaluate
+from aerogel.compiler.program import Builder, is_var, substitute, with_equations
+from aerogel.compiler.zeros import without_zeros, zero_outputs
+from compiler.programs_of import traced
+
+X, Y = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3), np.linspace(1, 3, 6, dtype=np.float32).reshape(2, 3)
+
+BODIES = {
+    "arithmetic": lambda x, y: (x * y, x + y, y + x, y - x, x - y, x / y, -x),
+    "shapes": lambda x, y: (x.T @ y, x.reshape(6), x[0], jnp.concatenate([x, x]), jnp.concatenate([x, y]), x[::-1]),
+    "sums": lambda x, y: (x.sum(0), jnp.cumsum(x, 0), x.max(0), lax.pad(x, jnp.float32(0), [(1, 0, 0)] * 2)),
+    "padded with ones": lambda x, y: lax.pad(x, jnp.float32(1), [(1, 0, 0)] * 2),
+    "chosen": lambda x, y: (jnp.where(y > 2, x, 0 * x), jnp.where(y > 2, x, y), jnp.where(x > 0, y, x)),
+    "not linear": lambda x, y: (jnp.cos(x), jnp.exp(x), jnp.cos(x) * y, y**x),
+    "types": lambda x, y: (x.astype(jnp.int32) + 1, x.astype(jnp.bfloat16), (x * 2).astype(jnp.int8) * 3),
+    "broadcast sums": lambda x, y: (x[0] + y, y + x[0], y[0] + x),
+    "gradient step": lambda x, y: (0.9 * (y + x) - 0.3 * jnp.sin(y) * (y + x), x),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_rest_of_a_body_gives_its_results(name: str) -> None:
+    """Without what is zero the body gives, bit for bit up to the sign of zero, what it gives for zeros; nothing reads x."""
+    program = traced(BODIES[name], X, Y)
+    body = program.jaxpr
+    x = body.invars[0]
+    builder = Builder(body.eqns[0])
+    left = without_zeros(body, [x], builder)
+    rest = with_equations(body, builder.eqns, [substitute(v, left) for v in body.outvars])
+    assert all(v is not x for eqn in rest.eqns for v in eqn.invars if is_var(v))
+    zeros = np.zeros_like(X)
+    wanted = evaluate(program, [zeros, Y])
+    # The rest does not depend on what stands for x.
+    for other in (zeros, np.full_like(X, np.nan)):
+        for a, b in zip(evaluate(ClosedJaxpr(rest, ()), [other, Y]), wanted, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_is_called_zero_is(name: str) -> None:
+    """Every variable that is known to be zero is, when the input is."""
+    program = traced(BODIES[name], X, Y)
+    body = program.jaxpr
+    known = [v for v in zero_outputs(body, [body.invars[0]]) if v is not body.invars[0]]
+    probe = with_equations(body, body.eqns, known)
+    for value in evaluate(ClosedJaxpr(probe, ()), [np.zeros_like(X), Y]):
+        assert not np.any(np.asarray(value))
+
+
+def test_something_is_left_out() -> None:
+    """Of a linear body nothing is computed but zeros."""
+    body = traced(lambda x, y: (x * y).sum() + x[0, 0], X, Y).jaxpr
+    builder = Builder(body.eqns[0])
+    without_zeros(body, [body.invars[0]], builder)
+    assert [eqn.primitive.name for eqn in builder.eqns] == ["broadcast_in_dim"] or all(
+        isinstance(v, Literal) for eqn in builder.eqns for v in eqn.invars
+    )
+    assert len(builder.eqns) < len(body.eqns)
+
+
+def test_effects_are_no_zeros() -> None:
+    """A callback on zeros is still called, its result is not known."""
+    import jax
+
+    def f(x: Any) -> Any:
+        return jax.pure_callback(lambda v: v + 1, x, x)
+
+    body = traced(f, X).jaxpr
+    assert zero_outputs(body, body.invars) == set(body.invars)
