@@ -81,10 +81,14 @@ SPECIAL = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("axis", [0, (0, 2), None], ids=str)
 @pytest.mark.parametrize("name", SPECIAL)
-def test_logsumexp_of_special_values(name: str) -> None:
+def test_logsumexp_of_special_values(name: str, axis: Any) -> None:
     """Infinities and nan give what they give in two passes: the online form takes no infinite maximum as center."""
-    f = lambda x: jax.nn.logsumexp(stacked(x, 1.0), axis=0)
+
+    def f(x):
+        return jax.nn.logsumexp(stacked(x, 1.0), axis=axis)
+
     x = normal(0, *SHAPE)
     x.flat[: len(SPECIAL[name])] = SPECIAL[name]
     assert fused(f, x)
@@ -94,7 +98,10 @@ def test_logsumexp_of_special_values(name: str) -> None:
 @pytest.mark.parametrize("name", ["inf", "-inf", "nan", "both"])
 def test_variance_of_special_values(name: str) -> None:
     """Where any value is not finite the variance is nan, as in two passes; its neighbours are not touched."""
-    f = lambda x: stacked(x, 1.0).var(0)
+
+    def f(x):
+        return stacked(x, 1.0).var(0)
+
     x = normal(0, *SHAPE)
     x.flat[: len(SPECIAL[name])] = SPECIAL[name]
     assert fused(f, x)
@@ -105,7 +112,10 @@ def test_variance_of_special_values(name: str) -> None:
 
 def test_a_mean_far_from_zero_costs_no_digits() -> None:
     """The variance around 10,000 is as good as the two-pass one: moments are merged, squares are not subtracted."""
-    f = lambda x: stacked(x, 1.0001).var(0)
+
+    def f(x):
+        return stacked(x, 1.0001).var(0)
+
     x = normal(0, *SHAPE) + np.float32(1e4)
     assert fused(f, x)
     with jax.enable_x64(True):
@@ -141,7 +151,10 @@ def test_a_center_that_varies_along_the_sum_is_none() -> None:
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_types(dtype: Any) -> None:
     """Narrow floats are summed up in float32: results differ from float64 by the rounding of the states only."""
-    f = lambda x: (stacked(x).var(0), jax.nn.logsumexp(stacked(x), axis=0))
+
+    def f(x):
+        return (stacked(x).var(0), jax.nn.logsumexp(stacked(x), axis=0))
+
     x = jnp.asarray(normal(0, *SHAPE), dtype)
     for got, want in zip(jax.jit(ag.optimize(f))(x), jax.jit(f)(x), strict=True):
         assert got.dtype == want.dtype == dtype

@@ -26,7 +26,7 @@ def random_graph(seed: int) -> tuple[Graph, list[str]]:
 
 @pytest.mark.parametrize("seed", range(150))
 def test_no_subset_is_cheaper(seed: int) -> None:
-    """What is taken costs what the best of all subsets costs (to the precision of scaled integers), and implies nothing left."""
+    """What is taken costs what the best of all subsets costs (up to scaling), and implies nothing left."""
     graph, nodes = random_graph(seed)
     taken = graph.taken()
     best = min(graph.cost(set(some)) for n in range(len(nodes) + 1) for some in itertools.combinations(nodes, n))

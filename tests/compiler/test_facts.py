@@ -26,7 +26,7 @@ def counted(n: int, start: int, by: int, reverse: bool) -> Any:
                 back,
                 j * 3 + i,
                 jnp.full((2,), 1, jnp.int32) * i,
-                -(-j),
+                lax.neg(lax.neg(j)),
                 j * j,
                 i.astype(jnp.int8),
                 j % 2,
@@ -64,7 +64,10 @@ def test_facts_hold_in_every_step(n: int, start: int, by: int, reverse: bool) ->
 
 def test_what_wraps_has_no_fact() -> None:
     """An int8 that overflows is not affine."""
-    f = lambda: lax.scan(lambda i, _: (i + 1, i.astype(jnp.int8)), 0, None, length=200)
+
+    def f():
+        return lax.scan(lambda i, _: (i + 1, i.astype(jnp.int8)), 0, None, length=200)
+
     loop = only_loop(f)
     facts = body_facts(loop, {})
     assert loop.body_carry[0] in facts

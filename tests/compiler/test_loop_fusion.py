@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 import aerogel as ag
@@ -108,7 +107,7 @@ def test_memory_shrinks_with_the_length(pattern: Pattern) -> None:
 
 
 def everywhere() -> list[Any]:
-    """Each pattern in each surrounding once; its inputs, direction and gradient vary such that all combinations occur."""
+    """Each pattern in each surrounding once; inputs, direction and gradient vary."""
     chosen = []
     for (i, pattern), (k, surrounding) in itertools.product(enumerate(PATTERNS), enumerate(SURROUNDINGS)):
         if (i + k) % 2:

@@ -20,6 +20,7 @@ ZEROS = np.zeros((N, M), np.float32)
 
 
 def fori(body: Callable[..., Any], init: Any, n: int = N, start: int = 0) -> Any:
+    """`fori_loop` with its body first."""
     return lax.fori_loop(start, n, body, init)
 
 
@@ -50,6 +51,7 @@ LEFT: dict[str, Callable[[Any], Any]] = {
 
 
 def optimised(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`f` with this pass alone."""
     return ag.optimize(f, passes=(LoopSlots(),), **options)
 
 
@@ -85,7 +87,10 @@ def test_what_is_no_slot_is_left(name: str) -> None:
 @pytest.mark.parametrize("name", TOUCHED)
 def test_gradients(name: str) -> None:
     """Gradients of the rewritten loop, and the rewritten gradient, are those of the natural one."""
-    f = lambda g: lambda x: sum((jnp.cos(y) * y).sum() for y in jax.tree.leaves(g(x)))
+
+    def f(g):
+        return lambda x: sum((jnp.cos(y) * y).sum() for y in jax.tree.leaves(g(x)))
+
     want = jax.jit(jax.grad(f(TOUCHED[name])))(X)
     for g in (jax.grad(f(optimised(TOUCHED[name]))), optimised(jax.grad(f(TOUCHED[name])))):
         np.testing.assert_allclose(jax.jit(g)(X), want, rtol=1e-5, atol=1e-6)
@@ -94,7 +99,10 @@ def test_gradients(name: str) -> None:
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.bool_, jnp.complex64])
 def test_types(dtype: Any) -> None:
     """Buffers of other types keep type and bits."""
-    f = lambda x: fori(lambda i, b: b.at[i].set(~x[i] if dtype == jnp.bool_ else x[i] * 3), jnp.zeros_like(x))
+
+    def f(x):
+        return fori(lambda i, b: b.at[i].set(~x[i] if dtype == jnp.bool_ else x[i] * 3), jnp.zeros_like(x))
+
     x = jnp.asarray(X * 9, dtype)
     assert carried(optimised(f), x) == 0
     assert bits([jax.jit(optimised(f))(x)]) == bits([jax.jit(f)(x)])
@@ -103,14 +111,20 @@ def test_types(dtype: Any) -> None:
 def test_keys() -> None:
     """A buffer of typed keys too."""
     keys = jax.random.split(jax.random.key(0), N)
-    f = lambda k: fori(lambda i, b: b.at[i].set(jax.random.fold_in(k[i], i)), k)
+
+    def f(k):
+        return fori(lambda i, b: b.at[i].set(jax.random.fold_in(k[i], i)), k)
+
     assert bits([jax.jit(optimised(f))(keys)]) == bits([jax.jit(f)(keys)])
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_short_loops(length: int) -> None:
     """Loops of no, one and two steps."""
-    f = lambda x: fori(lambda i, b: b.at[i].set(x[i]), jnp.ones_like(x), n=length)
+
+    def f(x):
+        return fori(lambda i, b: b.at[i].set(x[i]), jnp.ones_like(x), n=length)
+
     assert bits([jax.jit(optimised(f))(X)]) == bits([jax.jit(f)(X)])
 
 

@@ -15,10 +15,19 @@ from compiler.loop_patterns import made, normal
 
 T, SHAPE = 24, (4, 512)
 SLICES: dict[str, Any] = {
-    "last": np.s_[-1], "first": np.s_[0], "one inside": np.s_[7], "last three": np.s_[-3:], "first three": np.s_[:3],
-    "some inside": np.s_[5:9], "every third": np.s_[::3], "every fifth, shifted": np.s_[3::5], "rows of few": np.s_[-2:, 1],
-    "every tenth": np.s_[::10], "every seventh to 20": np.s_[2:20:7], "every second of a part": np.s_[4:14:2],
-}  # fmt: skip
+    "last": np.s_[-1],
+    "first": np.s_[0],
+    "one inside": np.s_[7],
+    "last three": np.s_[-3:],
+    "first three": np.s_[:3],
+    "some inside": np.s_[5:9],
+    "every third": np.s_[::3],
+    "every fifth, shifted": np.s_[3::5],
+    "rows of few": np.s_[-2:, 1],
+    "every tenth": np.s_[::10],
+    "every seventh to 20": np.s_[2:20:7],
+    "every second of a part": np.s_[4:14:2],
+}
 
 
 def sliced(which: Any, with_xs: bool, reverse: bool) -> Callable[..., Any]:
@@ -36,6 +45,7 @@ def sliced(which: Any, with_xs: bool, reverse: bool) -> Callable[..., Any]:
 
 
 def optimised(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`f` with this pass alone."""
     return ag.optimize(f, passes=(LoopSplit(),), **options)
 
 
@@ -110,7 +120,10 @@ def test_loops_that_are_read_otherwise_are_left(name: str) -> None:
 
 def test_strict_takes_no_zero_times_for_granted() -> None:
     """Under strict, backward loops keep their zeros (0 * inf is nan); slices still split forward loops."""
-    f = lambda x0, xs: (sliced(np.s_[-1], True, False)(x0, xs)[1] ** 2).sum()
+
+    def f(x0, xs):
+        return (sliced(np.s_[-1], True, False)(x0, xs)[1] ** 2).sum()
+
     reports: list[Any] = []
     jax.make_jaxpr(optimised(jax.grad(f), numerics="strict", on_report=reports.append))(*ARGS)
     assert not any("gradient" in d.what for d in reports[-1].fired)

@@ -36,7 +36,10 @@ INPUTS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", INPUTS)
 def test_it_need_not_exist(name: str) -> None:
     """The natural program makes the input of all steps, the optimised one does not; values and gradients agree."""
-    f = lambda v, w: total(INPUTS[name](v, w))
+
+    def f(v, w):
+        return total(INPUTS[name](v, w))
+
     assert made(jax.make_jaxpr(f)(V, W).jaxpr, SIZE)
     assert made(jax.make_jaxpr(ag.optimize(f))(V, W).jaxpr, SIZE) == []
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(V, W), jax.jit(f)(V, W), rtol=1e-5, atol=1e-5)
@@ -55,7 +58,10 @@ def test_what_is_dear_or_needed_elsewhere_is_made_once() -> None:
     assert len(made(jax.make_jaxpr(ag.optimize(returned))(V, W).jaxpr, SIZE)) == len(
         made(jax.make_jaxpr(returned)(V, W).jaxpr, SIZE)
     )
-    small = lambda v, w: total(w[:, None] * v[0, :3])
+
+    def small(v, w):
+        return total(w[:, None] * v[0, :3])
+
     assert ag.explain(small)(V, W).fired == ()
 
 

@@ -25,18 +25,34 @@ def same(v: Any) -> Any:
 Shape = tuple[int, int, int, int]  # constants, carries, inputs, outputs of the loop
 LOOPS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     "unchanged carry": (
-        lambda x: lax.scan(lambda c, y: ((c[0] + y * c[1], same(c[1])), c[0]), (x[0], x[1]), x), (0, 2, 1, 1), (1, 1, 1, 1)),
-    "input read twice": (lambda x: lax.scan(lambda c, y: (c + y[0] * y[1], c), x[0], (x, x)), (0, 1, 2, 1), (0, 1, 1, 1)),
+        lambda x: lax.scan(lambda c, y: ((c[0] + y * c[1], same(c[1])), c[0]), (x[0], x[1]), x),
+        (0, 2, 1, 1),
+        (1, 1, 1, 1),
+    ),
+    "input read twice": (
+        lambda x: lax.scan(lambda c, y: (c + y[0] * y[1], c), x[0], (x, x)),
+        (0, 1, 2, 1),
+        (0, 1, 1, 1),
+    ),
     "equal outputs": (lambda x: lax.scan(lambda c, y: (c + y, (c, y * 2, c)), x[0], x), (0, 1, 1, 3), (0, 1, 1, 2)),
-    "output that is an input": (lambda x: lax.scan(lambda c, y: (c + y, (c, same(y))), x[0], x), (0, 1, 1, 2), (0, 1, 1, 1)),
+    "output that is an input": (
+        lambda x: lax.scan(lambda c, y: (c + y, (c, same(y))), x[0], x),
+        (0, 1, 1, 2),
+        (0, 1, 1, 1),
+    ),
     "all at once": (
-        lambda x: lax.scan(lambda c, y: ((c[0] + y[0] * c[1], same(c[1])), (same(y[1]), c[0], c[0])), (x[0], x[1]), (x, x)),
-        (0, 2, 2, 3), (1, 1, 1, 1)),
+        lambda x: lax.scan(
+            lambda c, y: ((c[0] + y[0] * c[1], same(c[1])), (same(y[1]), c[0], c[0])), (x[0], x[1]), (x, x)
+        ),
+        (0, 2, 2, 3),
+        (1, 1, 1, 1),
+    ),
     "tidy": (lambda x: lax.scan(lambda c, y: (c + y, c * 2), x[0], x), (0, 1, 1, 1), (0, 1, 1, 1)),
-}  # fmt: skip
+}
 
 
 def shape(loop: Loop) -> Shape:
+    """How many constants, carries, inputs and outputs a loop has."""
     return len(loop.consts), len(loop.init), len(loop.xs), len(loop.ys)
 
 
@@ -74,7 +90,10 @@ def test_a_tidy_loop_is_left() -> None:
 
 def test_weak_types_stay() -> None:
     """A weak carry that no step changes is a weak result."""
-    f = lambda x: lax.scan(lambda c, y: ((c[0] + y, same(c[1])), None), (x[0], 2.0), x)[0]
+
+    def f(x):
+        return lax.scan(lambda c, y: ((c[0] + y, same(c[1])), None), (x[0], 2.0), x)[0]
+
     want, got = jax.jit(f)(X), run(normalize(traced(f, X))[0], X)
     assert [v.weak_type for v in jax.tree.leaves(want)] == [v.weak_type for v in got] == [False, True]
 

@@ -23,7 +23,7 @@ def steps(window: Window) -> list[int]:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_parts_run_each_step_once_in_order(reverse: bool) -> None:
-    """Parts of every window of every loop of up to 13 steps: each step runs once, in the loop's order, the right ones full."""
+    """Parts of every window of every loop of up to 13 steps: each step runs once, in order."""
     for length, window in WINDOWS:
         ran: list[tuple[int, bool]] = []
         for part in parts_of(window, length, reverse):

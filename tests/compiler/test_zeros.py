@@ -29,7 +29,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_the_rest_of_a_body_gives_its_results(name: str) -> None:
-    """Without what is zero the body gives, bit for bit up to the sign of zero, what it gives for zeros; nothing reads x."""
+    """Without what is zero the body gives, up to the sign of zero, what it gives for zeros; nothing reads x."""
     program = traced(BODIES[name], X, Y)
     body = program.jaxpr
     x = body.invars[0]

@@ -19,12 +19,27 @@ from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.pipeline import Pass
-from compiler.loop_patterns import PATTERNS, SMALL_STATE, SURROUNDINGS, with_gradient
-from compiler.programs_of import FAST, STRICT, bits
+from compiler.loop_patterns import PATTERNS, SMALL_STATE, SURROUNDINGS, normal, with_gradient
+from compiler.programs_of import FAST, STRICT
 from strategies import draw_program
 
 DRAWN = range(40)
 HERE = Path(__file__).parent
+
+
+def recurrent(wi: Any, wh: Any, xs: Any) -> Any:
+    """A layer whose input products depend on no state."""
+
+    def body(h: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ wi + h @ wh)
+        return h, h
+
+    return jax.lax.scan(body, jnp.zeros(128), xs)[1]
+
+
+def products(w: Any, xs: Any) -> Any:
+    """Batches of products in an order that is not the one they are wanted in."""
+    return jax.vmap(jax.vmap(lambda x: w @ x, 1), 0)(jnp.swapaxes(xs, 1, 2))
 
 
 @cache
@@ -40,6 +55,8 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
             f = with_gradient(f)
         f = list(SURROUNDINGS.values())[k % 5](f)
         found[pattern.name] = f, pattern.args(bool(k % 2), SMALL_STATE)
+    found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
+    found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])
         for name, (f, args) in found.items()
@@ -60,7 +77,7 @@ def changed(one: Pass) -> list[tuple[str, ClosedJaxpr, ClosedJaxpr]]:
 def test_types_and_form(one: Pass) -> None:
     """Law 1: the same types in and out, and well typed; the corpus holds work for every pass."""
     found = changed(one)
-    assert len(found) >= (1 if one.name == "orientation" else 2)
+    assert found
     for name, before, after in found:
         try:
             check_program(after, before)
@@ -105,34 +122,28 @@ def test_gradients_and_batches(one: Pass) -> None:
     """Law 2: gradients and vmapped results of the rewritten program are those of the original."""
     for name, before, after in changed(one)[:6]:
         inputs = corpus()[name][1]
-        floats = [k for k, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)]
-        if not floats or name.startswith("drawn"):
-            continue
+        if name.startswith("drawn"):
+            continue  # a mean of squares of anything may overflow; tests/test_differential.py knows how to judge it
 
-        def scalar(program: ClosedJaxpr, xs: Any, inputs: Any = inputs) -> Any:
-            full = [x.astype(i.dtype) for x, i in zip(xs, inputs, strict=True)]
-            outs = [y for y in evaluate(program, full) if jnp.issubdtype(y.dtype, jnp.floating)]
+        def scalar(program: ClosedJaxpr, xs: Any) -> Any:
+            outs = [y for y in evaluate(program, xs) if jnp.issubdtype(y.dtype, jnp.floating)]
             return sum((jnp.mean(y.astype(jnp.float32) ** 2) for y in outs), jnp.float32(0))
 
-        for transformed in (
-            lambda p, scalar=scalar: jax.grad(lambda xs: scalar(p, xs)),
-            lambda p: jax.vmap(lambda xs: evaluate(p, xs)),
-        ):
-            batched = transformed(before).__name__ != "<lambda>" and False
-            args = inputs if not batched else inputs
-            if transformed.__code__.co_names == ("jax", "vmap") or "vmap" in transformed.__code__.co_names:
-                args = [jnp.stack([x, x]) for x in inputs]
-            got, want = (jax.tree.leaves(jax.jit(transformed(p))(args)) for p in (after, before))
-            assert compare(got, want) == [], name
+        batches = [jnp.stack([x, x]) for x in inputs]
+        pairs = [
+            [jax.jit(jax.grad(lambda xs, p=p: scalar(p, xs), allow_int=True))(inputs) for p in (after, before)],
+            [jax.jit(jax.vmap(lambda xs, p=p: evaluate(p, xs)))(batches) for p in (after, before)],
+        ]
+        for got, want in pairs:
+            assert compare(jax.tree.leaves(got), jax.tree.leaves(want)) == [], name
 
 
 @EACH
 def test_rest(one: Pass) -> None:
     """Law 3: a pass finds nothing to do in its own result, put into normal form."""
     for name, _, after in changed(one):
-        again, decisions = one(normalize(after)[0], FAST)
+        _, decisions = one(normalize(after)[0], FAST)
         assert [d.what for d in decisions if d.fired] == [], name
-        del again
 
 
 @EACH
@@ -168,4 +179,3 @@ def test_same_program_same_text() -> None:
     ]  # fmt: skip
     assert len(outs[0]) > 1000
     assert outs[0] == outs[1]
-    assert bits([jnp.float32(0)]) == bits([jnp.float32(0)])

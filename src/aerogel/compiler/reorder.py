@@ -47,15 +47,16 @@ class _Reorder:
         return with_equations(jaxpr, self.eqns, [self.get(x, self._natural(x)) for x in jaxpr.outvars])
 
     def get(self, x: Atom, order: Order) -> Atom:
-        """`x` in an order, copied or made again once for each."""
+        """`x` in an order, copied or made again once for each; a scalar beside larger values as it is."""
         if not is_var(x):
             return x
+        order = order if getattr(x.aval, "shape", ()) else ()
         if x in self.layout.repeated:
             if (x, order) not in self.copies:
                 self.copies[x, order] = self._broadcast(self.layout.repeated[x], order)
             return self.copies[x, order]
         here = self.layout.order(x)
-        if not order or here == order:
+        if here == order:
             return self.stored.get(x, x)
         if (x, order) not in self.copies:
             assert self.last is not None, "a value is turned for an equation or after all of them"
