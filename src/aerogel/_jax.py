@@ -24,6 +24,7 @@ from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
 from jax.extend.core import check_jaxpr as check_jaxpr
+from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.core import jaxprs_in_params as jaxprs_in_params
 
 # The original functions, taken at import: `aerogel run` replaces `jax.jit` (optimize-notes 2.19).

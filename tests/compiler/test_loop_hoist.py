@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel._jax import JaxprEqn, jaxprs_in_params
+from aerogel._jax import JaxprEqn, jaxpr_as_fun, jaxprs_in_params
 from aerogel.compiler.passes.loop_hoist import LoopHoist
 from aerogel.compiler.report import Report
 
@@ -519,10 +519,10 @@ def test_custom_rules_stay_with_their_functions() -> None:
     assert_same_gradients(f, args, (0, 1, 2))
 
 
-@pytest.mark.parametrize(("f", "args"), [(rnn, rnn_args()), (threaded, (KEY, BITS)), (folded, (KEY, BITS))], ids=str)
+@pytest.mark.parametrize(("f", "args"), [(rnn, rnn_args()), (threaded, (KEY, BITS)), (folded, (KEY, BITS))], ids=["rnn", "threaded", "folded"])
 def test_rests(f: Callable, args: tuple) -> None:
     """The pass finds nothing to do in its own result."""
     assert fired(f, args)
     once = jax.make_jaxpr(hoisted(f))(*args)
-    again = [d.what for d in decisions(jax.extend.core.jaxpr_as_fun(once), args) if d.fired]
+    again = [d.what for d in decisions(jaxpr_as_fun(once), args) if d.fired]
     assert again == []

@@ -123,7 +123,7 @@ def calls_of(jaxpr: Jaxpr) -> list[Any]:
 
 
 def test_a_function_called_twice_stays_one() -> None:
-    """A large function with two callers, one in a loop, stays one object, so that it is lowered once; one caller: none."""
+    """A large function with two callers stays one object and is lowered once; with one caller it goes."""
 
     @jax.jit
     def inner(x: Any) -> Any:

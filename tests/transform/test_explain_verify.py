@@ -28,7 +28,7 @@ def decay(x: Any, n: int = 64) -> Any:
 
 
 def test_a_report_holds_what_fired() -> None:
-    """Name, place, equations, costs of both programs, and a decision with the user's line, its reason and its saving."""
+    """Name, place, equations, costs of both programs, and a decision with the user's line and its saving."""
     report = ag.explain(decay)(X)
     assert (report.name, report.failed) == ("decay", ())
     assert report.where.startswith("test_explain_verify.py:")
@@ -207,6 +207,6 @@ def test_every_type_and_length_is_verified(dtype: Any, length: int) -> None:
 def test_x64_is_verified() -> None:
     """float64 programs keep their types and agree to float64's precision."""
     with jax.enable_x64(True):
-        out = ag.verify(decay)(X.astype(np.float64))
+        out = ag.verify(decay)(jnp.asarray(X, jnp.float64))
         assert out.dtype == np.float64
         np.testing.assert_allclose(out, jax.jit(decay)(X.astype(np.float64)), rtol=1e-13, atol=1e-13)

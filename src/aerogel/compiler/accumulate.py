@@ -12,7 +12,8 @@ from aerogel._jax import Atom, Var
 
 from .axes import Monoid
 from .centered import MOMENTS, SOFTMAX
-from .loop import LoopBuilder, strong
+from .loop import Loop, LoopBuilder, strong
+from .program import is_var
 from .window import Window, in_window, position
 
 # A running sum of T terms loses up to T ulp, a stacked and then reduced one about log2(T). From this many steps on,
@@ -68,6 +69,26 @@ def _stacked(
     if monoid.name == "add":
         return new.after.call(lambda rows: lax.reduce_sum(rows, [0]), *rows)
     return new.after.call(lambda *rows: _in_pairs(monoid, rows), *rows)
+
+
+PASSED_ON = frozenset("select_n convert_element_type reshape squeeze broadcast_in_dim".split())
+
+
+def summed_in_steps(loop: Loop) -> set[Var]:
+    """The outputs of a loop that are sums of much more than they hold: stacked partial results, ours or the user's."""
+    made = {v: eqn for eqn in loop.body.eqns for v in eqn.outvars}
+
+    def is_sum(x: Atom) -> bool:
+        while is_var(x) and x in made:
+            eqn = made[x]
+            if eqn.primitive.name == "reduce_sum":
+                return eqn.outvars[0].aval.size * SMALL <= eqn.invars[0].aval.size
+            if eqn.primitive.name not in PASSED_ON:
+                return False
+            x = eqn.invars[-1]
+        return False
+
+    return {y for y, x in zip(loop.ys, loop.body_ys, strict=True) if loop.length >= STACKED_FROM and is_sum(x)}
 
 
 def _in_pairs(monoid: Monoid, rows: Sequence[Any]) -> list[Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from aerogel import _jax
 from aerogel._errors import Disagreement
@@ -15,6 +16,7 @@ from .optimize import function_name, optimize
 
 _jax.exclude_from_tracebacks(__file__)
 
+NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 LOOSEST = (Exactness.NO_WORSE, Exactness.REASSOCIATES, Exactness.FINITE)
 
 
@@ -90,9 +92,11 @@ def verify(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any)
         got = _jax.original_jit(optimize(f, numerics=numerics), **jit_options)(*args, **kwargs)
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(want)[0]]
         traced = plain.trace(*args, **kwargs)
-        inputs = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, (jax.Array, bool, int, float, complex))]
+        inputs = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, NUMBERS)]
         program = traced.jaxpr
-        known = len(inputs) == len(program.jaxpr.invars)
+        # float64 results have no better reference; they are compared with each other
+        wide = any(getattr(x, "dtype", None) in (np.float64, np.complex128) for x in jax.tree.leaves(want))
+        known = len(inputs) == len(program.jaxpr.invars) and not wide
         differences = compare(
             jax.tree.leaves(got),
             jax.tree.leaves(want),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aerogel import _jax
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
+from ..accumulate import summed_in_steps
 from ..axes import Mapped, Reduced
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..choose import Plan, block_length, choose, stacked_bytes
@@ -82,8 +83,11 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
 
 def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
     """The best plan for a loop: its outputs are used in its steps, or some steps at a time after it."""
+    summed = summed_in_steps(loop)
 
     def permitted(site: Site) -> str | None:
+        if isinstance(site.answer, Reduced) and any(x in summed for x in site.reads):
+            return "its steps are summed up already: one number a step is no burden"
         return _refusal(site, context)
 
     region = grow(level, index, loop, permitted)
