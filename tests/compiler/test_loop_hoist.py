@@ -519,7 +519,10 @@ def test_custom_rules_stay_with_their_functions() -> None:
     assert_same_gradients(f, args, (0, 1, 2))
 
 
-@pytest.mark.parametrize(("f", "args"), [(rnn, rnn_args()), (threaded, (KEY, BITS)), (folded, (KEY, BITS))], ids=["rnn", "threaded", "folded"])
+RESTS = {"rnn": (rnn, rnn_args()), "threaded": (threaded, (KEY, BITS)), "folded": (folded, (KEY, BITS))}
+
+
+@pytest.mark.parametrize(("f", "args"), RESTS.values(), ids=RESTS)
 def test_rests(f: Callable, args: tuple) -> None:
     """The pass finds nothing to do in its own result."""
     assert fired(f, args)
