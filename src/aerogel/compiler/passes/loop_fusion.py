@@ -164,7 +164,7 @@ def communicates(site: Site) -> bool:
         return False
     if isinstance(site.answer, Reduced):
         axes, place = site.eqn.params.get("axes"), site.places[0]
-        return axes is None or place is None or tuple(axes) != (place.dim,)
+        return axes is None or place is None or not place.is_plain or tuple(axes) != (place.dim,)
     return isinstance(site.answer, Mapped) and site.eqn.primitive.name not in LOCAL
 
 
