@@ -137,8 +137,6 @@ def trace_small(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
     Traced with 64-bit types allowed, so that a program from an x64 context keeps its types whatever the present
     context is: callers state every dtype.
     """
-    debug_info = api_util.debug_info("aerogel", fun, (), {})
-    debug_info = debug_info._replace(arg_names=(), result_paths=None)
     debug_info = core.DebugInfo("aerogel", "aerogel", tuple(f"x{i}" for i in range(len(avals))), None)
     with jax_config.enable_x64(True):
         return trace_flat(fun, debug_info, avals)
