@@ -31,7 +31,7 @@ demo: $(STAMP)-demo
 
 # pytest comes last: its closing line is the last one printed.
 test: $(STAMP)-test lint
-	@$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 lint: $(STAMP)-test
 	@$(BIN)/ruff check
@@ -60,7 +60,7 @@ test-newest:
 	echo "testing on $$("$$python" --version)"; \
 	$(MAKE) --no-print-directory VENV=.venv-newest PYTHON="$$python" .venv-newest/.installed-test && \
 	.venv-newest/bin/python -m pip install -qq --upgrade jax && \
-	.venv-newest/bin/python -m pytest -n $(WORKERS) $(TESTS)
+	.venv-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 changelog: $(STAMP)-dev
 	@test -n "$(VERSION)" || { echo "make changelog VERSION=1.2.3" >&2; exit 2; }

@@ -1,16 +1,16 @@
 """Claim: tracing and rewriting add at most a quarter to `jax.jit`'s trace and compile time, and grow linearly.
 
-Generated programs of about 100, 1,000 and 10,000 equations, straight-line and with loops. Each round makes a new
-function and traces, lowers and compiles it, under `jax.jit` and under `jax.jit(ag.optimize(...))`. *added* is the extra
-time of tracing and lowering, *whole* all of the time, compilation included (rewriting may well save some of that); both
-over the whole time of plain `jax.jit`.
+Generated programs of about 100, 1,000 and 10,000 equations: straight-line, with many small loops, a network with its
+gradient, nested `vmap`s of matrix-vector products. Each round makes a new function and traces, lowers and compiles it,
+under `jax.jit` and under `jax.jit(ag.optimize(...))`. *added* is the extra time of tracing and lowering, *whole* all of
+the time, compilation included (rewriting may well save some of that); both over the whole time of plain `jax.jit`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,8 @@ from ._timing import Quartiles
 BOUND_ADDED = 0.25
 BOUND_WHOLE = 1.25
 BOUND_LINEAR = 1.5  # added seconds per equation, at 10,000 equations over at 1,000
-ROUNDS = {100: 20, 1_000: 6, 10_000: 2}  # XLA needs most of a minute for 10,000 equations
+ROUNDS = {100: 20, 1_000: 6, 10_000: 3}
+COMPILED = {100: 20, 1_000: 6, 10_000: 1}  # in so many of the rounds: XLA takes minutes for 10,000 equations
 
 
 def straight(equations: int) -> Callable:
@@ -58,25 +59,62 @@ def loops(equations: int) -> Callable:
     return f
 
 
-@dataclass(frozen=True)
-class Seconds:
-    """Of tracing and lowering, and of the compilation after it."""
+def gradient(equations: int) -> Callable:
+    """Value and gradient of a residual network, no two layers alike."""
 
-    trace: float
-    compile: float
+    def loss(w, b, x):
+        for i in range(equations // 25):
+            x = jnp.sin(x + jnp.tanh(x @ w + b * (0.5 + i))) * (0.5 + i)
+        return jnp.mean((x - 1.0) ** 2)
+
+    return jax.value_and_grad(loss, argnums=(0, 1))
+
+
+def vmaps(equations: int) -> Callable:
+    """Matrix times vector under two `vmap`s, one layer after the other, whose batches stand in three ways."""
+
+    def matvec(w, x):
+        return w @ x
+
+    layers = (
+        jax.vmap(jax.vmap(matvec, (None, 0)), (None, 0)),
+        jax.vmap(jax.vmap(matvec, (None, 0)), (None, 1), 1),
+        lambda w, x: jnp.moveaxis(jax.vmap(jax.vmap(matvec, (None, 0), 1), (None, 1), 2)(w, x), 0, -1).swapaxes(0, 1),
+    )
+
+    def f(w, b, x):
+        x = jnp.stack([x, x + 1.0, x + 2.0], 1)
+        for i in range(equations // 6):
+            x = jnp.tanh(layers[i % 3](w, x) + b * (0.5 + i))
+        return jnp.mean(x)
+
+    return f
+
+
+PROGRAMS = {"straight-line": straight, "loops": loops, "gradient": gradient, "nested vmaps": vmaps}
+
+
+@dataclass
+class Seconds:
+    """Of tracing and lowering, round by round, and of the compilation after it, where there was one."""
+
+    trace: list[float] = field(default_factory=list)
+    compile: list[float] = field(default_factory=list)
 
     @property
-    def whole(self) -> float:
-        """Of both."""
-        return self.trace + self.compile
+    def whole(self) -> np.ndarray:
+        """Of both, in the rounds with a compilation."""
+        return np.array(self.trace[: len(self.compile)]) + np.array(self.compile)
 
-
-def time_compilation(f: Callable, args: tuple) -> Seconds:
-    start = time.perf_counter()
-    lowered = jax.jit(f).lower(*args)
-    traced = time.perf_counter()
-    lowered.compile()
-    return Seconds(traced - start, time.perf_counter() - traced)
+    def add(self, f: Callable, args: tuple, compiled: bool) -> None:
+        """Times one more round."""
+        start = time.perf_counter()
+        lowered = jax.jit(f).lower(*args)
+        traced = time.perf_counter()
+        self.trace.append(traced - start)
+        if compiled:
+            lowered.compile()
+            self.compile.append(time.perf_counter() - traced)
 
 
 def count(jaxpr) -> int:
@@ -85,44 +123,47 @@ def count(jaxpr) -> int:
     return len(jaxpr.eqns) + sum(count(p) for p in inner if hasattr(p, "eqns"))
 
 
-def compare(make: Callable[[int], Callable], size: int, rounds: int) -> tuple[int, list[Seconds], list[Seconds]]:
-    """Equations of the program, and the times of both forms, round by round; who goes first alternates."""
+def compare(make: Callable[[int], Callable], size: int, rounds: int, compiled: int) -> tuple[int, Seconds, Seconds]:
+    """Equations of the program, and the times of both forms; who goes first alternates."""
     args = (jnp.ones((16, 16)) / 16, jnp.ones(16), jnp.ones((4, 16)))
-    plain: list[Seconds] = []
-    optimised: list[Seconds] = []
+    plain, optimised = Seconds(), Seconds()
     for round_ in range(rounds):
-        pair = [(plain, lambda f: f), (optimised, ag.optimize)]
+        pair: list[tuple[Seconds, Callable]] = [(plain, lambda f: f), (optimised, ag.optimize)]
         for times, wrap in pair[:: 1 if round_ % 2 else -1]:
-            times.append(time_compilation(wrap(make(size)), args))
+            times.add(wrap(make(size)), args, round_ < compiled)
     return count(jax.make_jaxpr(make(size))(*args).jaxpr), plain, optimised
 
 
-def describe(name: str, times: list[Seconds]) -> str:
-    trace, rest = np.median([t.trace for t in times]), np.median([t.compile for t in times])
-    return f"{name}: trace {trace:.3f} s, compile {rest:.3f} s"
+def describe(name: str, times: Seconds) -> str:
+    return f"{name}: trace {np.median(times.trace):.3f} s, compile {np.median(times.compile):.3f} s"
 
 
 def findings(quick: bool = False) -> list[Finding]:
     """Two ratios per program and size, and one on linearity per kind of program."""
+    return [found for kind in PROGRAMS for found in findings_of(kind, quick)]
+
+
+def findings_of(kind: str, quick: bool) -> list[Finding]:
+    """Those of one kind of program."""
     found = []
-    for kind, make in (("straight-line", straight), ("loops", loops)):
-        compare(make, 100, 2)  # JAX imports and caches on first use
-        added_per_equation = {}
-        for size, rounds in ROUNDS.items():
-            if quick and size > 1_000:
-                continue
-            equations, plain, optimised = compare(make, size, 2 if quick else rounds)
-            before = np.array([t.whole for t in plain])
-            added = np.array([o.trace - p.trace for p, o in zip(plain, optimised, strict=True)])
-            whole = np.array([t.whole for t in optimised])
-            added_per_equation[size] = float(np.median(added)) / equations
-            name = f"{kind}, {equations} equations"
-            details = f"{describe('plain', plain)}; {describe('optimised', optimised)}"
-            found.append(Finding(name, "added", Quartiles.of(added / before), BOUND_ADDED, details))
-            found.append(Finding(name, "whole", Quartiles.of(whole / before), BOUND_WHOLE))
-        if 10_000 in added_per_equation:
-            small, large = added_per_equation[1_000], added_per_equation[10_000]
-            ratio = Quartiles(large / small, large / small, large / small)
-            details = f"{small * 1e6:.0f} and {large * 1e6:.0f} microseconds per equation"
-            found.append(Finding(kind, "per equation, 10,000 over 1,000", ratio, BOUND_LINEAR, details))
+    make = PROGRAMS[kind]
+    compare(make, 100, 2, 2)  # JAX imports and caches on first use
+    added_per_equation = {}
+    for size, rounds in ROUNDS.items():
+        if quick and size > 1_000:
+            continue
+        few = (2, 2) if quick else (rounds, COMPILED[size])
+        equations, plain, optimised = compare(make, size, *few)
+        before = np.median(plain.whole)
+        added = np.array(optimised.trace) - np.array(plain.trace)
+        added_per_equation[size] = float(np.median(added)) / equations
+        name = f"{kind}, {equations} equations"
+        details = f"{describe('plain', plain)}; {describe('optimised', optimised)}"
+        found.append(Finding(name, "added", Quartiles.of(added / before), BOUND_ADDED, details))
+        found.append(Finding(name, "whole", Quartiles.of(optimised.whole / before), BOUND_WHOLE))
+    if 10_000 in added_per_equation:
+        small, large = added_per_equation[1_000], added_per_equation[10_000]
+        ratio = Quartiles(large / small, large / small, large / small)
+        details = f"{small * 1e6:.0f} and {large * 1e6:.0f} microseconds per equation"
+        found.append(Finding(kind, "per equation, 10,000 over 1,000", ratio, BOUND_LINEAR, details))
     return found

@@ -19,7 +19,7 @@ class DoctestBlocks(griffe.Extension):
     def on_package(self, *, pkg: Any, loader: Any, **kwargs: Any) -> None:
         # `aerogel.optimize` is the function in aerogel/transform/optimize.py; griffe takes the file
         for name, member in list(pkg.members.items()):
-            if member.is_alias:
+            if member.is_alias and member.target_path.startswith(f"{pkg.name}."):
                 found = loader.modules_collection[member.target_path]
                 if found.is_module and name in found.members:
                     pkg.set_member(name, griffe.Alias(name, f"{found.path}.{name}", parent=pkg))

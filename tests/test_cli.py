@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aerogel import cli
-from aerogel.audit import RunOptions, interpreter_flags
+from aerogel._launch import RunOptions, interpreter_flags
 
 
 @pytest.fixture
@@ -46,7 +46,10 @@ def test_options_end_at_the_script(launched: list[Any], tmp_path: Path) -> None:
         (["run", "--numerics", "exact", "s.py"], "invalid choice: 'exact'"),
         (["run", "--report", "r.html", "s.py"], "'r.html' ends in neither .json nor .txt"),
         (["run", "--report", "/nowhere/r.txt", "s.py"], "the folder of '/nowhere/r.txt' does not exist"),
-        (["run", "--fast", "s.py"], "unrecognized arguments: --fast"),
+        (["run", "--fast", "s.py"], "there is no option --fast\n"),
+        (["run", "--numeric", "strict", "s.py"], "there is no option --numeric; --numerics is meant?"),
+        (["run", "--compare=1", "s.py"], "ignored explicit argument '1'"),
+        ([__file__, "x y"], f"to run a script: aerogel run {__file__} 'x y'"),
         (["run", "--report"], "--report: expected one argument"),
     ],
 )
@@ -56,6 +59,17 @@ def test_usage_errors(words: list[str], message: str, launched: list[Any], capsy
         cli.main(words)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+    assert not launched
+
+
+def test_a_report_that_cannot_be_written(
+    launched: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is found out before a long run, not after it."""
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--report", str(tmp_path / "run.json"), "s.py"])
+    assert "cannot be written" in capsys.readouterr().err
     assert not launched
 
 

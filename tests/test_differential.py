@@ -138,14 +138,18 @@ def judged(
     outside: bool,
 ) -> list[str]:
     """The differences of one form, each with the form's name in front."""
-    with user_settings():
+    # JAX's own checks look at each inner program again at every level; here each program is checked once, whole.
+    with user_settings(), jax.enable_checks(False):
         whole = transform(f)
         try:
-            natural = jax.jit(whole, compiler_options=OPTIONS).lower(*args)
+            traced = jax.jit(whole, compiler_options=OPTIONS).trace(*args)
+            natural = traced.lower()
         except (TypeError, ValueError, IndexError, NotImplementedError, AttributeError) as error:
             raise NoProgram(f"{name}: {type(error).__name__}: {error}") from error
         form = optimize(whole, numerics=numerics) if outside else transform(optimize(f, numerics=numerics))
-        optimised = jax.jit(form, compiler_options=OPTIONS).lower(*args)
+        rewritten = jax.jit(form, compiler_options=OPTIONS).trace(*args)
+        _jax.check_jaxpr(rewritten.jaxpr.jaxpr)
+        optimised = rewritten.lower()
         trees = jax.tree.structure(natural.out_info), jax.tree.structure(optimised.out_info)
         if trees[0] != trees[1]:
             return [f"{name}: the structure is {trees[1]}, wanted {trees[0]}"]
@@ -155,10 +159,13 @@ def judged(
         got = jax.tree.leaves(optimised.compile()(*args))
 
         def reference() -> Any:
-            closed = jax.make_jaxpr(whole)(*args)
-            return float64_reference(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+            return float64_reference(traced.jaxpr.jaxpr, traced.jaxpr.consts, jax.tree.leaves(args))
 
         exactness = Exactness.NO_WORSE if numerics == "strict" else Exactness.REASSOCIATES
+        # Without a reference NO_WORSE is one ulp of the natural result. REASSOCIATES allows two of float64's, which is
+        # more unless the natural result is off by half of itself: then the dear reference decides nothing.
+        if exactness is Exactness.REASSOCIATES and not compare(got, want, exactness=Exactness.NO_WORSE):
+            return []
         return [f"{name}: {d}" for d in compare(got, want, reference, exactness=exactness)]
 
 

@@ -1,7 +1,10 @@
 """What the front doors open to is what the reference documents."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -46,6 +49,24 @@ def test_public_names_are_the_documented_ones(door: str) -> None:
     missing = "".join(f"\n::: {door}.{name}" for name in sorted(public - documented))
     assert not missing, f"add to docs/reference:{missing}"
     assert not documented - public, f"{door} has no {sorted(documented - public)}"
+
+
+def test_the_package_does_not_import_jax() -> None:
+    """`import aerogel` is quick, its doors and names are there when asked for, and all of them are listed."""
+    code = (
+        "import sys, aerogel, aerogel.cli\n"
+        "assert not {'jax', 'numpy'} & set(sys.modules)\n"
+        "assert {'optimize', 'compiler', 'UsageError'} <= set(dir(aerogel)) and not hasattr(aerogel, 'nothing')\n"
+        "assert aerogel.compiler.Program is sys.modules['aerogel.compiler'].Program\n"
+        "assert aerogel.optimize is aerogel.optimize is sys.modules['aerogel.transform'].optimize\n"
+        "from aerogel import *\n"
+        "assert explain is aerogel.explain and verify is aerogel.verify\n"
+    )
+    path = str(ROOT / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("door", EXISTING)

@@ -1,9 +1,35 @@
 """Strong structure that weighs nothing: write JAX programs the natural way, run the expert's form."""
 
+import typing as _typing
+from importlib import import_module as _import_module
+
 from ._errors import AerogelError as AerogelError
 from ._errors import Disagreement as Disagreement
 from ._errors import InternalError as InternalError
 from ._errors import UsageError as UsageError
-from .transform import explain as explain
-from .transform import optimize as optimize
-from .transform import verify as verify
+
+if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and editors
+    from . import audit as audit
+    from . import compiler as compiler
+    from .transform import explain as explain
+    from .transform import optimize as optimize
+    from .transform import verify as verify
+
+_HOME = dict.fromkeys(("explain", "optimize", "verify"), ".transform")
+__all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError", "explain", "optimize", "verify"]
+
+
+# The command `aerogel` stands in this package, so Python runs this file before any script starts, and importing JAX
+# takes a second or two. What needs JAX is therefore imported when it is first asked for. This is the one place that
+# does so; every other file imports what it needs at its top.
+def __getattr__(name: str) -> _typing.Any:
+    if name in ("audit", "compiler"):
+        return _import_module(f".{name}", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(_import_module(_HOME[name], __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "audit", "compiler"})

@@ -179,7 +179,7 @@ class PassFailedWarning(AerogelError, RuntimeWarning):
             what=f"pass '{self.pass_name}' failed{on}; the program was left as it was.",
             where=self.where,
             got=self.reason,
-            to_fix="nothing in your code: please report it; AEROGEL_STRICT=1 shows the whole traceback",
+            to_fix="AEROGEL_STRICT=1 shows the whole traceback; please report it, unless the pass is your own",
         )
 
 

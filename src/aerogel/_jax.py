@@ -27,7 +27,7 @@ from jax.extend.core import check_jaxpr as check_jaxpr
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.core import jaxprs_in_params as jaxprs_in_params
 
-# The original functions, taken at import: `aerogel run` replaces `jax.jit` (optimize-notes 2.19).
+# The original functions, taken at import: `aerogel run` replaces `jax.jit`, and we would call ourselves.
 original_jit = jax.jit
 shaped_abstractify = core.shaped_abstractify
 ShapedArray = core.ShapedArray
@@ -35,7 +35,7 @@ DropVar = core.DropVar
 Tracer = core.Tracer
 Atom = Var | Literal
 
-# Unwrapping of errors: frames of ours are not the user's (optimize-notes 2.2).
+# Unwrapping of errors: frames of ours are not the user's.
 traceback_util.register_exclusion(__file__)
 source_info_util.register_exclusion(__file__)
 
@@ -52,7 +52,7 @@ inside_optimize = jax.make_user_context(False)
 
 
 def is_traced(x: Any) -> bool:
-    """Whether a leaf is an input of the program, as opposed to a static value or a constant (optimize-notes 2.1)."""
+    """Whether a leaf is an input of the program: under a trace, what is no tracer is static or a constant."""
     return isinstance(x, core.Tracer)
 
 
@@ -77,7 +77,7 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def input_aval(x: Any) -> Any:
-    """The type of one input, with the state type that hijax values carry (optimize-notes 2.10)."""
+    """The type of one input, with the state type that hijax values carry."""
     aval = core.shaped_abstractify(x)
     return core.AvalQDD(aval, core.cur_qdd(x)) if aval.has_qdd else aval
 
@@ -114,7 +114,7 @@ def hunting_nans() -> bool:
 
 
 def trace_flat(flat_fun: Callable[..., Sequence[Any]], debug_info: Any, avals: Sequence[Any]) -> ClosedJaxpr:
-    """The program of a function of flat arrays. Not cached, closed-over tracers stay alive (optimize-notes 2.4)."""
+    """The program of a function of flat arrays. Not cached: a cached one may hold dead tracers."""
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(flat_fun, debug_info=debug_info), list(avals))
     return core.ClosedJaxpr(jaxpr, consts)
 
@@ -127,7 +127,7 @@ def check_returned(debug_info: Any, out: Any, leaves: Sequence[Any]) -> Any:
 
 
 def set_debug_info(program: ClosedJaxpr, debug_info: Any) -> None:
-    """`lu.wrap_init` forgets result names; give them back (optimize-notes 2.3)."""
+    """`lu.wrap_init` forgets result names; JAX's error on a bad result needs them."""
     program.jaxpr._debug_info = debug_info
 
 
@@ -146,13 +146,13 @@ def evaluate(program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     """Results of `program` under whatever transformation is active.
 
     While staging, the equations are appended as they are (parameters, contexts and source lines kept; no abstract
-    evaluation, no second tracing of nested functions: optimize-notes 2.15); otherwise they are bound one by one.
+    evaluation, no second tracing of nested functions); otherwise they are bound one by one.
     """
     trace = core.trace_ctx.trace
     if type(trace) is pe.DynamicJaxprTrace and not program.jaxpr.is_high:
         return _append(trace, program.jaxpr, program.consts, args)
     outs = core.eval_jaxpr(program.jaxpr, program.consts, *args)
-    # A literal result is a bare Python or NumPy scalar here (optimize-notes 2.7).
+    # A literal result is a bare Python or NumPy scalar here, and callers want an array.
     return [
         lax_internal._convert_element_type(x, v.aval.dtype, v.aval.weak_type) if isinstance(v, core.Literal) else x
         for x, v in zip(outs, program.jaxpr.outvars, strict=True)
@@ -191,7 +191,7 @@ def _append(trace: Any, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]
 
 
 def rename_effects(effects: Any, env: dict[Any, Any]) -> Any:
-    """Effects on refs name variables; rename them with the variables (optimize-notes 2.9)."""
+    """Effects on refs name variables; rename them with the variables."""
     if not effects:
         return effects
     return {
@@ -294,7 +294,7 @@ def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
 
 
 # The modules with the doors to `jit` besides `jax.jit`: what replaces `jit` for a whole process must set
-# `jit_doors[0].jit` and `jit_doors[1].pjit` too (optimize-notes 3).
+# `jit_doors[0].jit` and `jit_doors[1].pjit` too.
 jit_doors = (api, pjit)
 
 
@@ -380,3 +380,7 @@ def forward_rule(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int], list[bool]] | N
     zeros = [x.aval.to_tangent_aval().dtype == jax.dtypes.float0 for x in eqn.invars]
     jaxpr, consts, still = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
     return core.ClosedJaxpr(jaxpr, consts), [k for k, zero in enumerate(zeros) if not zero], list(still)
+
+
+# What JAX's own caches of traces are keyed by: every setting and context that tracing looks at.
+trace_key = jax_config.trace_context

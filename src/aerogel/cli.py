@@ -1,35 +1,41 @@
-"""The command `aerogel`. It parses, calls and exits; the work is in `aerogel.audit`.
+"""The command `aerogel`. It parses and starts the script; the work is in `aerogel.audit`, in the script's process.
 
 Exit status: the script's own; 2 for a command line that cannot be understood.
 """
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from difflib import get_close_matches
+from typing import Any
 
-from aerogel.audit import RunOptions, blocking_flag, interpreter_flags, launch
+from aerogel._launch import RunOptions, blocking_flag, interpreter_flags, launch
 
 DESCRIPTION = "Run JAX programs faster, unchanged."
 RUN_USAGE = """\
 aerogel run [options] script.py [arguments]
        aerogel run [options] -m package.module [arguments]"""
 RUN_DESCRIPTION = """\
-Runs a script exactly as `python script.py` would - arguments, working directory, exit status, tracebacks, signals -
-while everything that goes through `jax.jit` is optimised, whoever calls it (plain JAX, Equinox, Flax, Optax,
-Diffrax, NumPyro, BlackJAX ...). At the end a table on stderr says what was done to each function, and what was not.
+Runs a script exactly as `python script.py` would - arguments, working
+directory, exit status, tracebacks, signals - while everything that goes
+through `jax.jit` is optimised, whoever calls it: plain JAX, Equinox, Flax,
+Optax, Diffrax, NumPyro, BlackJAX ... At the end a table on stderr says what was
+done to each function, and what was not.
 """
 RUN_EPILOG = """\
-Options of aerogel stand before the script; what follows it is the script's. A script can also be a folder or a zip
-file with a __main__.py, `-` for standard input, or `-c code`. Flags for Python go in front:
+Options of aerogel stand before the script; what follows it is the script's. A
+script can also be a folder or a zip file with a __main__.py, `-` for standard
+input, or `-c code`. Flags for Python go in front:
 `python -O -m aerogel run script.py`.
 
 examples:
   aerogel run train.py --epochs 3
-  aerogel run --compare train.py           measure every function in its natural and its optimised form
-  aerogel run --report run.json train.py   write what the table shows, and more, as data
+  aerogel run --compare train.py
+      measure every function in its natural and its optimised form
+  aerogel run --report run.json train.py
+      write what the table shows, and more, as data
 """
 WITH_VALUE = {"--report", "--numerics"}
 
@@ -37,7 +43,7 @@ WITH_VALUE = {"--report", "--numerics"}
 def parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parser of the whole command, and that of `run`, which gets its own options only."""
     whole = argparse.ArgumentParser("aerogel", description=DESCRIPTION, allow_abbrev=False)
-    whole.add_argument("--version", action="version", version=version_line())
+    whole.add_argument("--version", action=ShowVersion, nargs=0, help="show the versions and exit")
     commands = whole.add_subparsers(dest="command", metavar="command", required=True)
     run = commands.add_parser(
         "run",
@@ -67,17 +73,31 @@ def parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
 
 def report_path(text: str) -> str:
-    """An absolute path that ends in .json or .txt, in a folder that exists: found out before the script runs."""
-    path = Path(text).absolute()
-    if path.suffix not in (".json", ".txt"):
+    """An absolute path that ends in .json or .txt and can be written: found out before the script runs."""
+    if not text.endswith((".json", ".txt")):
         raise argparse.ArgumentTypeError(f"{text!r} ends in neither .json nor .txt")
-    if not path.parent.is_dir():
+    path = os.path.abspath(text)
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
         raise argparse.ArgumentTypeError(f"the folder of {text!r} does not exist")
-    return str(path)
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return path
+
+
+class ShowVersion(argparse.Action):
+    """`--version`: argparse's own action wants the text before it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        """Prints and exits."""
+        print(version_line())
+        parser.exit()
 
 
 def version_line() -> str:
     """`aerogel 0.1.0 (jax 0.10.2, python 3.11.7)`."""
+    from importlib.metadata import PackageNotFoundError, version  # 50 ms that every run of a script would pay
+
     found = {}
     for name in ("aerogel", "jax"):
         try:
@@ -105,8 +125,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command. Returns only by `SystemExit`, or not at all: the script takes the process over."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     whole, run = parser()
-    before, target = split_target(given[1:]) if given[:1] == ["run"] else (given[1:], [])
-    options = whole.parse_args([*given[:1], *before])
+    if given[:1] != ["run"]:
+        if given and not given[0].startswith("-") and os.path.exists(given[0]):
+            whole.error(f"to run a script: aerogel run {shlex.join(given)}")
+        whole.parse_args(given)
+    before, target = split_target(given[1:])
+    options, unknown = run.parse_known_args(before)
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        near = get_close_matches(name, [*WITH_VALUE, "--quiet", "--compare"], n=1)
+        run.error(f"there is no option {name}" + (f"; {near[0]} is meant?" if near else ""))
     if not target:
         run.error("which script? give a file, or -m and a module")
     if target[0] in ("-m", "-c") and len(target) == 1:

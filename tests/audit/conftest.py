@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aerogel.audit import RunOptions
+from aerogel._launch import RunOptions
 from aerogel.audit._session import Session
 
 SOURCE = Path(__file__).parents[2] / "src"

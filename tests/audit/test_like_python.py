@@ -1,5 +1,6 @@
 """`aerogel run` does what `python` does. Each test runs both and compares status, stdout and stderr byte for byte."""
 
+import json
 import os
 import signal
 import subprocess
@@ -162,6 +163,12 @@ def test_a_script_without_jax(runner: Runner) -> None:
     runner.write("json.py", "print('own json')")
     runner.write("script.py", "import sys, json; print('numpy' in sys.modules, 'jax' in sys.modules)")
     assert runner.both("script.py").out == "own json\nFalse False\n"
+    # Aerogel says and writes that nothing was compiled, without importing JAX for it.
+    loud = runner.aerogel("--report", "run.json", "script.py")
+    assert (loud.out, loud.err) == ("own json\nFalse False\n", "\naerogel: nothing was compiled with jax.jit\n")
+    assert json.loads((runner.folder / "run.json").read_text())["functions"] == []
+    runner.write("forks.py", "import os, sys\nif os.fork(): os.wait()\nelse: sys.exit()")
+    assert runner.aerogel("forks.py").err.count("nothing was compiled") == 1
 
 
 def test_an_environments_own_sitecustomize_runs(runner: Runner) -> None:

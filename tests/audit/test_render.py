@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aerogel._launch import RunOptions, empty_report
 from aerogel.audit import FunctionRow, Measurement, RunReport, to_json, to_text
 from aerogel.audit._render import print_report
 from aerogel.compiler.cost import Cost
@@ -72,11 +73,9 @@ def through_rich(report: RunReport, monkeypatch: pytest.MonkeyPatch, columns: st
     return stream.getvalue()
 
 
-def test_rich_shows_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both renderings are of one table: the same cells in the same order, in the same width."""
-    drawn = through_rich(RUN, monkeypatch, "80")
-    assert max(map(len, drawn.splitlines())) <= 80
-    assert drawn.replace("─", "").split() == to_text(RUN, 80).replace("--", "").replace("\n-\n", "").split()
+def test_rich_shows_the_same_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both renderings are of one layout; rich adds colours, on a terminal, and a finer rule."""
+    assert through_rich(RUN, monkeypatch, "80").replace("─", "-") == "\n" + to_text(RUN, 80)
 
 
 def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +90,67 @@ def test_a_failed_pass_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = through_rich(RUN, monkeypatch, "100").splitlines()
     assert any("\x1b[31m" in line and "streaming FAILED" in line for line in lines)
     assert any("\x1b[31m" in line and "A pass failed" in line for line in lines)
+
+
+def lines_of(*decisions: Decision, whole: bool = False) -> list[str]:
+    """The table's lines about decisions, for a function that made these, without their wrapping."""
+    row = replace(RUN.functions[0], traces=(replace(TRACE, decisions=decisions),), measurements=())
+    text = to_text(replace(RUN, functions=(row,), notes=()), 10_000, whole)
+    return [line.strip() for line in text.splitlines() if line.startswith(("  +", "  -"))]
+
+
+def test_equal_decisions_are_one_line() -> None:
+    """What was done at several lines is said once, with the lines; several times at one line is counted."""
+    found = lines_of(
+        FIRED,
+        FIRED,
+        replace(FIRED, where="train.py:46 in loss"),
+        replace(FIRED, where="train.py:46 in other"),
+        replace(FIRED, where="model.py:9 in f"),
+        replace(FIRED, where=""),
+    )
+    assert found == [
+        "+ train.py:44 x 2, 46 x 2, model.py:9, elsewhere loop-fusion: sum over time becomes a partial result per step"
+    ]
+    (crowded,) = lines_of(*(replace(FIRED, where=f"train.py:{line}") for line in range(100)))
+    assert crowded.startswith("+ train.py:0, 1, 2, 3, 4, 5 and 94 more loop-fusion: sum")
+
+
+def test_long_lists_are_cut_and_counted() -> None:
+    """Some decisions stand in the table, the others as a number; the text that `--report` writes has all of them."""
+    refused = [replace(REFUSED, reason=f"reason {index}") for index in range(9)]
+    fired = [replace(FIRED, what=f"thing {index}") for index in range(30)]
+    cut = lines_of(*fired, *refused)
+    assert [line for line in cut if "more" in line] == [
+        "+ and 18 more fired, --report FILE has them",
+        "- and 7 more refused, --report FILE has them",
+    ]
+    assert len(cut) == 12 + 1 + 2 + 1
+    assert len(lines_of(*fired, *refused, whole=True)) == 39
+    assert len(lines_of(*refused[:3])) == 3, "one line is not hidden behind a line that counts it"
+
+
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        (Cost(10_000_000, 3_800_000, 64_000), "saves 71.9 MB of peak memory, 72.0 MB of memory traffic"),
+        (Cost(9_000_000, 80_000_000, 72_000_000), "saves 1.0 Mflop of arithmetic; adds 4.2 MB of memory traffic"),
+        (Cost(10_000_001, 75_800_001, 72_000_001), None),
+    ],
+)
+def test_what_is_added_is_not_called_saved(after: Cost, line: str | None) -> None:
+    """The table says what is saved and what is added, each as a positive amount, and nothing of tiny changes."""
+    row = replace(RUN.functions[0], traces=(replace(TRACE, after=after),), measurements=())
+    text = to_text(replace(RUN, functions=(row,)), 100)
+    found = [found.strip() for found in text.splitlines() if found.startswith(("  saves", "  adds"))]
+    assert found == ([] if line is None else [line])
+
+
+@pytest.mark.parametrize("difference", [3e-7, 0.5, float("inf")])
+def test_a_large_difference_is_explained(difference: float) -> None:
+    """A reader of a sampler's row is told that rounding is amplified there, and what judges it."""
+    row = replace(RUN.functions[0], measurements=(replace(MEASURED, difference=difference),))
+    assert ("ag.verify" in to_text(replace(RUN, functions=(row,)))) == (difference > 1e-3)
 
 
 def test_json_is_versioned_and_whole() -> None:
@@ -110,8 +170,12 @@ def test_json_is_versioned_and_whole() -> None:
 
 
 def test_nothing_compiled() -> None:
-    """A run without a jitted function says so, in a line."""
-    assert to_text(replace(RUN, functions=(), notes=())) == "aerogel: nothing was compiled with jax.jit\n"
+    """A run without a jitted function says so, in a line; without JAX, the same is written without importing it."""
+    nothing = replace(RUN, functions=(), notes=(), backend="", jax_version="")
+    assert to_text(nothing) == "aerogel: nothing was compiled with jax.jit\n"
+    options = RunOptions(compare=nothing.compared, numerics=nothing.numerics, command=nothing.command)
+    assert empty_report(replace(options, report="r.txt")) == to_text(nothing)
+    assert json.loads(empty_report(replace(options, report="r.json"))) == json.loads(to_json(nothing))
 
 
 def test_text_of_one_report(golden: Callable[[str, str], None]) -> None:

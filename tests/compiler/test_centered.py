@@ -159,3 +159,43 @@ def test_narrow_types(dtype: Any) -> None:
     for got, want in zip(jax.jit(ag.optimize(f))(x), jax.jit(f)(x), strict=True):
         assert got.dtype == want.dtype == dtype
         np.testing.assert_allclose(np.asarray(got, float), np.asarray(want, float), rtol=0.02, atol=0.005)
+
+
+@pytest.mark.parametrize("reduce", [jnp.var, jnp.std, jax.nn.logsumexp])
+def test_large_steps_run_in_lanes(reduce: Callable[[Any], Any]) -> None:
+    """A step of 10^5 elements is reduced in lanes, on all cores, around a late center too."""
+
+    def f(x0: Any) -> Any:
+        return reduce(stacked(x0))
+
+    x = normal(0, 102_400)
+    assert not made(jax.make_jaxpr(ag.optimize(f))(x).jaxpr, T * x.size)
+    ag.verify(f)(x)
+
+
+TIES: dict[str, Callable[[Any], Any]] = {
+    "max of all": jnp.max,
+    "min of all": jnp.min,
+    "max over time": lambda ys: ys.max(0).sum(),
+    "min over time and columns": lambda ys: ys.min((0, 2)).sum(),
+    "max and mean": lambda ys: ys.max() + ys.mean(),
+    "max of halves": lambda ys: ys[: T // 2].max() + ys[T // 2 :].max(),
+}
+
+
+@pytest.mark.parametrize("values", ["distinct", "ties", "infinite", "nan"])
+@pytest.mark.parametrize("name", TIES)
+def test_gradients_of_extremes(name: str, values: str) -> None:
+    """The gradient of a maximum is shared by its ties; they are counted in the loop."""
+
+    def f(x0: Any) -> Any:
+        return TIES[name](lax.scan(lambda c, _: (c if values == "ties" else 0.5 * c, c), x0, None, length=T)[1])
+
+    x = normal(0, 8, 1024)
+    x = np.round(x) if values == "ties" else x
+    if values in ("infinite", "nan"):
+        x[0, :3] = (np.inf, -np.inf, 1) if values == "infinite" else (np.nan, 2, np.nan)
+    natural = jax.value_and_grad(f)
+    ag.verify(natural)(x)
+    if name != "max of halves":
+        assert any("ties" in d.what for d in ag.explain(natural)(x).fired)

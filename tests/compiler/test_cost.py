@@ -347,7 +347,7 @@ def test_peak_is_near_what_xla_allocates(name):
     assert allocated / 1.5 <= cost(f, *args).peak_bytes <= allocated * 1.5
 
 
-# -- seconds: the order of two forms of one computation is that of shared/catalogue.md (rows in the names)
+# -- seconds: the order of two forms of one computation is the measured one (the names say what was measured)
 
 
 def _hoist(batch, hoisted):

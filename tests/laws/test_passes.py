@@ -42,6 +42,17 @@ def products(w: Any, xs: Any) -> Any:
     return jax.vmap(jax.vmap(lambda x: w @ x, 1), 0)(jnp.swapaxes(xs, 1, 2))
 
 
+def gates(x0: Any, xs: Any) -> Any:
+    """A gated state: its gradient stores values that are functions of each other."""
+
+    def body(c: Any, x: Any) -> Any:
+        g, h = jax.nn.sigmoid(c + x), jnp.tanh(c - x)
+        c = g * c + (1 - g) * h
+        return c, c
+
+    return jax.lax.scan(body, x0, xs)[1].sum()
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -56,6 +67,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
         f = list(SURROUNDINGS.values())[k % 5](f)
         found[pattern.name] = f, pattern.args(bool(k % 2), SMALL_STATE)
     found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
+    found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 64, 4096))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

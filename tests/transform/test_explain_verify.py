@@ -1,7 +1,7 @@
 """`explain` tells what is done and why not; `verify` sees a wrong result."""
 
 import dataclasses
-import sys
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +19,7 @@ from aerogel.compiler.report import Decision
 
 X = np.linspace(-1, 1, 4096, dtype=np.float32)
 # The door of the same name hides the module.
-OPTIMIZE = sys.modules["aerogel.transform.optimize"]
+OPTIMIZE = importlib.import_module("aerogel.transform.optimize")
 
 
 def decay(x: Any, n: int = 64) -> Any:
@@ -115,10 +115,16 @@ def test_static_arguments_reach_jit() -> None:
 
 
 def test_words_are_checked() -> None:
-    """Another word for `numerics` is a usage error, from all three doors, before anything runs."""
+    """Another word for `numerics` is a usage error that names the door, before anything runs; so are no passes."""
     for door in (ag.optimize, ag.explain, ag.verify):
-        with pytest.raises(ag.UsageError):
-            door(decay, numerics="loose")(X)
+        with pytest.raises(ag.UsageError) as caught:
+            door(decay, numerics="loose")
+        assert f"argument `numerics` of `{door.__name__}`" in str(caught.value)
+        with pytest.raises(TypeError, match="callable"):
+            door(3)  # type: ignore[arg-type]
+    for passes in (["loop-fusion"], Wrong(0), [Wrong]):
+        with pytest.raises(ag.UsageError, match="`passes` of `optimize`"):
+            ag.optimize(decay, passes=passes)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +164,16 @@ def test_verify_names_the_result_that_differs(
     assert error.path == f"result{path}"
     assert (error.got, error.wanted) == ("0.0", ["7.0", "4.0", "1.0"][which])
     assert error.function == "<lambda>"
+
+
+def test_what_is_optimised_already_is_verified_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The natural form of `jax.jit(ag.optimize(f))` is `f`: else a wrong pass would be compared with itself."""
+    x = np.array([1, 2, 4], np.float32)
+    monkeypatch.setattr(OPTIMIZE, "DEFAULT_PASSES", (Wrong(0),))
+    fast = jax.jit(ag.optimize(lambda x: tree(x)))
+    assert float(fast(x)["loss"]) == 0
+    with pytest.raises(ag.Disagreement):
+        ag.verify(fast)(x)
 
 
 def test_verify_allows_what_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,5 @@ from ._data import FunctionRow as FunctionRow
 from ._data import Measurement as Measurement
 from ._data import RunReport as RunReport
 from ._data import to_json as to_json
-from ._launch import RunOptions as RunOptions
-from ._launch import blocking_flag as blocking_flag
-from ._launch import interpreter_flags as interpreter_flags
-from ._launch import launch as launch
 from ._render import to_text as to_text
 from ._session import start_run as start_run

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from aerogel import _jax
 from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
-from aerogel.transform.optimize import optimize, trace_program
+from aerogel.transform.optimize import watched
 
 from ._data import Measurement
 from ._measure import Sample, copy_arrays, measure, types_of
@@ -53,23 +51,12 @@ class Sampler:
 
     def watched(self, fun: Any, numerics: str, record: Record) -> Any:
         """`optimize(fun)`, with each trace's natural program kept beside its report."""
-        _jax.check_callable(fun)  # `kept` is no generator function, whatever `fun` is
 
-        @_jax.wraps(fun)
-        @_jax.api_boundary
-        def kept(*args: Any, **kwargs: Any) -> Any:
-            if not _jax.is_staging():
-                return fun(*args, **kwargs)
-            program, dynamic, out_tree = trace_program(fun, args, kwargs)
-            # Functions inside this one were traced before; the last program is that of the report to come.
-            self._thread.natural = program
-            return jax.tree.unflatten(out_tree(), _jax.evaluate(program, dynamic))
-
-        def note(report: Report) -> None:
+        def note(natural: Program, report: Report) -> None:
             record.add_trace(report)
-            self.waiting(record).append(Traced(self._thread.natural, report))
+            self.waiting(record).append(Traced(natural, report))
 
-        return optimize(kept, numerics=numerics, on_report=note)
+        return watched(fun, numerics, note)
 
     def waiting(self, record: Record) -> list[Traced]:
         """Traces of this thread that no call was found for yet, newest last."""

@@ -4,10 +4,9 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from aerogel._launch import SCHEMA
 from aerogel.compiler.render import report_to_dict
 from aerogel.compiler.report import Decision, Report
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,7 @@ class RunReport:
 
     Attributes:
         command: the script and its arguments.
+        backend, jax_version: "" if the script never imported JAX.
         functions: in the order in which they were first compiled or called.
         notes: sentences about the whole run.
     """

@@ -6,100 +6,141 @@ import sys
 import textwrap
 from typing import Any, TextIO
 
+from aerogel._launch import NOTHING_COMPILED
 from aerogel.compiler.render import change, count, kind_of
 from aerogel.compiler.report import Decision
 
 from ._data import FunctionRow, Measurement, RunReport
-from ._table import Column, Line, Table, draw_plain, draw_rich
+from ._table import Column, Line, Row, Table, layout, plain
 
-MOST_REFUSED = 2
+MOST_FIRED, MOST_REFUSED, MOST_PLACES = 12, 2, 6
 NARROWEST = 72
-FAILURE = "A pass failed: results are right, but the program was left as it was. Please report it."
 NO_TERMINAL = 80
+FAILURE = "A pass failed: results are right, but the program was left as it was. Please report it."
+LARGE_DIFFERENCE = 1e-3
+AMPLIFIED = (
+    "Large differences: samplers and chaotic simulations amplify rounding, so that they end elsewhere. In anything "
+    "else, `ag.verify` finds out which form is nearer to float64."
+)
+PREDICTED = "flops, bytes moved and peak memory: predicted for one call."
 STYLES = {"fired": "green", "refused": "dim", "failed": "red"}
 MARKS = {"fired": "+", "refused": "-", "failed": "!"}
+# What is predicted: the field of a cost, its unit, and of what.
+QUANTITIES = (
+    ("flops", "flop", "of arithmetic"),
+    ("bytes_moved", "B", "of memory traffic"),
+    ("peak_bytes", "B", "of peak memory"),
+)
 
 
-def to_text(report: RunReport, width: int = NO_TERMINAL) -> str:
-    """The whole report as plain text of at most `width` columns."""
-    drawn = [draw_plain(table, width) for table in tables(report)]
+def to_text(report: RunReport, width: int = NO_TERMINAL, whole: bool = False) -> str:
+    """The report as plain text of at most `width` columns; `whole`, with every decision."""
+    drawn = [plain(layout(table, width)) for table in tables(report, whole)]
     return "\n\n".join([*drawn, "\n".join(closing_lines(report, width))]).strip() + "\n"
 
 
-def tables(report: RunReport) -> list[Table]:
+def tables(report: RunReport, whole: bool = False) -> list[Table]:
     """The table of what was done, and that of what was measured if anything was."""
-    made = [overview(report)] if report.shown else []
+    made = [overview(report, whole)] if report.shown else []
     measured = [(row, m, times) for row in report.shown for m, times in merged(row.measurements)]
     return made + ([measurements(measured)] if measured else [])
 
 
-def overview(report: RunReport) -> Table:
-    """A row per function: calls, traces, what happened to it, and the savings that the cost model predicts."""
-    columns = (
-        Column("function", width=22),
-        Column("calls", is_number=True),
-        Column("traced", is_number=True),
-        Column("what was done", takes_rest=True),
-        Column("flops", width=9, is_number=True),
-        Column("bytes", width=9, is_number=True),
-    )
+def overview(report: RunReport, whole: bool) -> Table:
+    """A row per function: calls, traces and the predicted changes; below it, what was done and what was not."""
+    changed = sum(row.is_changed for row in report.shown)
+    names = ["function", "calls", "traced", *(["flops", "bytes", "peak"] if changed else [])]
     rows = [
-        (
-            function_cell(row),
-            (Line(str(row.calls)), *([Line(f"+{row.calls_inside} in")] if row.calls_inside else [])),
-            (Line(str(len(row.traces))),),
-            done_cell(row),
-            saved_cell(row, "flops"),
-            saved_cell(row, "bytes_moved"),
+        Row(
+            (
+                Line(row.name, "bold"),
+                Line(str(row.calls)),
+                Line(str(len(row.traces))),
+                *([change_cell(row, name) for name, _, _ in QUANTITIES] if changed else []),
+            ),
+            (*facts_lines(row), *decision_lines(row, whole)),
         )
         for row in report.shown
     ]
-    changed = sum(row.is_changed for row in report.shown)
     many = "function" if len(rows) == 1 else "functions"
     how = f"{report.numerics} numerics, {report.backend}"
     title = f"aerogel: {changed} of {len(rows)} compiled {many} rewritten ({how})"
-    return Table(title, columns, tuple(rows))
+    return Table(title, tuple(Column(name) for name in names), tuple(rows))
 
 
-def function_cell(row: FunctionRow) -> tuple[Line, ...]:
-    """The name, and below it the user's line."""
-    place = f"at {row.called_from}" if row.called_from else row.where
-    return (Line(row.name, "bold"), *([Line(place, "dim")] if place else []))
-
-
-def done_cell(row: FunctionRow) -> tuple[Line, ...]:
-    """What failed, what fired and where, and the first refusals."""
-    groups: dict[str, list[tuple[Decision, int]]] = {"failed": [], "fired": [], "refused": []}
-    for decision, times in row.decisions:
-        groups[kind_of(decision)].append((decision, times))
-    lines = [decision_line(d, n) for d, n in groups["failed"] + groups["fired"]]
-    if not lines:
-        lines = [Line("unchanged" if row.traces else "not seen by the optimiser", "dim")]
-    lines += [decision_line(d, n) for d, n in groups["refused"][:MOST_REFUSED]]
-    left = len(groups["refused"]) - MOST_REFUSED
-    return (*lines, *([Line(f"- {left} more refused", "dim")] if left > 0 else []))
-
-
-def decision_line(decision: Decision, times: int) -> Line:
-    """As "+ train.py:44 loop-fusion: sum over time becomes ... (4x)"; for refusals and failures the reason."""
-    kind = kind_of(decision)
-    place = decision.where.partition(" in ")[0]
-    text = decision.what if kind == "fired" else decision.reason or decision.what
-    often = f" ({times}x)" if times > 1 else ""
-    head = " ".join(part for part in (MARKS[kind], place, decision.rule) if part)
-    return Line(f"{head}{' FAILED' if kind == 'failed' else ''}: {text}{often}", STYLES[kind])
-
-
-def saved_cell(row: FunctionRow, what: str) -> tuple[Line, ...]:
-    """What one call saves of its flops or bytes, absolute and as a change; empty when nothing fired."""
+def change_cell(row: FunctionRow, what: str) -> Line:
+    """The change of a cost in percent, "same", or nothing where nothing fired."""
     trace = row.largest
     if trace is None or not row.is_changed:
-        return (Line(""),)
-    before, after = getattr(trace.before, what), getattr(trace.after, what)
-    if not change(before, after):
-        return (Line("same", "dim"),)
-    unit = "" if what == "flops" else "B"
-    return (Line(change(before, after)), Line(f"{count(after - before)}{unit}".strip(), "dim"))
+        return Line("")
+    shown = change(getattr(trace.before, what), getattr(trace.after, what))
+    return Line(shown) if shown else Line("same", "dim")
+
+
+def facts_lines(row: FunctionRow) -> tuple[Line, ...]:
+    """Where the function is, whether it was changed, what that saves, and how often it was part of others."""
+    place = f"called at {row.called_from}" if row.called_from else row.where
+    state = "" if row.is_changed else "unchanged" if row.traces else "not seen by the optimiser"
+    calls = "call" if row.calls_inside == 1 else "calls"
+    inside = f"{row.calls_inside} more {calls} inside other functions" if row.calls_inside else ""
+    lines = (Line(", ".join(filter(None, (place, state))), "dim"), Line(inside, "dim"), Line(savings(row)))
+    return tuple(line for line in lines if line.text)
+
+
+def savings(row: FunctionRow) -> str:
+    """As "saves 240 MB of peak memory; adds 275 kB moved"; a change that is too small for the table is left out."""
+    trace = row.largest
+    if trace is None or not row.is_changed:
+        return ""
+    found: dict[str, list[str]] = {"saves": [], "adds": []}
+    for name, unit, what in reversed(QUANTITIES):
+        before, after = getattr(trace.before, name), getattr(trace.after, name)
+        if change(before, after):
+            found["saves" if after < before else "adds"].append(f"{count(abs(after - before))}{unit} {what}")
+    return "; ".join(f"{verb} {', '.join(amounts)}" for verb, amounts in found.items() if amounts)
+
+
+def decision_lines(row: FunctionRow, whole: bool) -> list[Line]:
+    """What failed, what fired and where, and what was refused; equal decisions at several places are one line."""
+    groups: dict[str, dict[str, dict[str, int]]] = {"failed": {}, "fired": {}, "refused": {}}
+    for decision, times in row.decisions:
+        places = groups[kind_of(decision)].setdefault(said(decision), {})
+        place = decision.where.partition(" in ")[0]
+        places[place] = places.get(place, 0) + times
+    lines = []
+    for kind, most in (("failed", MOST_FIRED), ("fired", MOST_FIRED), ("refused", MOST_REFUSED)):
+        entries = list(groups[kind].items())
+        # A line that says "and 1 more" takes as much room as the one that it hides.
+        kept = entries if whole or len(entries) <= most + 1 else entries[:most]
+        lines += [Line(f"{MARKS[kind]} {places_of(at, whole)}{text}", STYLES[kind]) for text, at in kept]
+        if len(kept) < len(entries):
+            more = f"{MARKS[kind]} and {len(entries) - len(kept)} more {kind}, --report FILE has them"
+            lines.append(Line(more, STYLES[kind]))
+    return lines
+
+
+def said(decision: Decision) -> str:
+    """The pass and what it did; for refusals and failures the reason too."""
+    if decision.fired:
+        return f"{decision.rule}: {decision.what}"
+    if decision.failed:
+        return f"{decision.rule} FAILED: {decision.reason or decision.what}"
+    return f"{decision.rule} refused: " + "; ".join(filter(None, (decision.what, decision.reason)))
+
+
+def places_of(places: dict[str, int], whole: bool) -> str:
+    """As "train.py:44, 46 x 3, model.py:9 "; the file is named once."""
+    shown, last = [], ""
+    kept = list(places.items()) if whole else list(places.items())[:MOST_PLACES]
+    for place, times in kept:
+        file, _, line = place.rpartition(":")
+        # What has no line of the user's counts, but has no place to name.
+        name = (line if file == last else place) or ("elsewhere" if len(places) > 1 else "")
+        shown.append(name + (f" x {times}" if times > 1 else ""))
+        last = file
+    left = len(places) - len(kept)
+    text = ", ".join(shown) + (f" and {left} more" if left else "")
+    return f"{text.strip()} " if text else ""
 
 
 def merged(measurements: tuple[Measurement, ...]) -> list[tuple[Measurement, int]]:
@@ -113,34 +154,32 @@ def merged(measurements: tuple[Measurement, ...]) -> list[tuple[Measurement, int
 
 def measurements(measured: list[tuple[FunctionRow, Measurement, int]]) -> Table:
     """A row per function and signature: times, their ratio, temporary memory, difference."""
-    columns = (
-        Column("function", takes_rest=True),
-        Column("natural", is_number=True),
-        Column("optimised", is_number=True),
-        Column("ratio", is_number=True),
-        Column("temp memory", is_number=True),
-        Column("difference", is_number=True),
-    )
+    names = ("function", "natural", "optimised", "ratio", "temp memory", "difference")
     title = "measured: time per call, temporary memory, largest difference"
-    return Table(title, columns, tuple(measured_row(*entry) for entry in measured))
+    several = {row.name for row, m, _ in measured if m.status == "measured" and m is not row.measurements[0]}
+    rows = [measured_row(row, m, times, row.name in several) for row, m, times in measured]
+    return Table(title, tuple(Column(name) for name in names), tuple(rows))
 
 
-def measured_row(row: FunctionRow, m: Measurement, times: int) -> tuple[tuple[Line, ...], ...]:
+def measured_row(row: FunctionRow, m: Measurement, times: int, with_types: bool) -> Row:
     """One row of `measurements`; what was not measured says why in place of numbers."""
+    name = Line(row.name, "bold")
+    empty = Line("-", "dim")
     often = f" ({times} signatures)" if times > 1 else ""
-    name = (Line(row.name + often, "bold"), *([Line(f"not measured: {m.reason}", "dim")] if m.reason else []))
-    empty = (Line("-"),)
     if m.status == "skipped":
-        return (name, empty, empty, empty, empty, empty)
+        return Row((name, empty, empty, empty, empty, empty), (Line(f"not measured: {m.reason}{often}", "dim"),))
     if m.status == "unchanged":
-        return (name, empty, (Line("unchanged"),), (Line("1.00"),), empty, empty)
-    return (
-        name,
-        (Line(seconds(m.natural_seconds)),),
-        (Line(seconds(m.optimized_seconds)),),
-        (ratio_line(m.time_ratio),),
-        temp_cell(m),
-        (Line("0" if m.difference == 0 else f"{m.difference:.1e}"),),
+        return Row((name, empty, Line("unchanged"), Line("1.00"), empty, empty))
+    return Row(
+        (
+            name,
+            Line(seconds(m.natural_seconds)),
+            Line(seconds(m.optimized_seconds)),
+            ratio_line(m.time_ratio),
+            temp_cell(m),
+            Line("0" if m.difference == 0 else f"{m.difference:.1e}"),
+        ),
+        (Line(m.arguments, "dim"),) if with_types else (),
     )
 
 
@@ -151,11 +190,11 @@ def ratio_line(ratio: float | None) -> Line:
     return Line(f"{ratio:.2f}", "green" if ratio < 0.97 else "red" if ratio > 1.03 else "")
 
 
-def temp_cell(m: Measurement) -> tuple[Line, ...]:
+def temp_cell(m: Measurement) -> Line:
     """As "72 MB -> 4 MB"."""
     if m.natural_temp_bytes is None or m.optimized_temp_bytes is None:
-        return (Line("unknown", "dim"),)
-    return (Line(f"{count(m.natural_temp_bytes)}B -> {count(m.optimized_temp_bytes)}B"),)
+        return Line("unknown", "dim")
+    return Line(f"{count(m.natural_temp_bytes)}B -> {count(m.optimized_temp_bytes)}B")
 
 
 def seconds(value: float | None) -> str:
@@ -170,11 +209,15 @@ def seconds(value: float | None) -> str:
 
 def closing_lines(report: RunReport, width: int) -> list[str]:
     """What does not fit into a table."""
-    lines = [] if report.shown else ["aerogel: nothing was compiled with jax.jit"]
+    lines = [] if report.shown else [NOTHING_COMPILED]
+    if any(row.is_changed for row in report.shown):
+        lines.append(PREDICTED)
     if report.only_inside:
         names = [row.name for row in report.only_inside]
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         lines.append(f"only as part of others: {', '.join(names[:5])}{more}")
+    if any((m.difference or 0) > LARGE_DIFFERENCE for row in report.shown for m in row.measurements):
+        lines.append(AMPLIFIED)
     if report.failed:
         lines.append(FAILURE)
     return [part for line in (*lines, *report.notes) for part in textwrap.wrap(line, width)]
@@ -195,18 +238,23 @@ def print_report(report: RunReport, stream: TextIO | None = None) -> None:
 
 
 def print_rich(report: RunReport, stream: TextIO, width: int) -> None:
-    """The same tables and lines through rich."""
+    """The same lines through rich."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(file=stream, width=width, highlight=False)
-    for table in tables(report):
-        console.print()
-        console.print(table.title, style="bold", markup=False)
-        console.print(draw_rich(table, width))
-    console.print()
     failure = textwrap.wrap(FAILURE, width)
-    for line in closing_lines(report, width):
-        console.print(line, style="red" if report.failed and line in failure else None, markup=False)
+    closing = [
+        [Line(text, "red" if report.failed and text in failure else "")] for text in closing_lines(report, width)
+    ]
+    rule = "-" if console.encoding.lower() == "ascii" else "─"
+    for lines in (*(layout(table, width, rule) for table in tables(report)), closing):
+        console.print()
+        for line in lines:
+            pieces = [(piece.text, piece.style) for piece in line]
+            text = Text.assemble(*pieces)
+            text.rstrip()
+            console.print(text, soft_wrap=True)
 
 
 def terminal_width(stream: TextIO) -> int:

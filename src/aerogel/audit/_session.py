@@ -14,12 +14,12 @@ from typing import Any
 import jax
 
 from aerogel import _jax
+from aerogel._launch import RunOptions
 from aerogel.transform import optimize
 
 from ._compare import Sampler
 from ._counted import CountedJit
 from ._data import RunReport, to_json
-from ._launch import RunOptions
 from ._origin import Origin, origin_in, origin_of, user_line
 from ._record import Record
 from ._render import print_report, to_text
@@ -105,7 +105,7 @@ class Session:
         else:
             wrapper = self.sampler.watched(fun, self.options.numerics, record)
         if isinstance(fun, types.FunctionType):
-            # A cycle, which the garbage collector frees (optimize-notes 2.5).
+            # A cycle, which the garbage collector frees; a weak table would never free `fun`, which the wrapper holds.
             fun.__dict__[_SLOT] = Known(id(fun), self, record, wrapper)
         wrapper.__dict__[_SLOT] = Known(id(wrapper), self, record, None)
         return wrapper, record
@@ -184,7 +184,9 @@ def finish_run(session: Session, process: int) -> None:
     report = session.report()
     if session.options.report:
         path = Path(session.options.report)
-        path.write_text(to_json(report) if path.suffix == ".json" else to_text(report, width=100), encoding="utf-8")
+        path.write_text(
+            to_json(report) if path.suffix == ".json" else to_text(report, width=100, whole=True), encoding="utf-8"
+        )
     if not session.options.quiet:
         print_report(report)
 

@@ -1,16 +1,17 @@
-"""A table as data, and two ways to draw it: with rich where it is installed, and without."""
+"""A table as data, and its layout: lines of styled text that fit a width. Who prints them needs to know no more."""
 
 import textwrap
 from dataclasses import dataclass
-from typing import Any
 
 SEPARATOR = "  "
+INDENT = "  "
 NARROWEST_CELL = 10
+WIDEST = 72  # numbers that stand far from the name of their row are hard to read
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line in a cell, with a style: "", "bold", "green", "dim" or "red". Continued lines are indented."""
+    """A piece of text with a style: "", "bold", "green", "dim" or "red"."""
 
     text: str
     style: str = ""
@@ -18,97 +19,73 @@ class Line:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and how wide a column may become. One of a table's columns takes what is left."""
+    """A heading. The first column takes the width that the others leave; its entries are words."""
 
     heading: str
-    width: int = 0  # 0: as wide as its content
-    is_number: bool = False
-    takes_rest: bool = False
+    is_number: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell for each column, and lines below them that take the whole width."""
+
+    cells: tuple[Line, ...]
+    below: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, each cell some lines."""
+    """A title, columns, and rows."""
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[tuple[Line, ...], ...], ...]
+    rows: tuple[Row, ...]
 
 
-def widths(table: Table, total: int) -> list[int]:
-    """The columns' widths, so that the whole is at most `total` wide."""
-    natural = []
-    for index, column in enumerate(table.columns):
-        lines = [len(line.text) for row in table.rows for line in row[index]]
-        wanted = max([len(column.heading), *lines])
-        natural.append(max(min(wanted, column.width or wanted), len(column.heading)))
-    rest = next(i for i, column in enumerate(table.columns) if column.takes_rest)
-    others = sum(natural) - natural[rest] + len(SEPARATOR) * (len(natural) - 1)
-    natural[rest] = max(min(natural[rest], total - others), NARROWEST_CELL)
-    # On a very narrow terminal the first column, which holds words too, gives way.
-    excess = max(others + natural[rest] - total, 0)
-    natural[0] = max(natural[0] - excess, min(natural[0], NARROWEST_CELL))
-    return natural
-
-
-def wrap(cell: tuple[Line, ...], width: int) -> list[Line]:
-    """The cell's lines, broken to fit; a word that is too long is broken too."""
-    broken: list[Line] = []
-    for line in cell:
-        parts = textwrap.wrap(line.text, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
-        broken += [Line(part, line.style) for part in parts]
-    return broken
-
-
-def draw_plain(table: Table, total: int) -> str:
-    """The table in spaces and dashes, without colours and without spaces at line ends."""
+def layout(table: Table, total: int, rule: str = "-") -> list[list[Line]]:
+    """The table as lines of at most `total` columns; each line is pieces that stand side by side."""
     size = widths(table, total)
-    rule = "-" * min(total, sum(size) + len(SEPARATOR) * (len(size) - 1))
-    heads = tuple((Line(column.heading),) for column in table.columns)
-    blocks = [plain_row(heads, table.columns, size), [rule]]
-    for row in table.rows:
-        blocks.append(plain_row(row, table.columns, size))
-        if any(len(wrap(cell, width)) > 1 for cell, width in zip(row, size, strict=True)):
-            blocks.append([""])
-    lines = [line for block in blocks for line in block]
-    while lines[-1] == "":
-        lines.pop()
-    return "\n".join([*textwrap.wrap(table.title, total), rule, *lines, rule])
-
-
-def plain_row(row: tuple[tuple[Line, ...], ...], columns: tuple[Column, ...], size: list[int]) -> list[str]:
-    """One row's lines of text."""
-    cells = [wrap(cell, width) for cell, width in zip(row, size, strict=True)]
-    height = max(len(cell) for cell in cells)
-    lines = []
-    for index in range(height):
-        texts = [cell[index].text if index < len(cell) else "" for cell in cells]
-        padded = [
-            text.rjust(width) if column.is_number else text.ljust(width)
-            for text, width, column in zip(texts, size, columns, strict=True)
-        ]
-        lines.append(SEPARATOR.join(padded).rstrip())
+    border = [Line(rule * min(total, sum(size) + len(SEPARATOR) * (len(size) - 1)))]
+    heads = row_lines(tuple(Line(column.heading) for column in table.columns), table.columns, size)
+    lines = [[Line(part, "bold")] for part in textwrap.wrap(table.title, total)]
+    lines += [*heads, border]
+    for index, row in enumerate(table.rows):
+        if index and (row.below or table.rows[index - 1].below):
+            lines.append([])
+        lines += row_lines(row.cells, table.columns, size)
+        lines += [[part] for line in row.below for part in hang(line, total)]
     return lines
 
 
-def draw_rich(table: Table, total: int) -> Any:
-    """The same table, without its title, for a `rich.console.Console` that is `total` wide."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-    from rich.text import Text
+def plain(lines: list[list[Line]]) -> str:
+    """The lines as text, without styles and without spaces at their ends."""
+    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
-    size = widths(table, total)
-    # One column of padding and the box's divider, a space, are the two columns of `SEPARATOR`.
-    drawn = RichTable(box=SIMPLE_HEAD)
-    drawn.show_edge, drawn.pad_edge, drawn.padding = False, False, (0, 1, 0, 0)
-    for column, width in zip(table.columns, size, strict=True):
-        drawn.add_column(column.heading, justify="right" if column.is_number else "left", width=width, no_wrap=True)
-    for row in table.rows:
-        cells = []
-        for cell, width in zip(row, size, strict=True):
-            text = Text()
-            for index, line in enumerate(wrap(cell, width)):
-                text.append(("\n" if index else "") + line.text, style=line.style or None)
-            cells.append(text)
-        drawn.add_row(*cells, end_section=False)
-    return drawn
+
+def widths(table: Table, total: int) -> list[int]:
+    """The columns' widths, so that the whole is at most `total` wide; below that the first column gives way."""
+    entries = [heads.heading for heads in table.columns]
+    size = [
+        max(len(entry), *(len(row.cells[index].text) for row in table.rows), 0) for index, entry in enumerate(entries)
+    ]
+    others = sum(size[1:]) + len(SEPARATOR) * (len(size) - 1)
+    below = max((len(INDENT + line.text) for row in table.rows for line in row.below), default=0)
+    # Numbers stand at the right border of what is below them, if that is not too far.
+    size[0] = max(min(max(size[0], min(below, WIDEST) - others), total - others), NARROWEST_CELL)
+    return size
+
+
+def row_lines(cells: tuple[Line, ...], columns: tuple[Column, ...], size: list[int]) -> list[list[Line]]:
+    """One row; the first cell is broken where it is too long, the others fit."""
+    first = textwrap.wrap(cells[0].text, size[0], subsequent_indent=INDENT, break_on_hyphens=False) or [""]
+    pieces = [Line(first[0].ljust(size[0]), cells[0].style)]
+    for cell, column, width in zip(cells[1:], columns[1:], size[1:], strict=True):
+        text = cell.text.rjust(width) if column.is_number else cell.text.ljust(width)
+        pieces += [Line(SEPARATOR), Line(text, cell.style)]
+    return [pieces, *([Line(part, cells[0].style)] for part in first[1:])]
+
+
+def hang(line: Line, total: int) -> list[Line]:
+    """A line below a row, indented, and further where it goes on; a word that is too long is broken."""
+    parts = textwrap.wrap(line.text, total, initial_indent=INDENT, subsequent_indent=INDENT * 3, break_on_hyphens=False)
+    return [Line(part, line.style) for part in parts]

@@ -6,9 +6,11 @@ maximum of all `y`: the variance and the logsumexp are two passes over the data.
 
     sum((y - c)^2)  = M2 + n * (mean - c)^2        (mean, M2) merged as in Chan, Golub, LeVeque 1983
     sum(exp(y - c)) = S * exp(m - c)               m the maximum so far, S = sum(exp(y - m))   (online softmax)
+
+The gradient of a maximum counts its ties, `sum(y == max(y))`: the count so far starts anew at each larger value.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +20,17 @@ from jax import lax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from .axes import Monoid, Reduced
+from .axes.monoid import highest, lowest
+from .level import After
 from .program import is_var
 
 
 @dataclass(frozen=True)
 class Centered:
-    """A value that is `value - center` (`form` "difference"), its square, or its exponential.
+    """A value that is `value - center` (`form` "difference"), its square or its exponential; or `value == center`.
 
     `center` does not vary along time; `chain` are the places of the equations so far, `difference` the variable
-    that the form was taken of.
+    that the form was taken of. Ties (`form` "max ties" or "min ties") are counted over the dimensions `axes`.
     """
 
     value: Var
@@ -35,13 +39,16 @@ class Centered:
     chain: tuple[int, ...]
     var: Var
     difference: Var | None = None
+    axes: tuple[int, ...] = ()
 
 
 def next_centered(
-    eqn: JaxprEqn, index: int, centered: dict[Var, Centered], stacked: dict[Var, Any], late: Container[Var]
+    eqn: JaxprEqn, index: int, centered: dict[Var, Centered], stacked: dict[Var, Any], late: After
 ) -> Centered | None:
     """What `eqn` makes of a stacked value and a late one, or of such a difference; None if neither."""
     name, out = eqn.primitive.name, eqn.outvars[0]
+    if name == "eq":
+        return _tie(eqn, index, stacked, late)
     if name == "sub":
         a, b = eqn.invars
         if not (is_var(a) and a in stacked and is_var(b) and b in late and b not in stacked and b not in centered):
@@ -51,6 +58,8 @@ def next_centered(
             return None
         return Centered(a, b, "difference", (index,), out)
     link = centered.get(eqn.invars[0]) if is_var(eqn.invars[0]) else None
+    if link is not None and link.form in TIES and name == "convert_element_type":
+        return replace(link, chain=(*link.chain, index), var=out, difference=link.var)
     if link is None or link.form != "difference":
         return None
     is_square = (
@@ -60,6 +69,27 @@ def next_centered(
     )
     form = "square" if is_square else "exp" if name == "exp" else None
     return None if form is None else replace(link, form=form, chain=(*link.chain, index), var=out, difference=link.var)
+
+
+TIES = {"max ties": ("reduce_max", lax.reduce_max, lax.max), "min ties": ("reduce_min", lax.reduce_min, lax.min)}
+RESHAPES = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims")
+
+
+def _tie(eqn: JaxprEqn, index: int, stacked: dict[Var, Any], late: After) -> Centered | None:
+    """The link of `y == c`, where `c` is the maximum or the minimum of `y`, reshaped."""
+    for a, b in (eqn.invars, eqn.invars[::-1]):
+        if not (is_var(a) and a in stacked and is_var(b) and b in late and b not in stacked):
+            continue
+        source = b
+        while (place := late.level.made_by.get(source)) is not None:
+            maker = late.level.eqns[place]
+            for form, (name, _, _) in TIES.items():
+                if maker.primitive.name == name and maker.invars[0] is a and stacked[a].axis.is_plain:
+                    return Centered(a, b, form, (index,), eqn.outvars[0], None, tuple(maker.params["axes"]))
+            if maker.primitive.name not in RESHAPES or not is_var(maker.invars[0]):
+                break
+            source = maker.invars[0]
+    return None
 
 
 def centered_sum(
@@ -72,6 +102,8 @@ def centered_sum(
     if link is None or link.form == "difference":
         return None
     axes = tuple(eqn.params["axes"])
+    if link.form in TIES:
+        return _ties(eqn, link, readers) if link.difference is not None and axes == link.axes else None
     center_shape = link.center.aval.shape
     if not all(d >= len(center_shape) or center_shape[d] == 1 for d in axes):
         return None
@@ -81,6 +113,39 @@ def centered_sum(
     private = len(readers.get(difference.var, ())) == 1
     make = _squares if link.form == "square" else _exponentials
     return make(eqn, axes), link if private else replace(link, chain=link.chain[1:])
+
+
+def _ties(eqn: JaxprEqn, link: Centered, readers: dict[Var, list[int]]) -> tuple[Reduced, Centered]:
+    """How the number of ties with the maximum accumulates, as a number of `eqn`'s type."""
+    assert link.difference is not None
+    _, reduce, better = TIES[link.form]
+    dtype, axes = eqn.outvars[0].aval.dtype, link.axes
+    wide = _wide(dtype) if np.issubdtype(dtype, np.floating) else dtype
+    private = len(readers.get(link.var, ())) == 1
+    alone = private and len(readers.get(link.difference, ())) == 1
+
+    def block(start: Any, size: int, y: Any) -> list[Any]:
+        best = reduce(y, axes)
+        kept = tuple(d for d in range(y.ndim) if d not in axes)
+        ties = lax.eq(y, lax.broadcast_in_dim(best, y.shape, kept))
+        return [best, lax.reduce_sum(lax.convert_element_type(ties, wide), axes)]
+
+    def combine(a: Any, b: Any) -> Any:
+        (m, n), (k, o) = a, b
+        best = better(m, k)
+        none = lax.full_like(n, 0)
+        return best, lax.select(lax.eq(m, best), n, none) + lax.select(lax.eq(k, best), o, none)
+
+    def finish(m: Any, n: Any, center: Any) -> list[Any]:
+        return [lax.convert_element_type(n, dtype)]
+
+    def identity(avals: Sequence[Any]) -> tuple[Any, ...]:
+        m, n = avals
+        worst = lowest(m.dtype) if link.form == "max ties" else highest(m.dtype)
+        return lax.full(m.shape, worst, m.dtype), lax.full(n.shape, 0, n.dtype)
+
+    chain = link.chain if alone else link.chain[1:] if private else ()
+    return Reduced((None,), Monoid(link.form, combine, identity), block, finish), replace(link, chain=chain)
 
 
 def _center(center: Any, axes: Sequence[int], shape: Sequence[int]) -> Any:

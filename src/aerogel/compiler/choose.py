@@ -13,6 +13,7 @@ from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
 from .dear import repeated_seconds, worth_writing
 from .level import Level
+from .loop import is_float
 from .program import is_var
 from .region import Joined, Region, Site, stacked_reads
 
@@ -24,7 +25,7 @@ COLUMN_SECONDS = 2e-9
 # An element of a one-pass variance or logsumexp, beyond the two-pass one.
 CENTERED_SECONDS = 1e-10
 # Accumulators that read the value on their own.
-CARRIES = {"moments": 2, "online softmax": 2, "argmax": 2, "argmin": 2}
+CARRIES = {"moments": 2, "online softmax": 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
 SMALLEST_STREAM = 16 * 2**20
 BLOCK_BYTES = 2 * 2**20
 FEWEST_BLOCKS = 16
@@ -34,6 +35,10 @@ UNFUSED = frozenset(
     "triangular_solve scatter-add scatter gather scan while cond random_bits threefry2x32 random_split random_fold_in "
     "random_gamma".split()
 )
+# On CPU, XLA's kernels for sums and maxima (jaxlib 0.10.2, "ynn_fusion") take in what feeds them if it is arithmetic on
+# floats, and not these: the whole operand is written and read.
+REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split())
+NOT_SUMMED = frozenset("eq ne lt le gt ge is_finite and or not xor select_n clamp rem atan2 sin cos tan".split())
 
 
 @dataclass(frozen=True)
@@ -104,13 +109,13 @@ def _graph(level: Level, region: Region, machine: Machine) -> Graph:
             graph.implies(value, SINK if site is None else site.index)
     for site in region.sites:
         graph.edge(site.index, SINK, MOVE_SECONDS + seconds_more_inside(region, site, machine))
-        graph.edge(SOURCE, site.index, seconds_to_reduce(site, machine))
+        graph.edge(SOURCE, site.index, seconds_to_reduce(level, site, machine))
         if isinstance(site.answer, Reduced):
             reads = sum(again.get(x, 0.0) for x in site.reads if is_var(x))
             graph.edge(site.index, SINK, reads * CARRIES.get(site.answer.monoid.name, 1))
         if isinstance(site.answer, (Mapped, Joined)):
             for v in site.eqn.outvars:
-                if v in region.stacked and _is_written(level, site, level.readers(v)):
+                if v in region.stacked and _is_written(level, site, level.readers(v), machine):
                     graph.edge(SOURCE, site.index, seconds_to_cross(region, v, machine))
         for value in stacked_reads(region, site):
             if value in made_by:
@@ -122,14 +127,24 @@ def _fuses(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name not in UNFUSED
 
 
-def _is_written(level: Level, site: Site, readers: Sequence[int]) -> bool:
+def _is_written(level: Level, site: Site, readers: Sequence[int], machine: Machine) -> bool:
     """Whether a result is written to memory as a whole when it is made outside: something that does not fuse reads it.
 
     Reshapes write nothing.
     """
     if site.eqn.primitive.name in ("reshape", "squeeze", "expand_dims"):
         return False
-    return not _fuses(site.eqn) or any(k == -1 or not _fuses(level.eqns[k]) for k in readers)
+    if not _fuses(site.eqn) or any(k == -1 or not _fuses(level.eqns[k]) for k in readers):
+        return True
+    return _written_to_reduce(site.eqn, machine) and any(level.eqns[k].primitive.name in REDUCTIONS for k in readers)
+
+
+def _written_to_reduce(eqn: JaxprEqn, machine: Machine) -> bool:
+    """Whether a reduction of what `eqn` makes is a kernel of its own that reads it from memory."""
+    if machine.name != "cpu":
+        return False
+    dtypes = [x.aval.dtype for x in (*eqn.invars[:1], *eqn.outvars)]
+    return eqn.primitive.name in NOT_SUMMED or not all(map(is_float, dtypes))
 
 
 def stacked_bytes(value: Var) -> int:
@@ -144,14 +159,18 @@ def seconds_to_cross(region: Region, value: Var, machine: Machine) -> float:
     return 2 * size / speed + machine.seconds_per_kernel
 
 
-def seconds_to_reduce(site: Site, machine: Machine) -> float:
+def seconds_to_reduce(level: Level, site: Site, machine: Machine) -> float:
     """Time to reduce a value over time after the loop: reading it, and slowly where other dimensions are kept."""
     if not isinstance(site.answer, Reduced) or not _fuses(site.eqn) or not is_var(site.reads[0]):
         return 0.0
     aval = site.reads[0].aval
     speed = machine.bytes_per_second if nbytes(aval) > machine.cache_bytes else machine.cache_bytes_per_second
     columns = COLUMN_SECONDS if machine.name == "cpu" and site.eqn.outvars[0].aval.size > 1 else 0.0
-    return nbytes(aval) / speed + aval.size * columns
+    seconds = nbytes(aval) / speed + aval.size * columns
+    operand = site.eqn.invars[0]
+    if site.late and is_var(operand) and _written_to_reduce(level.eqns[level.made_by[operand]], machine):
+        seconds += 2 * nbytes(operand.aval) / speed
+    return seconds
 
 
 def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:

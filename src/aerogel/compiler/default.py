@@ -5,6 +5,14 @@ from .passes.loop_hoist import LoopHoist
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.orientation import Orientation
+from .passes.residual_choice import ResidualChoice
 from .pipeline import Pass
 
-DEFAULT_PASSES: tuple[Pass, ...] = (LoopSlots(), LoopHoist(), LoopSplit(), LoopFusion(), Orientation())
+DEFAULT_PASSES: tuple[Pass, ...] = (
+    LoopSlots(),
+    LoopHoist(),
+    LoopSplit(),
+    LoopFusion(),
+    ResidualChoice(),
+    Orientation(),
+)

@@ -22,12 +22,12 @@ ALLOWED = {
 }
 
 
-def allowed(numerics: str) -> frozenset[Exactness]:
+def allowed(numerics: str, function: str | None = None) -> frozenset[Exactness]:
     """The exactness classes that `numerics` ("strict" or "fast") lets fire by themselves.
 
     Raises:
-        UsageError: any other word.
+        UsageError: any other word; it was given to the public `function`.
     """
     if numerics not in ALLOWED:
-        raise UsageError(argument="numerics", got=numerics, wanted=sorted(ALLOWED))
+        raise UsageError(argument="numerics", got=numerics, wanted=sorted(ALLOWED), function=function)
     return ALLOWED[numerics]

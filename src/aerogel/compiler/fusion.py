@@ -11,7 +11,7 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
-from .accumulate import accumulate, keep
+from .accumulate import accumulate, in_pairs, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
 from .centered import MOMENTS, SOFTMAX
 from .dear import written_once
@@ -143,6 +143,8 @@ class _Fusion:
         step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
         totals = accumulate(self.new, answer.monoid, parts, site.window, step_size)
         self.new.after.like = site.eqn
+        if answer is not site.answer:
+            totals = self.new.after.call(partial(in_pairs, answer.monoid), *totals)
         outs = self.new.after.call(answer.finish, *totals, *site.late)
         for var, out in zip(site.eqn.outvars, outs, strict=True):
             self._replace(var, out)
@@ -198,16 +200,16 @@ def derived_sums(sites: Sequence[Site]) -> Derived:
     rich = {
         (site.reads[0], tuple(site.eqn.params["axes"]), site.window, site.answer.monoid.name): site
         for site in sites
-        if isinstance(site.answer, Reduced) and site.answer.monoid.name in (MOMENTS, SOFTMAX)
+        if isinstance(site.answer, Reduced) and site.late
     }
     for site in sites:
         name, out = site.eqn.primitive.name, site.eqn.outvars[0]
         if not isinstance(site.answer, Reduced) or name not in HELD or site.late:
             continue
-        monoid, value = HELD[name]
-        source = rich.get((site.reads[0], tuple(site.eqn.params["axes"]), site.window, monoid))
-        if source is not None:
-            found[out] = (source, partial(_typed, value, out.aval.dtype))
+        for monoid, value in HELD[name].items():
+            source = rich.get((site.reads[0], tuple(site.eqn.params["axes"]), site.window, monoid))
+            if source is not None:
+                found[out] = (source, partial(_typed, value, out.aval.dtype))
     return found
 
 
@@ -215,7 +217,8 @@ def _typed(value: Callable[..., Any], dtype: Any, *totals: Any) -> Any:
     return lax.convert_element_type(value(*totals), dtype)
 
 
-HELD: dict[str, tuple[str, Callable[..., Any]]] = {
-    "reduce_sum": (MOMENTS, lambda n, mean, squares: n * mean),
-    "reduce_max": (SOFTMAX, lambda m, s: m),
+HELD: dict[str, dict[str, Callable[..., Any]]] = {
+    "reduce_sum": {MOMENTS: lambda n, mean, squares: n * mean},
+    "reduce_max": {SOFTMAX: lambda m, s: m, "max ties": lambda m, n: m},
+    "reduce_min": {"min ties": lambda m, n: m},
 }

@@ -5,31 +5,28 @@ that becomes one number runs on one core; as 16 numbers, added up after the loop
 faster from 10^5 elements on; below, the lanes cost more than they give).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
 from aerogel._jax import JaxprEqn
 
 from .axes import Axis, Reduced
-from .axes.accumulate import accumulator_dtype
 
 LANES = 16
 SMALLEST_STEP = 65_536
-REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "reduce_sum": lax.reduce_sum,
-    "reduce_max": lax.reduce_max,
-    "reduce_min": lax.reduce_min,
-}
+REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
 
 
 def in_lanes(eqn: JaxprEqn, answer: Reduced, place: Axis | None) -> Reduced:
-    """`answer` with partial results in lanes, where a step of `eqn` is large enough; else itself."""
-    reduce = REDUCTIONS.get(eqn.primitive.name)
-    if reduce is None or place is None or len(eqn.invars) != 1:
+    """`answer` with partial results in lanes, a leading dimension, where a step of `eqn` is large enough; else itself.
+
+    The lanes are left to be combined when the loop has ended.
+    """
+    if eqn.primitive.name not in REDUCTIONS or place is None or len(eqn.invars) != 1:
         return answer
     axes = tuple(eqn.params["axes"])
     shape = place.resize(eqn.invars[0].aval.shape, 1)
@@ -40,15 +37,7 @@ def in_lanes(eqn: JaxprEqn, answer: Reduced, place: Axis | None) -> Reduced:
     dim = max(split, key=lambda d: shape[d])
 
     def block(start: Any, size: int, x: Any) -> list[Any]:
-        wide = lax.convert_element_type(x, accumulator_dtype(x.dtype) if rounds else x.dtype)
-        laned = lax.reshape(wide, (*x.shape[:dim], LANES, x.shape[dim] // LANES, *x.shape[dim + 1 :]))
-        gone = tuple(d if d < dim else d + 1 for d in axes)
-        return [reduce(laned, gone)]
+        laned = lax.reshape(x, (*x.shape[:dim], LANES, x.shape[dim] // LANES, *x.shape[dim + 1 :]))
+        return jax.vmap(lambda lane: answer.block(start, size, lane), in_axes=dim)(laned)
 
-    rounds = eqn.primitive.name == "reduce_sum"
-    lane = sum(d not in axes for d in range(dim))
-
-    def finish(total: Any) -> list[Any]:
-        return answer.finish(reduce(total, (lane,)))
-
-    return replace(answer, block=block, finish=finish)
+    return replace(answer, block=block)

@@ -13,8 +13,8 @@ from .program import Program, with_equations
 def rewrite_levels(program: Program, level: Callable[[Jaxpr], Jaxpr]) -> Program:
     """`program` with `level` applied to it and to the bodies of its loops, branches and calls.
 
-    Each nested jaxpr is rewritten once and stays shared (optimize-notes 2.11); the same object comes back when
-    nothing changed.
+    Each nested jaxpr is rewritten once and stays shared, since JAX lowers each object once; the same object comes back
+    when nothing changed.
     """
     new = _Levels(level).walk(program.jaxpr)
     return program if new is program.jaxpr else ClosedJaxpr(new, program.consts)

@@ -92,6 +92,15 @@ class Loop:
         """The outputs of one step."""
         return list(self.body.outvars[self.eqn.params["num_carry"] :])
 
+    def restacked(self, ys: Sequence[tuple[Atom, Var]]) -> JaxprEqn:
+        """The loop with other outputs: pairs of a value of the body and the variable that it is stacked in.
+
+        What only the old outputs needed is dead in the body.
+        """
+        body = _jax.new_jaxpr(self.body, self.body.invars, [*self.next_carry, *(v for v, _ in ys)], self.body.eqns)
+        params = dict(self.eqn.params, jaxpr=ClosedJaxpr(body, ()))
+        return self.eqn.replace(outvars=[*self.eqn.outvars[: len(self.next_carry)], *(y for _, y in ys)], params=params)
+
 
 def as_loop(eqn: JaxprEqn) -> Loop | None:
     """The view of an equation that is a scan which may be rebuilt; else None."""

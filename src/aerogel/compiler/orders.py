@@ -100,6 +100,20 @@ def pull(eqn: JaxprEqn, order: Order) -> Order | None:
     return tuple(kept[d] for d in order) + tuple(sorted(gone))
 
 
+def operand_order(eqn: JaxprEqn, wanted: Order) -> Order:
+    """The order of the operand with which a broadcast makes its result as `wanted`."""
+    return restrict(wanted, tuple(eqn.params["broadcast_dimensions"]))
+
+
+def result_order(eqn: JaxprEqn, order: Order) -> Order:
+    """An order of a broadcast's result whose operand is stored in `order`: its own dimensions trade places only."""
+    dims = tuple(eqn.params["broadcast_dimensions"])
+    found = list(natural(len(eqn.params["shape"])))
+    for place, d in zip(sorted(dims), order, strict=True):
+        found[place] = dims[d]
+    return tuple(found)
+
+
 def short_reduction_weight(eqn: JaxprEqn, order: Order) -> int:
     """What a reduction costs more because it runs over a short last axis of what is stored in `order`."""
     if eqn.primitive.name not in REDUCTIONS:

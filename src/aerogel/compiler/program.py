@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from .small_traces import traced
+
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
@@ -56,13 +58,7 @@ class Builder:
 
     def call(self, fun: Callable[..., Any], *atoms: Atom) -> list[Atom]:
         """Results of `fun` (array functions with stated dtypes, returning one array or a sequence) at `atoms`."""
-
-        def flat(*args: Any) -> Sequence[Any]:
-            out = fun(*args)
-            return out if isinstance(out, (list, tuple)) else [out]
-
-        with _jax.equation_context(self.like):
-            closed = _jax.trace_small(flat, [x.aval for x in atoms])
+        closed = traced(fun, [x.aval for x in atoms], self.like)
         assert not closed.consts, "a small function of the compiler closed over an array"
         return self.inline(closed.jaxpr, atoms, like=self.like)
 

@@ -6,8 +6,8 @@ error of the size that the equation's own type would make, sums by errors in pro
 results then do is the `spread`: the effect of rounding as this program amplifies it (stochastic arithmetic, Vignes
 1993). A cancelling sum has a large spread, an `argmax` between near ties a spread of one, an exact copy none.
 
-`jnp.max` and `jnp.min` of jaxlib 0.10.2 on CPU drop NaN or not, depending on the size (design.md section 5.7). One
-of the runs lets these reductions drop NaN, the others keep it: where the two answers differ, the spread is infinite.
+`jnp.max` and `jnp.min` of jaxlib 0.10.2 on CPU drop NaN or not, depending on the size. One of the runs lets these
+reductions drop NaN, the others keep it: where the two answers differ, the spread is infinite.
 """
 
 import math

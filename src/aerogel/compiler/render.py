@@ -35,7 +35,8 @@ def report_to_text(report: Report, width: int = 100, color: bool = False) -> str
 def cost_lines(report: Report) -> list[str]:
     """Predicted costs before and after, one line each; one line in all when nothing changed."""
     before, after = report.before, report.after
-    head = f"  {report.equations} equations, optimised in {report.seconds * 1e3:.1f} ms"
+    equations = "equation" if report.equations == 1 else "equations"
+    head = f"  {report.equations} {equations}, optimised in {report.seconds * 1e3:.1f} ms"
     if not report.fired:
         return [f"{head}: {count(before.flops)}flop, {count(before.bytes_moved)}B moved, unchanged"]
     rows = [

@@ -8,21 +8,22 @@ from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var, new_var
 
 from .aligned import aligned_params
 from .entrywise_calls import reordered_call
-from .orders import Order, carry, natural, permute, step
-from .orient import Layout, carrier_choices, operand_order
-from .products import Product
+from .layout import Layout
+from .orders import Order, carry, natural, operand_order, permute, step
+from .prices import Prices
 from .program import Builder, is_var, rename, with_equations
+from .terms import carrying, multiplying
 
 
-def reorder(jaxpr: Jaxpr, layout: Layout, platform: str) -> Jaxpr:
+def reorder(jaxpr: Jaxpr, layout: Layout, prices: Prices) -> Jaxpr:
     """The same program; what the layout leaves in its natural order stays the same equation."""
-    return _Reorder(layout, platform).run(jaxpr)
+    return _Reorder(layout, prices).run(jaxpr)
 
 
 class _Reorder:
-    def __init__(self, layout: Layout, platform: str):
+    def __init__(self, layout: Layout, prices: Prices):
         self.layout = layout
-        self.platform = platform
+        self.prices = prices
         self.eqns: list[JaxprEqn] = []
         self.stored: dict[Var, Atom] = {}
         self.copies: dict[tuple[Var, Order], Atom] = {}
@@ -83,8 +84,10 @@ class _Reorder:
 
     def _carrier(self, eqn: JaxprEqn) -> None:
         (x,), out = eqn.invars, eqn.outvars[0]
-        wanted = self.layout.order(out)
-        _, order = min(carrier_choices(eqn, self.layout), key=lambda choice: choice[0])
+        price, (operand_place, result_place) = carrying(eqn, self.layout, self.prices)
+        wanted = self.layout.orders[result_place]
+        choices = price.choices(self.layout.orders[operand_place], wanted)
+        _, order = min(choices, key=lambda choice: choice[0])
         carried = carry(eqn, order)
         assert carried is not None, "a choice can be carried"
         operand = self.get(x, order)
@@ -107,11 +110,11 @@ class _Reorder:
 
     def _product(self, eqn: JaxprEqn) -> None:
         one, other = eqn.invars
-        product, wanted = Product.of(eqn, self.platform), self.layout.order(eqn.outvars[0])
-        orders = (self.layout.order(one), self.layout.order(other))
-        _, form = product.best(*orders, wanted)
+        price, places = multiplying(eqn, self.layout, self.prices)
+        left, right, wanted = (self.layout.orders[k] for k in places)
+        form = price.form((left, right, wanted))
         operands = [self.get(one, form.left), self.get(other, form.right)]
-        params = eqn.params if form == product.as_written() else form.params(eqn)
+        params = eqn.params if form == price.product.as_written() else form.params(eqn)
         made = self._make(eqn, operands[::-1] if form.swapped else operands, params, form.out)
         self._result(eqn.outvars[0], made, form.out, wanted)
 

@@ -9,7 +9,7 @@ import numpy as np
 from aerogel import _jax
 from aerogel._errors import Disagreement
 from aerogel.compiler.agree import Difference, compare, float64_reference
-from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.exactness import Exactness, allowed
 from aerogel.compiler.report import Report
 
 from .optimize import function_name, optimize
@@ -31,6 +31,9 @@ def explain(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any
         numerics: as for `optimize`.
         jit_options: options of `jax.jit` that the arguments need, such as `static_argnums`.
 
+    Raises:
+        UsageError: `numerics` is another word.
+
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> def decay(x):
     ...     return jax.lax.scan(lambda c, _: (c / 2, c), x, None, length=64)[1].sum()
@@ -38,12 +41,19 @@ def explain(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any
     >>> [decision.rule for decision in report.fired]
     ['loop-fusion']
     """
+    _check(f, numerics, "explain")
 
     @_jax.wraps(f)
     def explained(*args: Any, **kwargs: Any) -> Report:
         return _trace(f, numerics, jit_options, args, kwargs)
 
     return explained
+
+
+def _check(f: Any, numerics: str, function: str) -> None:
+    """Finds a mistake before the call does."""
+    _jax.check_callable(f)
+    allowed(numerics, function)
 
 
 def _trace(f: Any, numerics: str, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Report:
@@ -69,7 +79,8 @@ def verify(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any)
     """A function that runs `f` both as it stands and optimised, and returns the optimised result if they agree.
 
     Both are judged against float64 where the program can be run at float64; else against each other. How near they
-    must be is what the rewrites that fired have promised (docs/explanation/exactness.md).
+    must be follows from the loosest exactness among the rewrites that fired: to the bit, no further from float64, or
+    as near as sums in another order come.
 
     Args:
         f: what `optimize` takes. Prints and callbacks in it happen twice.
@@ -78,20 +89,24 @@ def verify(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any)
 
     Raises:
         Disagreement: a result differs by more than that, or has another type; names the first by its path.
+        UsageError: `numerics` is another word.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> float(ag.verify(lambda x: (x * 2).sum())(jnp.ones(3)))
     6.0
     """
+    _check(f, numerics, "verify")
 
     @_jax.wraps(f)
     def verified(*args: Any, **kwargs: Any) -> Any:
         report = _trace(f, numerics, jit_options, args, kwargs)
         plain = _jax.original_jit(_natural(f), **jit_options)
-        want = plain(*args, **kwargs)
+        # `f` may be optimised already, or call what is: as it stands means without that.
+        with _jax.inside_optimize(True):
+            want = plain(*args, **kwargs)
+            traced = plain.trace(*args, **kwargs)
         got = _jax.original_jit(optimize(f, numerics=numerics), **jit_options)(*args, **kwargs)
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(want)[0]]
-        traced = plain.trace(*args, **kwargs)
         inputs = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, NUMBERS)]
         program = traced.jaxpr
         # float64 results have no better reference; they are compared with each other

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from aerogel import _jax
+from aerogel._errors import UsageError
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.pipeline import Context, Pass, run_passes
@@ -18,6 +19,7 @@ _jax.exclude_from_tracebacks(__file__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnReport = Callable[[Report], None]
+OnTrace = Callable[[Program, Report], None]
 _SLOT = "__aerogel_optimized__"
 
 
@@ -38,7 +40,7 @@ def optimize(
         on_report: called with a `Report` each time `f` is traced.
 
     Raises:
-        UsageError: `numerics` is another word.
+        UsageError: `numerics` is another word, or `passes` holds something else than passes.
         TypeError: `f` is not callable, or a generator function, as for `jax.jit`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
@@ -47,15 +49,33 @@ def optimize(
     3.75
     """
     _jax.check_callable(f)
-    rules = allowed(numerics)
-    chosen = DEFAULT_PASSES if passes is None else tuple(passes)
+    rules = allowed(numerics, "optimize")
+    chosen = DEFAULT_PASSES if passes is None else _checked(passes)
     if passes is None and on_report is None and isinstance(f, types.FunctionType):
         return _memoised(f, numerics, lambda: _wrap(f, rules, chosen, None))
-    return _wrap(f, rules, chosen, on_report)
+    return _wrap(f, rules, chosen, None if on_report is None else lambda _, report: on_report(report))
+
+
+def watched(f: F, numerics: str, on_trace: OnTrace) -> F:
+    """`optimize(f)`; `on_trace` is called with the program as it stood, and a report, each time `f` is traced."""
+    _jax.check_callable(f)
+    return _wrap(f, allowed(numerics), DEFAULT_PASSES, on_trace)
+
+
+def _checked(passes: Any) -> tuple[Pass, ...]:
+    """The passes as a tuple. A class or a name in place of a pass would only show as a failure in each trace."""
+    if not isinstance(passes, Sequence) or not all(hasattr(p, "name") and _is_instance(p) for p in passes):
+        wanted = "a sequence of passes, such as a part of aerogel.compiler.DEFAULT_PASSES"
+        raise UsageError(argument="passes", got=passes, wanted=wanted, function="optimize")
+    return tuple(passes)
+
+
+def _is_instance(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
 
 
 def _memoised(f: Any, numerics: str, make: Callable[[], Any]) -> Any:
-    """One wrapper per plain function, so that two jits of it share JAX's caches (optimize-notes 2.5).
+    """One wrapper per plain function: JAX's caches are keyed by the function, so two jits of it share them.
 
     It is kept on the function itself: a cycle, which the garbage collector frees. `functools.wraps` copies
     attributes; a slot that belongs to another function is not used.
@@ -69,7 +89,7 @@ def _memoised(f: Any, numerics: str, make: Callable[[], Any]) -> Any:
     return wrappers[numerics]
 
 
-def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_report: OnReport | None) -> Any:
+def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_trace: OnTrace | None) -> Any:
     @_jax.wraps(f)
     @_jax.api_boundary
     def optimized(*args: Any, **kwargs: Any) -> Any:
@@ -78,8 +98,8 @@ def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_report: OnReport | No
         program, dynamic, out_tree = trace_program(f, args, kwargs)
         context = Context(rules, jax.default_backend(), _jax.differentiating())
         outcome = run_passes(program, passes, context, function_name(f))
-        if on_report is not None:
-            on_report(outcome.report(function_name(f), function_place(f)))
+        if on_trace is not None:
+            on_trace(outcome.before, outcome.report(function_name(f), function_place(f)))
         return jax.tree.unflatten(out_tree(), _jax.evaluate(outcome.after, dynamic))
 
     optimized.__dict__.pop(_SLOT, None)
@@ -91,7 +111,7 @@ def trace_program(f: Any, args: Any, kwargs: Any) -> tuple[Program, list[Any], C
     """The program of `f` at these arguments, its inputs among them, and the structure of its result.
 
     Under a trace every leaf that is no tracer is static or a constant, and reaches `f` as it is; at top level arrays
-    are inputs (optimize-notes 2.1).
+    are inputs.
     """
     leaves, in_tree = _jax.flatten((args, kwargs))
     at_top = _jax.trace_state_clean()

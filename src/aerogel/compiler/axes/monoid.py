@@ -96,3 +96,6 @@ def _arg_best(name: str, better: Callable[[Any, Any], Any], worst: Callable[[Any
 
 ARGMAX = _arg_best("argmax", lax.gt, lowest)
 ARGMIN = _arg_best("argmin", lax.lt, highest)
+
+# By their names: "add", "mul", "max", "min", "and", "or", "xor", "argmax", "argmin".
+MONOIDS = {monoid.name: monoid for monoid in (ADD, MUL, MAX, MIN, AND, OR, XOR, ARGMAX, ARGMIN)}

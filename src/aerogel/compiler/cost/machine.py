@@ -57,10 +57,10 @@ class Machine:
     call_seconds: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
-# One core of a Zen 4 server, jaxlib 0.10.2. From shared/gradients.md: memory, gemm, page faults, sin to rsqrt (they
-# are calls of libm per element). The others: measured for this table on a 4-core machine of that kind, 2026-11, as
-# minima, by what is now benchmarks/machine_constants.py (which prints them next to these). More cores speed up
-# products and elementwise work alike, so that one core's ratios hold.
+# One core of a Zen 4 server, jaxlib 0.10.2, measured on a 4-core machine of that kind, 2026-11, as minima, by what is
+# now benchmarks/machine_constants.py (which prints them next to these); memory, gemm, page faults and sin to rsqrt
+# (calls of libm per element) before that. More cores speed up products and elementwise work alike, so that one core's
+# ratios hold.
 _CPU = Machine(
     name="cpu",
     bytes_per_second=2.2e10,

@@ -69,7 +69,7 @@ def dot_seconds(batch: int, m: int, n: int, k: int, dtype: Any, machine: Machine
     flops = 2 * batch * m * n * k
     if not flops:
         return 0.0
-    if m * n * k <= 27:  # XLA writes loops for these itself, without a call per matrix (catalogue row 8)
+    if m * n * k <= 27:  # XLA writes loops for these itself, without a call per matrix
         return flops / (0.2 * machine.vector_flops_per_second)
     thin = min(m, n)
     rate = machine.flops_per_second * machine.gemm_scale.get(getattr(dtype, "name", ""), 1.0)

@@ -1,7 +1,7 @@
 """Loop fusion: what is done to the stacked outputs of a scan is done in its body instead, and they need not exist.
 
-See docs/explanation/loop-fusion.md. For each scan the region of its outputs is grown, a minimum cut chooses which of
-its sites run inside the loop, and the loop is rebuilt around them.
+For each scan the region of its outputs is grown, a minimum cut chooses which of its sites run inside the loop, and the
+loop is rebuilt around them.
 """
 
 from dataclasses import dataclass

@@ -11,24 +11,17 @@ from dataclasses import dataclass
 from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from ..exactness import Exactness
+from ..layout import Layout, layout_of
 from ..levels import rewrite_levels
 from ..normalize import drop_dead
 from ..orders import carry, moved_bytes, natural
-from ..orient import (
-    Layout,
-    Term,
-    carried_weight,
-    descend,
-    groups_of,
-    layout_of,
-    shared_first,
-    terms_of,
-    total_weight,
-)
+from ..orient import best_orders
 from ..pipeline import Context
+from ..prices import Prices
 from ..program import Program, producers, users, where
 from ..reorder import reorder
 from ..report import Decision
+from ..terms import Group, Term, groups_of, terms_of
 
 Readers = dict[Var, list[int]]
 
@@ -48,26 +41,27 @@ class Orientation:
         if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context.platform, decisions)), decisions
+        prices = Prices(context.platform)
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, prices, decisions)), decisions
 
 
-def _level(jaxpr: Jaxpr, platform: str, decisions: list[Decision]) -> Jaxpr:
+def _level(jaxpr: Jaxpr, prices: Prices, decisions: list[Decision]) -> Jaxpr:
     if not any(eqn.primitive.name in ("dot_general", "transpose") for eqn in jaxpr.eqns):
         return jaxpr
     layout = layout_of(jaxpr)
     readers, makers = users(jaxpr), producers(jaxpr)
     made: list[Decision] = []
     changed = False
-    for clusters, terms in groups_of(layout, terms_of(jaxpr, layout, platform)):
-        before = total_weight(layout, terms) + _of_broadcasts(layout, terms)
-        fired = before > 0 and _improve(jaxpr, layout, clusters, terms, before, readers)
+    for group in groups_of(layout, terms_of(jaxpr, layout, prices)):
+        before = group.weight(layout.orders) + _of_broadcasts(layout, group)
+        fired = before > 0 and _improve(jaxpr, layout, group, before, readers)
         changed |= fired
         if before:
-            made += _decisions(jaxpr, layout, terms, fired, makers, readers)
+            made += _decisions(jaxpr, layout, group, fired, makers, readers)
     if not changed:
         decisions += made
         return jaxpr
-    new = drop_dead(reorder(jaxpr, layout, platform))
+    new = drop_dead(reorder(jaxpr, layout, prices))
     if copied_bytes(new) > copied_bytes(jaxpr):
         reason = "the layout that products like takes more transposes than there are"
         at = next(where(eqn) for eqn in jaxpr.eqns if eqn.primitive.name in ("dot_general", "transpose"))
@@ -87,71 +81,54 @@ def _transposed(eqn: JaxprEqn) -> int:
     return moved_bytes(eqn.invars[0].aval, natural(len(order)), order)
 
 
-def _improve(
-    jaxpr: Jaxpr, layout: Layout, clusters: list[int], terms: list[Term], before: float, readers: Readers
-) -> bool:
+def _improve(jaxpr: Jaxpr, layout: Layout, group: Group, before: float, readers: Readers) -> bool:
     """Turns the clusters of one group if that pays; whether it did."""
-    start = [layout.orders[k] for k in clusters]
-
-    def set_orders(orders: list[tuple[int, ...]]) -> None:
-        for k, order in zip(clusters, orders, strict=True):
-            layout.orders[k] = order
-
-    found = []
-    for begin in (lambda: None, lambda: shared_first(layout, clusters, terms)):
-        set_orders(start)
-        begin()
-        weight = descend(layout, clusters, terms)
-        found.append((weight, [layout.orders[k] for k in clusters]))
-    weight, orders = min(found, key=lambda pair: pair[0])
-    set_orders(start)
+    weight, orders = best_orders(layout, group)
     # As cheap as what XLA makes of it is enough where a transpose goes: then there is less to compile.
-    if weight < before and weight <= _folded(jaxpr, layout, terms, readers):
-        set_orders(orders)
-        return True
-    return False
+    if weight >= before or weight > _folded(jaxpr, layout, group, readers):
+        return False
+    layout.turn(orders)
+    return True
 
 
-def _folded(jaxpr: Jaxpr, layout: Layout, terms: list[Term], readers: Readers) -> float:
+def _folded(jaxpr: Jaxpr, layout: Layout, group: Group, readers: Readers) -> float:
     """What a group copies when products read through the transposes of their operands, as XLA makes them do."""
     turned = {}
-    for eqn in _transposes(terms):
+    for _, eqn in _transposes(group):
         (x,), out = eqn.invars, eqn.outvars[0]
         if all(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in readers.get(out, ())):
             carried = carry(eqn, layout.order(x))
             assert carried is not None, "a transpose takes every order"
             turned[layout.cluster[out]] = carried.order
-    old = {k: layout.orders[k] for k in turned}
-    for k, order in turned.items():
-        layout.orders[k] = order
-    weight = total_weight(layout, terms)
-    for k, order in old.items():
-        layout.orders[k] = order
+    old = layout.turn(turned)
+    weight = group.weight(layout.orders)
+    layout.turn(old)
     return weight
 
 
-def _transposes(terms: list[Term]) -> list[JaxprEqn]:
-    return [term.eqn for term in terms if term.eqn is not None and term.eqn.primitive.name == "transpose"]
+def _transposes(group: Group) -> list[tuple[Term, JaxprEqn]]:
+    found = ((term, term.eqn) for term in group.terms)
+    return [(term, eqn) for term, eqn in found if eqn is not None and eqn.primitive.name == "transpose"]
 
 
-def _of_broadcasts(layout: Layout, terms: list[Term]) -> int:
+def _of_broadcasts(layout: Layout, group: Group) -> int:
     """Bytes of the transposes of what can be made in any order: they copy nothing, but they stand there."""
-    return sum(_transposed(eqn) for eqn in _transposes(terms) if eqn.invars[0] in layout.repeated)
+    return sum(_transposed(eqn) for _, eqn in _transposes(group) if eqn.invars[0] in layout.repeated)
 
 
 def _decisions(
-    jaxpr: Jaxpr, layout: Layout, terms: list[Term], fired: bool, makers: dict[Var, int], readers: Readers
+    jaxpr: Jaxpr, layout: Layout, group: Group, fired: bool, makers: dict[Var, int], readers: Readers
 ) -> list[Decision]:
     """One for each transpose of the group that has gone or, next to a product, has stayed."""
-    product = next((t.eqn for t in terms if t.eqn is not None and t.eqn.primitive.name == "dot_general"), None)
+    product = next((t.eqn for t in group.terms if t.eqn is not None and t.eqn.primitive.name == "dot_general"), None)
     product_line = "" if product is None else where(product)
     found = []
-    for eqn in _transposes(terms):
+    for term, eqn in _transposes(group):
         size = _transposed(eqn)
         if not size:
             continue
         at = where(eqn) or product_line  # vmap's own transposes have no line of the user's
-        if fired and not carried_weight(eqn, layout):
+        if fired and not term.weight(layout.orders):
             reason = "its transpose need not exist"
             found.append(Decision(NAME, WHAT, at, True, reason, 0, 2 * size, size, Exactness.REASSOCIATES))
         elif _beside_product(jaxpr, eqn, makers, readers):

@@ -1,17 +1,21 @@
 """How `aerogel run` starts the script: an interpreter of its own, which is told to optimise.
 
 The process is replaced, not forked: the script has the process id, the terminal and the signals of the command.
+Standard library only: a script that never imports JAX does not wait for it.
 """
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-BOOT = Path(__file__).parent / "_boot"
-ROOT = Path(__file__).parents[2]
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+BOOT = os.path.join(PACKAGE, "_boot")
+ROOT = os.path.dirname(PACKAGE)
 PREFIX = "AEROGEL_RUN_"
+SCHEMA = 1  # of the report as JSON
+NOTHING_COMPILED = "aerogel: nothing was compiled with jax.jit"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,24 @@ class RunOptions:
             numerics=strings["numerics"],
             command=strings["command"],
         )
+
+
+def empty_report(options: RunOptions) -> str:
+    """What `--report` writes of a script that never imports JAX: what `aerogel.audit` would write of no functions."""
+    if not options.report.endswith(".json"):
+        return NOTHING_COMPILED + "\n"
+    data = {
+        "kind": "aerogel run",
+        "command": options.command,
+        "numerics": options.numerics,
+        "compared": options.compare,
+        "backend": "",
+        "jax_version": "",
+        "schema": SCHEMA,
+        "notes": [],
+        "functions": [],
+    }
+    return json.dumps(data, indent=2) + "\n"
 
 
 def interpreter_flags(original: Sequence[str], arguments: int, as_module: bool) -> list[str]:
@@ -79,9 +101,9 @@ def environment(options: RunOptions, outer: Mapping[str, str]) -> dict[str, str]
     env = dict(outer)
     if "PYTHONPATH" in env:
         env[PREFIX + "PYTHONPATH"] = env["PYTHONPATH"]
-    env["PYTHONPATH"] = os.pathsep.join([str(BOOT), *([env["PYTHONPATH"]] if env.get("PYTHONPATH") else [])])
-    env[PREFIX + "ROOT"] = str(ROOT)
-    env.update({PREFIX + name.upper(): value for name, value in options.to_strings().items()})
+    env["PYTHONPATH"] = os.pathsep.join([BOOT, *([env["PYTHONPATH"]] if env.get("PYTHONPATH") else [])])
+    given = {"root": ROOT, "nothing": NOTHING_COMPILED, "empty": empty_report(options), **options.to_strings()}
+    env.update({PREFIX + name.upper(): value for name, value in given.items()})
     return env
 
 

@@ -7,6 +7,7 @@ module), lets the environment's own `sitecustomize` run, and waits for `jax` to 
 here that a plain interpreter would not have imported: a script's folder may hold a `json.py` of its own.
 """
 
+import atexit
 import importlib
 import os
 import sys
@@ -63,8 +64,20 @@ class JaxFinder:
         return None
 
 
+def finish_without_jax(process: int) -> None:
+    """Says and writes that nothing was compiled; nothing in a forked child, which is not the script."""
+    if os.getpid() != process:
+        return
+    if options["report"]:
+        with open(options["report"], "w", encoding="utf-8") as file:
+            file.write(options["empty"])
+    if not options["quiet"] and sys.__stderr__ is not None and not sys.__stderr__.closed:
+        sys.__stderr__.write(f"\n{options['nothing']}\n")
+
+
 def start() -> None:
     """Begins to collect: `jax.jit` is replaced from here on."""
+    atexit.unregister(finish_without_jax)
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not waiting]
     sys.path.insert(0, options["root"])
     try:
@@ -81,6 +94,7 @@ if "root" in options:
         start()
     else:
         sys.meta_path.insert(0, waiting)
+        atexit.register(finish_without_jax, os.getpid())
     # The environment's own `sitecustomize`, if it has one, takes this module's place. If not, this raises what
     # `site` takes for "there is none", and the module is gone.
     del sys.modules["sitecustomize"]

@@ -1,0 +1,218 @@
+"""What the loops of a gradient store for each other: a minimum cut between storing a value and computing it again.
+
+A backward loop reads what the forward loop stacked for it. Of these residuals many are a few additions and products
+away from others: plain JAX stores `x`, `0.05 * x` and `x - 0.05 * x * x` side by side. Each value of the forward body
+that a reader needs is stored, or computed again in the reader's step from what is stored, from the forward loop's own
+inputs, or from what exists anyway.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aerogel import _jax
+from aerogel._jax import Atom, JaxprEqn, Var
+
+from .axes.elementwise import NAMES as ELEMENTWISE
+from .cost import Machine, equation_seconds, nbytes
+from .cost.primitives import DEAR
+from .cut import SINK, SOURCE, Graph
+from .level import Level
+from .loop import Loop, LoopBuilder, as_loop
+from .program import copy_equation, is_var, substitute
+
+# Computed again without a kernel of their own: they are fused into what reads them.
+AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"))
+# XLA computes a fused value once for each of its readers; a residual commonly has two.
+READERS = 2
+# Less than this stays in the cache, where nothing is gained.
+SMALLEST_SAVING = 2**20
+# The new way must be predicted this much better.
+WORTH = 0.95
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """A loop whose stacked outputs other loops read step by step, and what is best done about them.
+
+    Attributes:
+        place: of the loop in its level.
+        readers: the places of the loops that read residuals.
+        needed: the outputs that only these loops read, each with its value in the body.
+        stored: the values of the body that are stacked for the readers, with the stacked variable.
+        bytes_saved: what the loop stacks less than before.
+    """
+
+    place: int
+    loop: Loop
+    readers: tuple[int, ...]
+    needed: dict[Var, Atom]
+    stored: dict[Var, Var]
+    bytes_saved: int
+
+
+def cheapest(level: Level, place: int, loop: Loop, machine: Machine) -> Residuals | None:
+    """The cheapest set of values to store for the loops that read the outputs of `loop`; None if it stores that now."""
+    needed, readers = _needed(level, loop)
+    now = sum(nbytes(y.aval) for y in needed)
+    if now < SMALLEST_SAVING:
+        return None
+    pairs = [(y, v) for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v)]
+    kept = {v: y for y, v in pairs if y not in needed and level.readers(y)}
+    graph = _graph(level, loop, needed, kept, len(readers), machine, now > machine.fresh_bytes)
+    taken = graph.taken()
+    before: set[Hashable] = {("need", v) for v in needed.values() if is_var(v)}
+    if graph.cost(taken) > WORTH * graph.cost(before):
+        return None
+    named = {v: y for y, v in needed.items() if is_var(v)} | kept
+    own = [*loop.body_carry, *(v for eqn in loop.body.eqns for v in eqn.outvars)]
+    stored = {
+        v: named.get(v) or _jax.new_var(v.aval.update(shape=(loop.length, *v.aval.shape), weak_type=False))
+        for v in own
+        if ("need", v) in taken and ("again", v) not in taken
+    }
+    saved = now - sum(nbytes(y.aval) for v, y in stored.items() if v not in kept)
+    return Residuals(place, loop, readers, needed, stored, saved) if saved >= SMALLEST_SAVING else None
+
+
+def _needed(level: Level, loop: Loop) -> tuple[dict[Var, Atom], tuple[int, ...]]:
+    """The outputs that are read by other loops only, entry by entry, and the places of those loops."""
+    needed: dict[Var, Atom] = {}
+    places: set[int] = set()
+    for y, v in zip(loop.ys, loop.body_ys, strict=True):
+        readers = level.readers(y)
+        if readers and all(k != -1 and _reads_entries(level.eqns[k], y, loop.length) for k in readers):
+            needed[y] = v
+            places.update(readers)
+    return needed, tuple(sorted(places))
+
+
+def _reads_entries(eqn: JaxprEqn, y: Var, length: int) -> bool:
+    reader = as_loop(eqn)
+    return reader is not None and reader.length == length and y not in (*reader.consts, *reader.init)
+
+
+def _graph(
+    level: Level, loop: Loop, needed: dict[Var, Atom], kept: dict[Var, Var], readers: int, machine: Machine, fresh: bool
+) -> Graph:
+    """Two nodes for each value of the body: the readers need it; they compute it themselves.
+
+    The first without the second means that it is stored.
+    """
+    graph = Graph()
+    for v in needed.values():
+        if is_var(v):
+            graph.edge(SOURCE, ("need", v), float("inf"))
+    for v in loop.body_carry:
+        graph.edge(("need", v), SINK, _stored_seconds(v, v in kept, loop, machine, fresh))
+    for x, v in zip(loop.xs, loop.body_xs, strict=True):
+        graph.edge(("need", v), SINK, _stored_seconds(v, _exists(level, x, loop), loop, machine, fresh))
+    for eqn in loop.body.eqns:
+        again = eqn.primitive.name in AGAIN and not eqn.effects
+        for v in eqn.outvars:
+            other = ("again", v) if again else SINK
+            graph.edge(("need", v), other, _stored_seconds(v, v in kept, loop, machine, fresh))
+            if again:
+                graph.implies(other, ("run", id(eqn)))
+        if again:
+            times = readers * (READERS if eqn.primitive.name in DEAR else 1)
+            graph.edge(("run", id(eqn)), SINK, times * loop.length * _arithmetic(eqn, machine))
+            for x in filter(is_var, eqn.invars):
+                graph.implies(("run", id(eqn)), ("need", x))
+    return graph
+
+
+def _stored_seconds(v: Var, exists: bool, loop: Loop, machine: Machine, fresh: bool) -> float:
+    """Time to read a value back step by step, and to write it unless it exists anyway."""
+    size = loop.length * nbytes(v.aval)
+    once = size / (machine.bytes_per_second if size > machine.cache_bytes else machine.cache_bytes_per_second)
+    return once if exists else 2 * once + fresh * size * machine.seconds_per_fresh_byte
+
+
+def _exists(level: Level, x: Atom, loop: Loop) -> bool:
+    """Whether an input of the loop is in memory anyway when the readers run."""
+    return not is_var(x) or x not in level.made_by or any(level.eqns[k] is not loop.eqn for k in level.readers(x))
+
+
+def _arithmetic(eqn: JaxprEqn, machine: Machine) -> float:
+    """Time of one step to compute a fused value: its arithmetic, without a kernel and without memory."""
+    if eqn.primitive.name not in ELEMENTWISE:
+        return 0.0
+    if eqn.primitive.name in DEAR:
+        return equation_seconds(eqn, machine)
+    return max(v.aval.size for v in eqn.outvars) / machine.vector_flops_per_second
+
+
+def rebuilt(level: Level, found: Residuals) -> dict[int, JaxprEqn]:
+    """The loop with what it now stacks, and its readers with what they now compute, by place."""
+    loop = found.loop
+    pairs = [(v, y) for y, v in zip(loop.ys, loop.body_ys, strict=True) if y not in found.needed]
+    there = {y for _, y in pairs}
+    pairs += [(v, y) for v, y in found.stored.items() if y not in there]
+    new = {found.place: loop.restacked(pairs)}
+    for place in found.readers:
+        reader = as_loop(level.eqns[place])
+        assert reader is not None
+        new[place] = _reader(reader, found)
+    return new
+
+
+def _reader(reader: Loop, found: Residuals) -> JaxprEqn:
+    """A loop that computes in its steps those residuals that are not stored."""
+    new = LoopBuilder(reader.eqn, reader.length, reader.reverse)
+    ins: list[Atom] = [new.const(c) for c in reader.consts]
+    setters: list[Callable[[Atom], None]] = []
+    for init, final in zip(reader.init, reader.finals, strict=True):
+        var, set_next = new.keep_carry(init, _jax.new_var(final.aval) if isinstance(final, _jax.DropVar) else final)
+        ins.append(var)
+        setters.append(set_next)
+    made = _made_in_step(new, found, [found.needed[x] for x in reader.xs if is_var(x) and x in found.needed])
+    for x, v in zip(reader.xs, reader.body_xs, strict=True):
+        assert is_var(x), "what has an entry for each step is an array"
+        ins.append(_as(new, next(made), v.aval) if x in found.needed else new.x(x))
+    outs = new.body.inline(reader.body, ins)
+    for set_next, out in zip(setters, outs[: len(setters)], strict=True):
+        set_next(out)
+    for y, out in zip(reader.ys, outs[len(setters) :], strict=True):
+        new.y(out, y)
+    return new.equation()
+
+
+def _made_in_step(new: LoopBuilder, found: Residuals, wanted: Sequence[Atom]) -> Iterator[Atom]:
+    """Values of the forward body in a reader's step, from what is stored."""
+    loop = found.loop
+    env: dict[Var, Atom] = {v: new.x(y) for v, y in found.stored.items()}
+    consts = dict(zip(loop.body_consts, loop.consts, strict=True))
+    entries = dict(zip(loop.body_xs, loop.xs, strict=True))
+
+    def read(atom: Atom) -> None:
+        if is_var(atom) and atom not in env:
+            source = entries[atom] if atom in entries else consts[atom]
+            env[atom] = new.x(source) if atom in entries and is_var(source) else new.const(source)
+
+    for eqn in _between(loop, found.stored, wanted):
+        for x in eqn.invars:
+            read(x)
+        new.body.eqns.append(copy_equation(eqn, env))
+    for v in wanted:
+        read(v)
+        yield substitute(v, env)
+
+
+def _between(loop: Loop, stored: dict[Var, Var], wanted: Sequence[Atom]) -> list[JaxprEqn]:
+    """The equations of the body that lead from the stored values to the wanted ones, in order."""
+    live = {v for v in wanted if is_var(v) and v not in stored}
+    found = []
+    for eqn in reversed(loop.body.eqns):
+        if any(v in live for v in eqn.outvars):
+            found.append(eqn)
+            live.update(x for x in eqn.invars if is_var(x) and x not in stored)
+    return found[::-1]
+
+
+def _as(new: LoopBuilder, atom: Atom, aval: Any) -> Atom:
+    """`atom` with the weakness of `aval`: what is stacked is strong."""
+    if getattr(atom.aval, "weak_type", False) == getattr(aval, "weak_type", False):
+        return atom
+    (out,) = new.body.call(lambda v: _jax.convert_element_type(v, aval.dtype, aval.weak_type), atom)
+    return out

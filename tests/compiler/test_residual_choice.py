@@ -1,0 +1,139 @@
+"""Residual choice: a gradient stores the smallest set of values from which the backward steps get the others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import aerogel as ag
+from compiler.loop_patterns import normal, stacked
+
+T, STATE = 64, (8, 2048)
+SIZE = T * STATE[0] * STATE[1]
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+
+def logistic_map(c: Any, x: Any) -> tuple[Any, Any]:
+    """Stores `c`, `0.05 c` and the next state in plain JAX; `c` is enough."""
+    c = c - 0.05 * c * c
+    return c, jnp.square(c)
+
+
+def gated(c: Any, x: Any) -> tuple[Any, Any]:
+    """A gate and a candidate: of `g`, `1 - g`, `h`, `1 - h * h` and the state two are functions of the others."""
+    g, h = jax.nn.sigmoid(c + x), jnp.tanh(c - x)
+    c = g * c + (1 - g) * h
+    return c, c
+
+
+def of_inputs(c: Any, x: Any) -> tuple[Any, Any]:
+    """A function of the loop's own inputs is not stored at all."""
+    return 0.9 * c * (1 + 0.1 * x * x), c
+
+
+def two_carries(state: Any, x: Any) -> tuple[Any, Any]:
+    """Leapfrog: position and momentum."""
+    q, p = state
+    p = p - 0.1 * q * q
+    q = q + 0.1 * p
+    return (q, p), q * p
+
+
+def narrow(c: Any, x: Any) -> tuple[Any, Any]:
+    """Casts inside a step, weak types, a mask."""
+    low = (c * x).astype(jnp.bfloat16)
+    c = jnp.where(c > 0, c * 0.9 + low.astype(jnp.float32) * 2, c**3 * 0.1)
+    return c, c.astype(jnp.bfloat16)
+
+
+STEPS: dict[str, tuple[Step, bool, int]] = {
+    "logistic map": (logistic_map, False, 1),
+    "gated": (gated, True, 3),
+    "of inputs": (of_inputs, True, 1),
+    "two carries": (two_carries, False, 2),
+    "narrow": (narrow, True, 2),
+}
+
+
+def loss(name: str, reverse: bool) -> Callable[[Any, Any], Any]:
+    """The value of a loop and its gradient by the first state and the inputs."""
+    step, with_xs, _ = STEPS[name]
+
+    def f(c: Any, xs: Any) -> Any:
+        init = (c, 0.1 * c) if name == "two carries" else c
+        _, ys = lax.scan(step, init, xs if with_xs else None, length=T, reverse=reverse)
+        return jnp.sum(jnp.mean(ys.astype(jnp.float32), 0))
+
+    return jax.value_and_grad(f, argnums=(0, 1) if with_xs else 0)
+
+
+def arguments(state: tuple[int, ...] = STATE) -> tuple[Any, Any]:
+    """A state and inputs of the steps, of order one."""
+    return 0.5 * normal(0, *state), normal(1, T, *state)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", STEPS)
+def test_what_is_stored(name: str, reverse: bool) -> None:
+    """No more arrays over all steps are stacked than stated (the gradient by the inputs is one), fewer than before."""
+    f, args = loss(name, reverse), arguments()
+    _, with_xs, most = STEPS[name]
+    natural = stacked(jax.make_jaxpr(f)(*args).jaxpr, SIZE)
+    optimised = stacked(jax.make_jaxpr(ag.optimize(f))(*args).jaxpr, SIZE)
+    assert len(optimised) <= most + with_xs
+    assert len(optimised) < len(natural)
+
+
+WRAPS = ("vmap", "cond", "outer scan", "jit", "strict")
+
+
+@pytest.mark.parametrize(("name", "wrap"), [(name, "plain") for name in STEPS] + [("gated", wrap) for wrap in WRAPS])
+def test_same_numbers(name: str, wrap: str) -> None:
+    """Values and gradients agree with float64 as well as plain JAX's do, wherever the loop stands."""
+    f, (c, xs) = loss(name, False), arguments()
+    surroundings: dict[str, Callable[..., Any]] = {
+        "vmap": jax.vmap(f, in_axes=(0, 1)),
+        "cond": lambda c, xs: lax.cond(c[0, 0] > 9, lambda: jax.tree.map(jnp.zeros_like, f(c, xs)), lambda: f(c, xs)),
+        "outer scan": lambda c, xs: lax.scan(lambda s, _: (s, f(s, xs)), c, None, length=2)[1],
+        "jit": jax.jit(f),
+    }
+    g = surroundings.get(wrap, f)
+    numerics = "strict" if wrap == "strict" else "fast"
+    assert [d for d in ag.explain(g, numerics=numerics)(c, xs).fired if d.rule == "residual-choice"]
+    ag.verify(g, numerics=numerics)(c, xs)
+
+
+def test_a_returned_trajectory_is_not_stored_twice() -> None:
+    """What is returned anyway is read by the backward loop: nothing is stored but what cannot be had from it."""
+
+    def f(c: Any) -> Any:
+        return lax.scan(lambda c, _: (c - 0.05 * c * c,) * 2, c, None, length=T)[1]
+
+    def g(c: Any) -> Any:
+        ys, back = jax.vjp(f, c)
+        return ys, back(jnp.ones_like(ys))
+
+    c, _ = arguments()
+    assert len(stacked(jax.make_jaxpr(ag.optimize(g))(c).jaxpr, SIZE)) == 2
+    ag.verify(g)(c)
+
+
+def test_dear_values_are_stored() -> None:
+    """A cosine costs more than its store: it is not computed again."""
+
+    def f(c: Any) -> Any:
+        return lax.scan(lambda c, _: (jnp.sin(c), c), c, None, length=T)[1].sum()
+
+    jaxpr = jax.make_jaxpr(ag.optimize(jax.value_and_grad(f)))(arguments()[0])
+    *_, backward = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert "cos" not in str(backward.params["jaxpr"])
+
+
+def test_small_loops_are_left() -> None:
+    """Residuals that stay in the cache are not worth a change."""
+    f, args = loss("logistic map", False), arguments((4, 8))
+    assert not [d for d in ag.explain(f)(*args).fired if d.rule == "residual-choice"]
