@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, api_util, core, dtypes, pjit, source_info_util, traceback_util, tree_util, util
+import numpy as np
+from jax._src import api, api_util, core, dtypes, literals, pjit, source_info_util, traceback_util, tree_util, util
 from jax._src import config as jax_config
 from jax._src import linear_util as lu
 from jax._src.interpreters import ad, batching, mlir  # noqa: F401  (mlir: tests lower primitives of their own)
@@ -255,12 +256,22 @@ def same_effects(a: Jaxpr, b: Jaxpr) -> bool:
     return a.effects == b.effects == core.no_effects or core.positional_effects(a) == core.positional_effects(b)
 
 
+def literal(value: Any, aval: Any) -> Literal:
+    """A literal that keeps its type also where x64 is off: a NumPy scalar of 64 bits would count as one of 32 there."""
+    return Literal(literals.TypedNdArray(np.asarray(value, aval.dtype), aval), aval)
+
+
 def element_bytes(dtype: Any) -> int:
     """Bytes of one element; of an extended type (a typed key, ...) those of what stands for it."""
     if not isinstance(dtype, dtypes.ExtendedDType):
         return dtype.itemsize
     physical = core.physical_element_aval(dtype)
     return physical.size * physical.dtype.itemsize
+
+
+def is_number(dtype: Any) -> bool:
+    """Whether elements are numbers: no booleans, no keys or other extended types, no float0."""
+    return dtypes.issubdtype(dtype, np.number)
 
 
 def on_many_devices(aval: Any) -> bool:

@@ -16,6 +16,7 @@ from .level import Level
 from .loop import is_float
 from .program import is_var
 from .region import Joined, Region, Site, stacked_reads
+from .searched import is_searched
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
 MOVE_SECONDS = 1e-9
@@ -49,6 +50,7 @@ class Plan:
     sites: list[Site]
     seconds: float
     written: frozenset[Var] = frozenset()  # outputs of the steps that are computed once, for all their readers
+    searched: frozenset[int] = frozenset()  # the sites that look for the place of a maximum in few of the steps
 
 
 def choose(level: Level, region: Region, machine: Machine) -> Plan:
@@ -62,7 +64,8 @@ def choose(level: Level, region: Region, machine: Machine) -> Plan:
         # the loop's outputs exist, whatever is done with them
         seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if level.readers(y))
     sites = [site for site in region.sites if site.index in taken]
-    return Plan(region, sites, seconds, _read_twice(level, sites, worth_writing(region, machine)))
+    searched = frozenset(site.index for site in sites if is_searched(site, machine))
+    return Plan(region, sites, seconds, _read_twice(level, sites, worth_writing(region, machine)), searched)
 
 
 def _read_twice(level: Level, sites: list[Site], dear: set[Var]) -> frozenset[Var]:

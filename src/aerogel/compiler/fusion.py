@@ -11,9 +11,10 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
-from .accumulate import accumulate, in_pairs, keep
+from .accumulate import accumulate, in_pairs, is_hit, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
 from .centered import MOMENTS, SOFTMAX
+from .choose import Plan
 from .dear import written_once
 from .lanes import in_lanes
 from .level import Edit, Level
@@ -21,15 +22,13 @@ from .loop import Loop, LoopBuilder
 from .producers import Producers
 from .program import is_var
 from .region import Joined, Region, Site, Sliced
+from .searched import search
 from .window import Window
 
 
-def fuse(level: Level, region: Region, sites: Sequence[Site], written: Collection[Var] = ()) -> tuple[Edit, JaxprEqn]:
-    """The edit that moves `sites` into the region's loop, and the new loop, which stacks what others still read.
-
-    Outputs of the steps in `written` are computed once for all their readers.
-    """
-    return _Fusion(level, region, sites, written).run()
+def fuse(level: Level, plan: Plan) -> tuple[Edit, JaxprEqn]:
+    """The edit that carries out a plan, and the new loop, which stacks what others still read."""
+    return _Fusion(level, plan.region, plan.sites, plan.written, plan.searched).run()
 
 
 @dataclass
@@ -38,6 +37,7 @@ class _Fusion:
     region: Region
     sites: Sequence[Site]
     written: Collection[Var]
+    searched: Collection[int]
     blocks: dict[Var, Atom] = field(default_factory=dict)  # a value of the region -> its block in the body
     results: dict[Var, Atom] = field(default_factory=dict)  # a variable of the program -> what replaces it
 
@@ -122,16 +122,23 @@ class _Fusion:
         ins = [self._block(x, place, site.window) for x, place in zip(site.reads, site.places, strict=True)]
         index: list[Atom] = [self.new.index()] if answer.uses_start else []
 
+        body = self.new.body
+        body.like = site.eqn
+        if index and site.window.count != self.new.length:
+            window = site.window
+            index = body.call(lambda t: lax.div(t - np.int32(window.start), np.int32(window.stride)), *index)
+        if isinstance(answer, Reduced) and site.index in self.searched:
+            hit = is_hit(self.new, site.window)
+            self._finish(site, answer, search(self.new, answer, site.eqn, index[0], ins[0], hit))
+            body.like = self.loop.eqn
+            return
+
         def one_step(*values: Any) -> list[Any]:
             start, blocks = (values[0], values[1:]) if answer.uses_start else (np.int32(0), values)
             if site.eqn.primitive.name == "convert_element_type":
                 blocks = [_kept_narrow(x, site.eqn.params["new_dtype"]) for x in blocks]
-            if answer.uses_start and site.window.count != self.new.length:
-                start = lax.div(start - np.int32(site.window.start), np.int32(site.window.stride))
             return list(answer.block(start, 1, *blocks))
 
-        body = self.new.body
-        body.like = site.eqn
         outs = body.call(one_step, *index, *ins)
         if isinstance(answer, Mapped):
             self.blocks.update(zip(site.eqn.outvars, outs, strict=True))
@@ -142,9 +149,14 @@ class _Fusion:
     def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom]) -> None:
         step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
         totals = accumulate(self.new, answer.monoid, parts, site.window, step_size)
-        self.new.after.like = site.eqn
         if answer is not site.answer:
+            self.new.after.like = site.eqn
             totals = self.new.after.call(partial(in_pairs, answer.monoid), *totals)
+        self._finish(site, answer, totals)
+
+    def _finish(self, site: Site, answer: Reduced, totals: Sequence[Atom]) -> None:
+        """Lets what the steps accumulated stand for the results of a site."""
+        self.new.after.like = site.eqn
         outs = self.new.after.call(answer.finish, *totals, *site.late)
         for var, out in zip(site.eqn.outvars, outs, strict=True):
             self._replace(var, out)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Literal
 
 from .program import is_var
@@ -91,4 +92,4 @@ def _folded(eqn: JaxprEqn) -> Atom | None:
         return None
     with np.errstate(all="ignore"):
         result = np.asarray(FOLDED[eqn.primitive.name](*values)).astype(aval.dtype)
-    return Literal(result[()], aval)
+    return _jax.literal(result, aval)

@@ -121,6 +121,8 @@ class Producers:
         if index is None or isinstance(x, Literal):
             return None
         eqn = self.level.eqns[index]
+        if eqn.ctx.compute_type != self.level.eqns[self.place].ctx.compute_type:  # `compute_on` puts it elsewhere
+            return None
         cheap = eqn.primitive.name in CHEAP or eqn.primitive.name == "pad" or is_outer_product(eqn)
         if not cheap and (eqn.primitive.name not in MOVES or not self.is_read_only_here(x)):
             return None

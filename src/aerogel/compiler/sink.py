@@ -61,6 +61,8 @@ def _sum(loop: Loop, k: int, readers: dict[Var, list[int]], makers: dict[Var, Ja
     acc, nxt = loop.body_carry[k], loop.next_carry[k]
     aval = loop.finals[k].aval
     dtype = aval.dtype
+    if not _jax.is_number(dtype):  # an extended type has an addition of its own
+        return None
     if not is_var(nxt) or nxt not in makers or readers[nxt] != [-1] or sum(x is nxt for x in loop.body.outvars) != 1:
         return None
     add = makers[nxt]

@@ -67,7 +67,7 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
                 done.update(loop.eqn.outvars)
                 decisions += found
                 continue
-            edit, new = fuse(level, plan.region, plan.sites, plan.written)
+            edit, new = fuse(level, plan)
             if taken.isdisjoint(edit.touched):
                 taken |= edit.touched
                 edits.append(edit)
@@ -88,6 +88,8 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
     def permitted(site: Site) -> str | None:
         if isinstance(site.answer, Reduced) and any(x in summed for x in site.reads):
             return "its steps are summed up already: one number a step is no burden"
+        if site.eqn.ctx.compute_type != loop.eqn.ctx.compute_type:
+            return "`compute_on` puts it and the loop in different places"
         return _refusal(site, context)
 
     region = grow(level, index, loop, permitted)
