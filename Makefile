@@ -49,7 +49,7 @@ docs: $(STAMP)-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 differential: $(STAMP)-test
-	@AEROGEL_DIFFERENTIAL=50000 $(BIN)/python -m pytest -n $(WORKERS) -k differential
+	@AEROGEL_DIFFERENTIAL=50000 AEROGEL_OPTIMISED_CODE=1 $(BIN)/python -m pytest -n $(WORKERS) -k differential
 
 jax-suite: $(STAMP)-test
 	@test -n "$(JAX)" || { echo "make jax-suite JAX=PATH, where PATH is a checkout of JAX" >&2; exit 2; }
