@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from aerogel.compiler import cut
 from aerogel.compiler.cut import SINK, SOURCE, Graph, reachable
 
 
@@ -75,3 +76,25 @@ def test_large_costs_beside_small_ones() -> None:
 def test_reachable() -> None:
     """All nodes behind the start, and the start."""
     assert reachable(["a"], {"a": ["b"], "b": ["c", "a"], "d": ["a"]}) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_both_searches_take_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of few nodes is searched in Python, one of many by SciPy: there is one smallest minimum cut."""
+    graph, _ = random_graph(seed)
+    found = []
+    for few in (0, 1000):
+        monkeypatch.setattr(cut, "FEW", few)
+        found.append(graph.taken())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("few", [0, 1000])
+def test_a_short_path_gives_way(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortest path takes the edge that another path needs: all flows only when it turns aside again."""
+    monkeypatch.setattr(cut, "FEW", few)
+    graph = Graph()
+    for a, b in [(SOURCE, "a"), ("a", "d"), ("d", SINK), (SOURCE, "b"), ("b", "e"), ("e", "d"),
+                 ("a", "f"), ("f", "g"), ("g", "h"), ("h", SINK)]:  # fmt: skip
+        graph.edge(a, b, 1.0)
+    assert graph.taken() == set()

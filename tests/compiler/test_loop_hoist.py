@@ -529,3 +529,20 @@ def test_rests(f: Callable, args: tuple) -> None:
     once = jax.make_jaxpr(hoisted(f))(*args)
     again = [d.what for d in decisions(jaxpr_as_fun(once), args) if d.fired]
     assert again == []
+
+
+def test_every_loop_of_a_level_is_looked_at() -> None:
+    """Loops right behind one another: one that stays, two that go, one that stays."""
+
+    def f(xs: Any) -> Any:
+        recurrence = lambda c, x: (jnp.tanh(c + x), c)  # noqa: E731
+        first, _ = lax.scan(recurrence, jnp.zeros(H), xs)
+        second, third = lax.map(jnp.sin, xs), lax.map(jnp.cos, xs)
+        last, _ = lax.scan(recurrence, jnp.ones(H), xs)
+        return first, second, third, last
+
+    args = (normal(0, T, H),)
+    assert [eqn.primitive.name for eqn, depth in equations(f, *args) if not depth].count("scan") == 4
+    assert len(fired(f, args)) == 2
+    assert [eqn.primitive.name for eqn, depth in equations(hoisted(f), *args) if not depth].count("scan") == 2
+    assert_same(f, args)

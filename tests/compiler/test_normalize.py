@@ -11,8 +11,8 @@ from jax import lax
 from aerogel._jax import ClosedJaxpr, Jaxpr, evaluate, jaxprs_in_params
 from aerogel.compiler.agree import compare
 from aerogel.compiler.check import check_program
-from aerogel.compiler.normalize import normalize
-from aerogel.compiler.program import count_equations
+from aerogel.compiler.normalize import drop_dead, normalize
+from aerogel.compiler.program import count_equations, inner_jaxprs
 from compiler.programs_of import bits, run, traced
 from strategies import draw_program
 
@@ -25,8 +25,8 @@ def names(program: ClosedJaxpr) -> list[str]:
     return [eqn.primitive.name for eqn in program.jaxpr.eqns]
 
 
-# In program 18 a tidied body holds equal equations, which a second walk would merge: not at rest yet, though right.
-@pytest.mark.parametrize("seed", [seed for seed in range(40) if seed != 18])
+# Beyond the first 40, programs in which calls lose their other callers or a loop reads an array in two ways.
+@pytest.mark.parametrize("seed", [*range(40), 187, 238, 243, 275, 280, 283, 289, 517, 552, 600])
 def test_random_programs_keep_their_bits(seed: int) -> None:
     """Normal form changes no bit of a random program, has no more equations, and is its own normal form."""
     drawn = draw_program(seed)
@@ -43,6 +43,65 @@ def test_random_programs_keep_their_bits(seed: int) -> None:
         assert compare(got, want) == [], str(drawn)
     else:
         assert bits(got) == bits(want), str(drawn)
+
+
+def large(x: Any) -> tuple[Any, Any]:
+    """More equations than a call may have that is inlined for its size; two results that share none."""
+    y = x
+    for _ in range(30):
+        x, y = jnp.sin(x), jnp.cos(y)
+    return x, y
+
+
+def twice_read(c: Any, y: Any) -> Any:
+    """Equal sines of two inputs that are one."""
+    return c + jnp.sin(y[0]), (jnp.sin(y[0]) * c, jnp.sin(y[1]) * c)
+
+
+def chain(c: Any, y: Any) -> Any:
+    """A carry that stays as it is once it is known that the other one does."""
+    state, fixed, flag = c
+    return (state + y * fixed, lax.select_n(flag, fixed, fixed + 1), lax.select(flag, flag, flag)), state
+
+
+def side_by_side(c: Any, y: Any) -> Any:
+    """Two states that do not concern each other."""
+    return (c[0] + jnp.sin(y), c[1] * y), None
+
+
+CALLED = jax.jit(large)
+# What one change makes possible elsewhere; the primitives that are left at all levels: loops, calls, sines.
+CASCADES: dict[str, tuple[Any, tuple[int, int, int]]] = {
+    "an array read twice": (lambda x: lax.scan(twice_read, x[0], (x, x)), (1, 0, 1)),
+    "an array read whole and by steps": (lambda x: lax.scan(lambda c, y: (c + y @ x, None), 0.0 * x[0], x), (1, 0, 0)),
+    "an unchanged carry and another": (lambda x: lax.scan(chain, (x[0], x[0], np.bool_(False)), x), (1, 0, 0)),
+    "a dead caller": (lambda x: (CALLED(x), CALLED(x + 1)[0])[1], (0, 0, 30)),
+    "equal calls": (lambda x: CALLED(x)[0] * CALLED(x)[0], (0, 0, 30)),
+    "callers of different results": (lambda x: CALLED(x)[0] + CALLED(x + 1)[1], (0, 0, 30)),
+    "loops that differ in dead carries": (
+        lambda x: lax.scan(side_by_side, (x[0], x[1]), x)[0][0] * lax.scan(side_by_side, (x[0], x[2]), x)[0][0],
+        (1, 0, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASCADES)
+def test_one_change_leads_to_the_next(name: str) -> None:
+    """What a change makes equal, dead or the only call is merged, dropped or inlined at once; then all is at rest."""
+    f, want = CASCADES[name]
+    square = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
+    program = traced(f, square)
+    normal, _ = normalize(program)
+    check_program(normal, program)
+    found = all_names(normal.jaxpr)
+    assert tuple(found.count(primitive) for primitive in ("scan", "jit", "sin")) == want
+    assert normalize(normal)[0] is normal
+    assert compare(run(normal, square), run(program, square)) == []
+
+
+def all_names(jaxpr: Jaxpr) -> list[str]:
+    """The primitives of all levels."""
+    return [n for e in jaxpr.eqns for n in (e.primitive.name, *(n for j in inner_jaxprs(e) for n in all_names(j)))]
 
 
 IDENTITIES = {
@@ -140,3 +199,16 @@ def test_a_function_called_twice_stays_one() -> None:
     assert len(found) == 2
     assert len({id(getattr(one, "jaxpr", one)) for one in found}) == 1
     assert calls_of(normalize(traced(lambda x: inner(x) * 2, X))[0].jaxpr) == []
+
+
+def test_dead_code_goes_from_bodies_too() -> None:
+    """The equations of a level stay as many, those of a loop in it become fewer; nothing dead, the same object."""
+
+    def f(x: Any) -> Any:
+        return lax.scan(lambda c, v: (jnp.sin(c + v), (jnp.cos(c), jnp.exp(c))), jnp.float32(0), x)[1][0]
+
+    before = traced(f, X[0]).jaxpr
+    after = drop_dead(before)
+    assert len(after.eqns) == len(before.eqns)
+    assert count_equations(after) == count_equations(before) - 1
+    assert drop_dead(after) is after

@@ -47,6 +47,11 @@ LOOPS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
         (0, 2, 2, 3),
         (1, 1, 1, 1),
     ),
+    "read whole and by steps": (
+        lambda x: lax.scan(lambda c, y: (c + y * x[1], c * 2), x[0], x),
+        (1, 1, 1, 1),
+        (1, 1, 1, 1),
+    ),
     "tidy": (lambda x: lax.scan(lambda c, y: (c + y, c * 2), x[0], x), (0, 1, 1, 1), (0, 1, 1, 1)),
 }
 

@@ -68,7 +68,7 @@ def _stacked(
     rows = [new.y(x) for x in partial]
     if monoid.name == "add":
         return new.after.call(lambda rows: lax.reduce_sum(rows, [0]), *rows)
-    return new.after.call(lambda *rows: in_pairs(monoid, *rows), *rows)
+    return new.after.call(lambda *rows: _in_pairs(monoid, *rows), *rows)
 
 
 PASSED_ON = frozenset("select_n convert_element_type reshape squeeze broadcast_in_dim".split())
@@ -91,7 +91,7 @@ def summed_in_steps(loop: Loop) -> set[Var]:
     return {y for y, x in zip(loop.ys, loop.body_ys, strict=True) if loop.length >= STACKED_FROM and is_sum(x)}
 
 
-def in_pairs(monoid: Monoid, *values: Any) -> list[Any]:
+def _in_pairs(monoid: Monoid, *values: Any) -> list[Any]:
     """All rows of the values combined, halves with halves."""
     rows = list(values)
     while (n := rows[0].shape[0]) > 1:

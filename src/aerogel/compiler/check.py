@@ -1,19 +1,29 @@
 """The judge of types: is a rewritten program well formed, and of the same type as the original?"""
 
+from collections.abc import Iterator
+
 from aerogel import _jax
 from aerogel._errors import ProgramCheckError
+from aerogel._jax import Jaxpr, JaxprEqn, Var
 
-from .program import Program
+from .program import Program, inner_jaxprs, is_var
 
 
 def check_program(program: Program, like: Program) -> None:
-    """Nothing, when `program` is well typed and takes and returns the same types as `like`.
+    """Nothing, when `program` is well typed and takes and returns the same types as `like`, which is well typed.
+
+    JAX looks at the equations that `like` does not hold; the others are as they were, and only stand elsewhere.
 
     Raises:
         ProgramCheckError: it is not; says what differs.
     """
+    new = _unknown_part(program.jaxpr, like.jaxpr)
+    known = {id(body) for body in _bodies(like.jaxpr)}
     try:
-        _jax.check_jaxpr(program.jaxpr)
+        _jax.check_jaxpr(new)
+        for body in _bodies(new):
+            if id(body) not in known:
+                _jax.check_jaxpr(body)
     except _jax.JaxprTypeError as error:
         raise ProgramCheckError(what="the program is ill typed.", got=str(error).split("\n")[0]) from error
     pairs = [
@@ -28,3 +38,41 @@ def check_program(program: Program, like: Program) -> None:
                 raise ProgramCheckError(
                     what=f"the type of {kind} {index} changed.", got=str(a.aval), wanted=str(b.aval)
                 )
+
+
+def _unknown_part(jaxpr: Jaxpr, like: Jaxpr) -> Jaxpr:
+    """The equations of `jaxpr` that `like` does not hold, as a jaxpr of what they read; all of it if one has effects.
+
+    Raises:
+        ProgramCheckError: a variable is read before it is made, or made twice.
+    """
+    made = {*jaxpr.constvars, *jaxpr.invars}
+    known = {id(eqn) for eqn in like.eqns}
+    new: list[JaxprEqn] = []
+    reads: dict[Var, None] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.effects:
+            return jaxpr  # whose effects they are is known in the whole only
+        inputs = [x for x in eqn.invars if is_var(x)]
+        if not made.issuperset(inputs):
+            raise ProgramCheckError(what="a variable is read before it is made.", got=str(eqn))
+        outs = [v for v in eqn.outvars if not isinstance(v, _jax.DropVar)]
+        if not made.isdisjoint(outs):
+            raise ProgramCheckError(what="a variable is made twice.", got=str(eqn))
+        made.update(outs)
+        if id(eqn) not in known:
+            new.append(eqn)
+            reads.update(dict.fromkeys(inputs))
+    if not made.issuperset(x for x in jaxpr.outvars if is_var(x)):
+        raise ProgramCheckError(what="no equation makes a variable that is a result.")
+    own = {v for eqn in new for v in eqn.outvars}
+    return _jax.new_jaxpr(jaxpr, [x for x in reads if x not in own], [], new)
+
+
+def _bodies(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """The bodies of loops and branches, at any depth: JAX's check of a loop looks at its types only, not inside."""
+    for eqn in jaxpr.eqns:
+        for inner in inner_jaxprs(eqn):
+            if eqn.primitive.name in ("scan", "while", "cond"):
+                yield inner
+            yield from _bodies(inner)

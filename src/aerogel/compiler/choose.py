@@ -183,6 +183,9 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
     steps = site.window.count
     if isinstance(site.answer, Reduced) and site.late:
         return sum(x.aval.size for x in site.reads if is_var(x)) * CENTERED_SECONDS
+    if isinstance(site.answer, Mapped) and site.eqn.primitive.name in ("argmax", "argmin") and machine.name == "cpu":
+        # scalar code: all steps at once run on several cores (measured: 1.6 to 2 times faster on four)
+        return equation_seconds(site.eqn, machine) / 2
     if _fuses(site.eqn):
         return 0.0
     if isinstance(site.answer, Reduced) and _only_multiplies(site):

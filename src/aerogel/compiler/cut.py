@@ -7,10 +7,12 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-# scipy's flow is in 32-bit integers. Costs are scaled to 2**22, so that the total of many edges stays below
+# Flows are integers, of 32 bits in SciPy. Costs are scaled to 2**22, so that the total of many edges stays below
 # `FORBIDDEN`, which stays below 2**31.
 SCALE = 2**22
 FORBIDDEN = 2**30
+# Up to so many nodes (most graphs have ten) SciPy takes longer to set up than the search in Python to run.
+FEW = 32
 SOURCE, SINK = "source", "sink"
 
 
@@ -42,19 +44,52 @@ class Graph:
                 names.setdefault(name, len(names))
         finite = [c for c in self.edges.values() if np.isfinite(c)]
         unit = SCALE / max(max(finite, default=1.0), 1e-30)
-        rows, cols, costs = [], [], []
-        for (a, b), cost in self.edges.items():
-            rows.append(names[a])
-            cols.append(names[b])
-            costs.append(max(1, round(cost * unit)) if np.isfinite(cost) else FORBIDDEN)
-        matrix = csr_array((np.array(costs, np.int32), (rows, cols)), shape=(len(names), len(names)))
-        flow = maximum_flow(matrix, 0, 1).flow
-        residual = csr_array(matrix - flow)
-        residual.data[residual.data < 0] = 0
-        residual.eliminate_zeros()
-        reached = breadth_first_order(residual, 0, return_predecessors=False)
-        order = list(names)
-        return {order[i] for i in reached} - {SOURCE}
+        room = {
+            (names[a], names[b]): max(1, round(cost * unit)) if np.isfinite(cost) else FORBIDDEN
+            for (a, b), cost in self.edges.items()
+        }
+        reached = (_reached if len(names) <= FEW else _reached_by_scipy)(room, len(names))
+        return {name for name, i in names.items() if i in reached} - {SOURCE}
+
+
+# How much can flow from one node to another; by index, source and sink are 0 and 1.
+Room = dict[tuple[int, int], int]
+
+
+def _reached_by_scipy(room: Room, nodes: int) -> set[int]:
+    """The nodes that the source still reaches when as much flows from it to the sink as can."""
+    places = np.array(list(room), np.int32).reshape(-1, 2)
+    matrix = csr_array((np.array(list(room.values()), np.int32), tuple(places.T)), shape=(nodes, nodes))
+    residual = csr_array(matrix - maximum_flow(matrix, 0, 1).flow)
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    return set(breadth_first_order(residual, 0, return_predecessors=False).tolist())
+
+
+def _reached(room: Room, nodes: int) -> set[int]:
+    """The same, by shortest paths that are not full (Edmonds and Karp)."""
+    free: list[dict[int, int]] = [{} for _ in range(nodes)]
+    for (a, b), amount in room.items():
+        free[a][b] = amount
+        free[b].setdefault(a, 0)
+    while True:
+        before: dict[int, int] = {0: 0}
+        queue = [0]
+        for a in queue:
+            for b, amount in free[a].items():
+                if amount and b not in before:
+                    before[b] = a
+                    queue.append(b)
+        if 1 not in before:
+            return set(before)
+        path, node = [], 1
+        while node:
+            path.append((before[node], node))
+            node = before[node]
+        amount = min(free[a][b] for a, b in path)
+        for a, b in path:
+            free[a][b] -= amount
+            free[b][a] += amount
 
 
 def reachable(start: Iterable[Hashable], edges: dict[Hashable, list[Hashable]]) -> set[Hashable]:

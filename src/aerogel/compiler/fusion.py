@@ -11,12 +11,11 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
-from .accumulate import accumulate, in_pairs, is_hit, keep
+from .accumulate import accumulate, is_hit, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
 from .centered import MOMENTS, SOFTMAX
 from .choose import Plan
 from .dear import written_once
-from .lanes import in_lanes
 from .level import Edit, Level
 from .loop import Loop, LoopBuilder
 from .producers import Producers
@@ -115,10 +114,8 @@ class _Fusion:
         if isinstance(answer, Sliced):
             self.blocks[site.eqn.outvars[0]] = self._block(site.reads[0], site.places[0], site.window)
             return
-        if isinstance(answer, Reduced):
-            if (site.eqn.outvars[0]) in self.derived:
-                return  # comes out of another site's accumulators
-            answer = in_lanes(site.eqn, answer, site.places[0])
+        if isinstance(answer, Reduced) and (site.eqn.outvars[0]) in self.derived:
+            return  # comes out of another site's accumulators
         ins = [self._block(x, place, site.window) for x, place in zip(site.reads, site.places, strict=True)]
         index: list[Atom] = [self.new.index()] if answer.uses_start else []
 
@@ -149,9 +146,6 @@ class _Fusion:
     def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom]) -> None:
         step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
         totals = accumulate(self.new, answer.monoid, parts, site.window, step_size)
-        if answer is not site.answer:
-            self.new.after.like = site.eqn
-            totals = self.new.after.call(partial(in_pairs, answer.monoid), *totals)
         self._finish(site, answer, totals)
 
     def _finish(self, site: Site, answer: Reduced, totals: Sequence[Atom]) -> None:

@@ -34,19 +34,29 @@ def normalize(program: Program) -> tuple[Program, list[Decision]]:
 
     The decisions tell where a loop lost something that it stacked or carried: XLA does not do that.
     """
-    normalizer = Normalizer(program.jaxpr)
-    jaxpr = normalizer.run(program.jaxpr)
-    return (program if jaxpr is program.jaxpr else ClosedJaxpr(jaxpr, program.consts)), normalizer.decisions
+    jaxpr, decisions = program.jaxpr, list[Decision]()
+    while True:
+        live = drop_dead(jaxpr)  # first: what is dead calls nobody
+        normalizer = Normalizer(live)
+        new = normalizer.run(live)
+        decisions += normalizer.decisions
+        if new is jaxpr or not normalizer.calls_left:
+            return (program if new is program.jaxpr else ClosedJaxpr(new, program.consts)), decisions
+        jaxpr = new
 
 
 class Normalizer:
-    """One walk over a program; remembers nested jaxprs so that shared ones stay shared: JAX lowers each once."""
+    """One walk over a program; remembers nested jaxprs so that shared ones stay shared: JAX lowers each once.
+
+    Its result changes in a second walk only if there are `calls_left`: one may be the only one of its function now.
+    """
 
     def __init__(self, jaxpr: Jaxpr):
         self.calls: Counter[int] = Counter()
         self.done: dict[int, Any] = {}
         self.kept: list[Any] = []  # keeps the keys of `done` alive
         self.decisions: list[Decision] = []
+        self.calls_left = False
         self._count_calls(jaxpr, set())
 
     def _count_calls(self, jaxpr: Jaxpr, seen: set[int]) -> None:
@@ -60,20 +70,23 @@ class Normalizer:
 
     def run(self, jaxpr: Jaxpr) -> Jaxpr:
         """The normal form of one jaxpr."""
-        inlined = self._inline(jaxpr)
-        merged = merge_repeated(inlined, self.decisions)
-        return drop_dead(merged)
+        while True:
+            merged = self._merge(self._inline(jaxpr))
+            jaxpr = drop_dead(merged)
+            if jaxpr is merged:
+                return jaxpr
+            # Two equations that differed only in what nobody reads are equal now.
 
     def nested(self, jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
         """The normal form of a nested jaxpr, computed once for each."""
         if id(jaxpr) not in self.done:
             if isinstance(jaxpr, ClosedJaxpr):
-                inner = self.run(jaxpr.jaxpr)
+                inner = open_jaxpr(self.nested(jaxpr.jaxpr))
                 new = jaxpr if inner is jaxpr.jaxpr else ClosedJaxpr(inner, jaxpr.consts)
             else:
                 new = self.run(jaxpr)
-            self.done[id(jaxpr)] = new
-            self.kept.append(jaxpr)
+            self.done[id(jaxpr)] = self.done[id(new)] = new
+            self.kept += (jaxpr, new)
         return self.done[id(jaxpr)]
 
     def _inline(self, jaxpr: Jaxpr) -> Jaxpr:
@@ -88,6 +101,7 @@ class Normalizer:
                 inline_call(new, eqns, env)
             else:
                 eqns.append(new)
+                self.calls_left |= is_plain_call(new)
         if not changed:
             return jaxpr
         return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
@@ -98,6 +112,47 @@ class Normalizer:
         body = new.params["jaxpr"].jaxpr
         loops = any(inner_jaxprs(one) for one in body.eqns)
         return self.calls[id(old.params["jaxpr"].jaxpr)] == 1 or (len(body.eqns) <= SMALL_CALL and not loops)
+
+    def _merge(self, jaxpr: Jaxpr) -> Jaxpr:
+        """Equal equations become one, and equations that do nothing become their input; the same object if none."""
+        env: dict[Var, Atom] = {}
+        seen: dict[Any, list[Var]] = {}
+        eqns: list[JaxprEqn] = []
+        for old in jaxpr.eqns:
+            eqn = rename(old, env)
+            if eqn.effects or eqn.primitive.name in KEPT_APART:
+                eqns.append(eqn)
+                continue
+            eqn = with_static_starts(eqn)
+            same = simplify_equation(eqn)
+            if same is not None:
+                env[eqn.outvars[0]] = same
+                continue
+            key = _key(eqn)
+            found = None if key is None else seen.get(key)
+            if found is not None:
+                env.update((v, substitute(x, env)) for v, x in zip(eqn.outvars, found, strict=True))
+                continue
+            if key is not None:
+                seen[key] = eqn.outvars
+            eqns.append(self._tidy(eqn, env) if eqn.primitive.name == "scan" else eqn)
+        if not env and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+            return jaxpr
+        return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
+
+    def _tidy(self, eqn: JaxprEqn, env: dict[Var, Atom]) -> JaxprEqn:
+        """A loop without what it does twice, its body in normal form; `env` takes the results that it makes no more.
+
+        What is read once, or is a constant now, may make more of the body equal. Each round leaves the loop with fewer
+        carries, inputs or outputs.
+        """
+        before, gone = eqn, dict[Var, Atom]()
+        while (tidied := tidy_loop(eqn)) is not None:
+            eqn = map_inner(tidied[0], self.nested)
+            gone = {v: substitute(x, tidied[1]) for v, x in gone.items()} | tidied[1]
+        env.update(gone)
+        self.decisions += stacked_once(before, eqn)
+        return eqn
 
 
 def is_plain_call(eqn: JaxprEqn) -> bool:
@@ -161,39 +216,6 @@ def open_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
-def merge_repeated(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
-    """Equal equations become one, and equations that do nothing become their input; the same object if none."""
-    env: dict[Var, Atom] = {}
-    seen: dict[Any, list[Var]] = {}
-    eqns: list[JaxprEqn] = []
-    for old in jaxpr.eqns:
-        eqn = rename(old, env)
-        if eqn.effects or eqn.primitive.name in KEPT_APART:
-            eqns.append(eqn)
-            continue
-        eqn = with_static_starts(eqn)
-        tidied = tidy_loop(eqn) if eqn.primitive.name == "scan" else None
-        if tidied is not None:
-            decisions += stacked_once(eqn, tidied[0])
-            eqn, gone = tidied
-            env.update(gone)
-        same = simplify_equation(eqn)
-        if same is not None:
-            env[eqn.outvars[0]] = same
-            continue
-        key = _key(eqn)
-        found = None if key is None else seen.get(key)
-        if found is None:
-            if key is not None:
-                seen[key] = eqn.outvars
-            eqns.append(eqn)
-        else:
-            env.update(zip(eqn.outvars, found, strict=True))
-    if not env and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-        return jaxpr
-    return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
-
-
 def with_static_starts(eqn: JaxprEqn) -> JaxprEqn:
     """A `dynamic_slice` whose starts are literals is a `slice`: `xs[jnp.array(3)]` reads what `xs[3]` does."""
     if eqn.primitive.name != "dynamic_slice" or any(is_var(x) for x in eqn.invars[1:]):
@@ -238,14 +260,22 @@ def _atom_key(x: Atom) -> Any:
 
 
 def _param_key(value: Any) -> Any:
-    return id(value) if isinstance(value, (ClosedJaxpr, Jaxpr)) else (type(value), value)
+    if isinstance(value, ClosedJaxpr):  # JAX's own dead-code elimination closes a body that loops share once for each
+        return (id(value.jaxpr), *map(id, value.consts))
+    if isinstance(value, tuple):
+        return tuple(map(_param_key, value))
+    return id(value) if isinstance(value, Jaxpr) else (type(value), value)
 
 
 def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` without what nobody reads, inside loops too (JAX's own dead-code rules); the same object if nothing."""
     new = _jax.drop_dead(jaxpr)
-    return jaxpr if _equation_total(new) == _equation_total(jaxpr) else new
+    same = len(new.eqns) == len(jaxpr.eqns) and all(
+        a is b or _size(a) == _size(b) for a, b in zip(new.eqns, jaxpr.eqns, strict=True)
+    )
+    return jaxpr if same else new
 
 
-def _equation_total(jaxpr: Jaxpr) -> int:
-    return sum(len(eqn.outvars) + 1 + sum(_equation_total(j) for j in inner_jaxprs(eqn)) for eqn in jaxpr.eqns)
+def _size(eqn: JaxprEqn) -> int:
+    """Of an equation and what it holds: how many equations, and how many results they have."""
+    return 1 + len(eqn.outvars) + sum(_size(one) for inner in inner_jaxprs(eqn) for one in inner.eqns)

@@ -1,6 +1,6 @@
 """Loops without what they carry, read or stack twice."""
 
-from aerogel._jax import Atom, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, DropVar, JaxprEqn, Literal, Var
 
 from .cost import nbytes
 from .loop import Loop, LoopBuilder, as_loop
@@ -14,50 +14,62 @@ def tidy_loop(eqn: JaxprEqn) -> tuple[JaxprEqn, dict[Var, Atom]] | None:
     """A loop that does the same, and what stands for those of its results that it no longer makes; None if tidy.
 
     A carry that no step changes becomes a constant, one value read twice is read once, outputs that are equal are
-    stacked once, and an output that is an input of its step is that input.
+    stacked once, and an output that is an input of its step is that input. The loop has fewer carries, inputs or
+    outputs than before.
     """
     loop = as_loop(eqn)
-    if loop is None or loop.length == 0 or not _is_untidy(loop):
+    if loop is None or loop.length == 0 or any(isinstance(x, Literal) for x in loop.xs):
+        return None
+    fixed, known = _unchanged_carries(loop), _known_outputs(loop)
+    # a value that is read whole and step by step is read in two ways, not twice
+    if not fixed and not known and not _has_repeats(loop.consts) and not _has_repeats(loop.xs):
         return None
     new = LoopBuilder(eqn, loop.length, loop.reverse)
-    results: dict[Var, Atom] = {}
     ins: list[Atom] = [new.const(c) for c in loop.consts]
     setters = []
-    for init, final, var, nxt in zip(loop.init, loop.finals, loop.body_carry, loop.next_carry, strict=True):
-        if nxt is var and _same_type(init, final):
+    for init, final in zip(loop.init, loop.finals, strict=True):
+        if final in fixed:
             ins.append(new.const(init))
             setters.append(None)
-            results[final] = init
         else:
             inside, set_next = new.keep_carry(init, final)
             ins.append(inside)
             setters.append(set_next)
-    given: dict[Atom, Atom] = {}
-    for x, var in zip(loop.xs, loop.body_xs, strict=True):
-        ins.append(new.x(x) if is_var(x) else x)
-        given[var] = x
+    ins += [new.x(x) for x in loop.xs if is_var(x)]
     outs = new.body.inline(loop.body, ins)
     for set_next, out in zip(setters, outs, strict=False):
         if set_next is not None:
             set_next(out)
-    results.update(_stack_once(new, loop, given, outs[len(setters) :]))
-    return new.equation(), results
-
-
-def _stack_once(new: LoopBuilder, loop: Loop, given: dict[Atom, Atom], outs: list[Atom]) -> dict[Var, Atom]:
-    """Stacks each different output once; what stands for the others."""
-    results: dict[Var, Atom] = {}
-    stacked: dict[Var, Var] = {}
-    for y, old, out in zip(loop.ys, loop.body_ys, outs, strict=True):
-        if is_var(old) and old in given and _same_type(given[old], y):
-            results[y] = given[old]
-        elif is_var(old) and old in stacked and _same_type(stacked[old], y):
-            results[y] = stacked[old]
-        else:
+    for y, out in zip(loop.ys, outs[len(setters) :], strict=True):
+        if y not in known:
             new.y(out, y)
-            if is_var(old):
-                stacked[old] = y
-    return results
+    return new.equation(), {**fixed, **known}
+
+
+def _unchanged_carries(loop: Loop) -> dict[Var, Atom]:
+    """The final values of the carries that every step passes on as they are, and their initial ones."""
+    carries = zip(loop.init, loop.finals, loop.body_carry, loop.next_carry, strict=True)
+    return {final: init for init, final, var, nxt in carries if nxt is var and _same_type(init, final)}
+
+
+def _known_outputs(loop: Loop) -> dict[Var, Atom]:
+    """The stacked outputs that need not be stacked, and what is the same: an input, or an output before."""
+    given: dict[Atom, Atom] = dict(zip(loop.body_xs, loop.xs, strict=True))
+    known: dict[Var, Atom] = {}
+    for y, out in zip(loop.ys, loop.body_ys, strict=True):
+        if not is_var(out) or isinstance(y, DropVar):
+            continue
+        same = given.get(out)
+        if same is not None and _same_type(same, y):
+            known[y] = same
+        else:
+            given[out] = y
+    return known
+
+
+def _has_repeats(atoms: list[Atom]) -> bool:
+    found = [x for x in atoms if is_var(x)]
+    return len(set(found)) < len(found)
 
 
 def stacked_once(before: JaxprEqn, after: JaxprEqn) -> list[Decision]:
@@ -69,19 +81,6 @@ def stacked_once(before: JaxprEqn, after: JaxprEqn) -> list[Decision]:
     return [
         Decision("loop-tidy", "equal outputs of a loop are stacked once", where(before), True, reason, 0, saved, saved)
     ]
-
-
-def _is_untidy(loop: Loop) -> bool:
-    if any(isinstance(x, Literal) for x in loop.xs):
-        return False
-    ys = [y for y in loop.body_ys if is_var(y)]
-    ins = [*loop.consts, *loop.xs]
-    return (
-        len(set(ys)) < len(ys)
-        or any(y in set(loop.body_xs) for y in ys)
-        or any(a is b for a, b in zip(loop.next_carry, loop.body_carry, strict=True))
-        or len({x for x in ins if is_var(x)}) < len(ins)
-    )
 
 
 def _same_type(a: Atom, b: Atom) -> bool:

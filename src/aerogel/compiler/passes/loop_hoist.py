@@ -42,11 +42,12 @@ class LoopHoist:
 
 def _level(jaxpr: Jaxpr, terms: Terms, decisions: list[Decision]) -> Jaxpr:
     done: set[Var] = set()
+    start = 0
     while True:
-        index = _next_loop(jaxpr, done)
+        index = _next_loop(jaxpr, done, start)
         if index is None:
             return jaxpr
-        work = _Work(jaxpr, set(jaxpr.eqns[index].outvars), terms)
+        work = _Work(jaxpr, set(jaxpr.eqns[index].outvars), terms, found=(jaxpr, index))
         for step in (_lift, _gather, _chain, _all, _once, _before, _after):
             loop = work.loop()
             if loop is None:
@@ -54,6 +55,7 @@ def _level(jaxpr: Jaxpr, terms: Terms, decisions: list[Decision]) -> Jaxpr:
             step(work, loop)
         decisions += work.decisions
         done |= work.outs
+        start = index + 1 if work.jaxpr is jaxpr else 0
         jaxpr = work.jaxpr
 
 
@@ -66,16 +68,20 @@ class _Work:
     terms: Terms
     decisions: list[Decision] = field(default_factory=list)
     chained: bool = False  # whether keys come from a loop of their own
+    found: tuple[Jaxpr | None, int | None] = (None, None)  # the level that was last looked through, and the place in it
 
     @property
     def index(self) -> int | None:
         """Its place; the last one, where it was split."""
-        places = [
-            i
-            for i, eqn in enumerate(self.jaxpr.eqns)
-            if eqn.primitive.name == "scan" and any(v in self.outs for v in eqn.outvars)
-        ]
-        return places[-1] if places else None
+        if self.found[0] is not self.jaxpr:
+            places = (
+                i
+                for i in reversed(range(len(self.jaxpr.eqns)))
+                if self.jaxpr.eqns[i].primitive.name == "scan"
+                and any(v in self.outs for v in self.jaxpr.eqns[i].outvars)
+            )
+            self.found = self.jaxpr, next(places, None)
+        return self.found[1]
 
     def loop(self) -> Loop | None:
         """The loop; None when it is gone."""
@@ -231,8 +237,9 @@ def _move(work: _Work, loop: Loop, plan: Plan, how: str) -> None:
         work.replace(move_out(loop, moved))
 
 
-def _next_loop(jaxpr: Jaxpr, done: set[Var]) -> int | None:
-    for index, eqn in enumerate(jaxpr.eqns):
+def _next_loop(jaxpr: Jaxpr, done: set[Var], start: int) -> int | None:
+    for index in range(start, len(jaxpr.eqns)):
+        eqn = jaxpr.eqns[index]
         outs = [v for v in eqn.outvars if not isinstance(v, DropVar)]
         if eqn.primitive.name == "scan" and not done.issuperset(outs):
             loop = as_loop(eqn)

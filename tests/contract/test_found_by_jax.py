@@ -1,0 +1,115 @@
+"""What JAX's own tests, and probes beside them, found to break once."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.compute_on import compute_on
+
+import aerogel as ag
+from aerogel import _jax
+
+from ._programs import LENGTH, assert_fires, assert_same, equations, stacked_sum, start
+
+
+class _ScaleRules:
+    """Elements are float32; cotangents are added up by taking the larger one."""
+
+    allow_conversion = True
+
+    @staticmethod
+    def physical_element_aval(dtype):
+        return jax.core.ShapedArray((), np.dtype(np.float32))
+
+    @staticmethod
+    def add(dtype, x, y):
+        larger = lax.max(lax.convert_element_type(x, np.float32), lax.convert_element_type(y, np.float32))
+        return lax.convert_element_type(larger, dtype)
+
+    @staticmethod
+    def zero(dtype):
+        return lax.convert_element_type(np.float32(-np.inf), dtype)
+
+    @staticmethod
+    def tangent_dtype(dtype):
+        return dtype
+
+
+class _ScaleKind(_jax.dtypes.extended):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scale(_jax.dtypes.ExtendedDType):
+    _rules: type = _ScaleRules
+    type: type = _ScaleKind
+    name = "scale"
+
+
+def test_cotangents_of_a_type_with_an_addition_of_its_own():
+    """The sum of a type's own cotangents over a loop's steps is not a sum of numbers: `scale` takes the largest."""
+
+    @jax.custom_vjp
+    def inner(carry, scale):
+        return carry
+
+    def backward(scale, g):
+        larger = 0.5 * (lax.convert_element_type(scale, np.float32) + jnp.max(g))
+        return g, lax.convert_element_type(larger, _Scale())
+
+    inner.defvjp(lambda carry, scale: (inner(carry, scale), scale), backward)
+
+    def loss(x, scale):
+        typed = lax.convert_element_type(scale, _Scale())
+        return lax.scan(lambda c, _: (inner(c, typed), None), x, None, length=3)[0]
+
+    gradient = jax.grad(loss, (0, 1))
+    got = jax.jit(ag.optimize(gradient))(jnp.float32(3.14), jnp.float32(2.0))
+    assert [float(x) for x in got] == [1.0, 1.5]
+
+
+def test_constants_of_64_bits_where_x64_is_off_outside():
+    """Arithmetic on literals inside `enable_x64` is folded to literals of its own types."""
+
+    def f(x):
+        with jax.enable_x64(True):
+            y = lax.convert_element_type(x, np.float64)
+            return stacked_sum(x), lax.dynamic_index_in_dim(y, 1)
+
+    assert_same(f, start())
+    assert_fires(f, start())
+
+
+def loops(f, *args):
+    """The scans of the optimised program."""
+    return [eqn for eqn in equations(jax.make_jaxpr(ag.optimize(f))(*args)) if eqn.primitive.name == "scan"]
+
+
+def test_what_compute_on_puts_elsewhere_stays_out_of_the_loop():
+    """A reduction on the host stays one after the loop: in it, every step would go to the host."""
+
+    def f(x):
+        ys = lax.scan(lambda c, _: (jnp.sin(c), jnp.sin(c)), x, None, length=LENGTH)[1]
+        with compute_on("device_host"):
+            return ys.sum(0)
+
+    x = start()[:-1]  # another shape than that of `assert_same`'s own loop
+    (scan,) = loops(f, x)
+    assert {equation.ctx.compute_type for equation in equations(scan.params["jaxpr"])} == {None}
+    assert_same(f, x)
+
+
+def test_what_compute_on_makes_elsewhere_is_an_input_of_the_loop():
+    """An input that the host makes is not made in the steps of a loop on the device."""
+
+    def f(x, a):
+        with compute_on("device_host"):
+            xs = a[:, None] * x[None]
+        return lax.scan(lambda c, row: (jnp.sin(c + row), None), x, xs)[0]
+
+    x, a = start()[:-1], jnp.linspace(0.0, 1.0, LENGTH)
+    (scan,) = loops(f, x, a)
+    assert {equation.ctx.compute_type for equation in equations(scan.params["jaxpr"])} == {None}
+    assert_same(f, x, a)
