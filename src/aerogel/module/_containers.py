@@ -1,0 +1,139 @@
+"""Lists, tuples and dicts as they stand in modules: they compare and read as such, and do not change."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+
+from ._errors import FrozenError
+from ._form import MISSING, Form, named_by_attribute, put
+from ._kinds import KINDS, Kind
+
+HOLE: Any = type("Hole", (), {"__repr__": lambda _: "<tied>", "__slots__": ()})()
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+        where = getattr(self, "_where", "")
+        raise FrozenError(
+            place=f"model.{where}" if where else f"a {type(self).__mro__[1].__name__} in a module",
+            action=f"{name}(...)",
+            edit=f".{where}" if where else "...",
+        )
+
+    refuse.__name__ = name
+    return refuse
+
+
+class FrozenList(list):
+    """A list that stands in a module."""
+
+    __slots__ = ("__weakref__", "_form", "_shadow", "_where")
+
+    def __copy__(self) -> "FrozenList":
+        return self
+
+
+class FrozenTuple(tuple):
+    """A tuple that stands in a module and holds structure beside data, or a tied place."""
+
+    # No __slots__: CPython allows none on subclasses of tuple.
+
+
+class FrozenDict(dict):
+    """A dict that stands in a module. Its children are in the order of the keys where these have one."""
+
+    __slots__ = ("__weakref__", "_form", "_shadow", "_where")
+
+    def __copy__(self) -> "FrozenDict":
+        return self
+
+
+def fill_container(cls: type, items: Any) -> Any:
+    """A new container of a frozen class."""
+    if cls is FrozenList:
+        node: Any = list.__new__(cls)
+        list.extend(node, items)
+    elif cls is FrozenDict:
+        node = dict.__new__(cls)
+        dict.update(node, items)
+    else:
+        node = tuple.__new__(cls, items)
+    return node
+
+
+class SequenceForm(Form):
+    """The form of a list or tuple.
+
+    Its `cls` is `FrozenList`, or what the tuple is when it is whole: `tuple` or a named one. A tuple that holds
+    nothing but data is left to JAX: it is made as what it is.
+    """
+
+    __slots__ = ()
+
+    def read(self, node: Any) -> tuple[Any, ...]:
+        return tuple(node) if len(self.slots) == len(node) else tuple(node[i] for i in self.slots)
+
+    def get(self, node: Any, slot: Any) -> Any:
+        return node[slot] if 0 <= slot < len(node) else MISSING
+
+    def make(self, values: dict[Any, Any]) -> Any:
+        items = [HOLE] * (len(self.slots) + len(self.statics) + len(self.holes))
+        for slot, value in (*values.items(), *self.statics):
+            items[slot] = value
+        if self.cls is not FrozenList and not self.statics and not self.holes:
+            return tuple(items) if self.cls is tuple else self.cls._make(items)
+        node = fill_container(FrozenList if self.cls is FrozenList else FrozenTuple, items)
+        put(node, "_form", self)
+        return node
+
+    def entry(self, slot: Any) -> Any:
+        names = getattr(self.cls, "_fields", None)
+        return SequenceKey(slot) if names is None else GetAttrKey(names[slot])
+
+    def order(self, slots: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(sorted(slots))
+
+
+class MappingForm(Form):
+    """The form of a dict."""
+
+    __slots__ = ()
+
+    def read(self, node: Any) -> tuple[Any, ...]:
+        return tuple(node[key] for key in self.slots)
+
+    def get(self, node: Any, slot: Any) -> Any:
+        return node.get(slot, MISSING)
+
+    def make(self, values: dict[Any, Any]) -> Any:
+        known = dict(self.statics) | values
+        order = self.order((*self.slots, *dict(self.statics), *self.holes))
+        node = fill_container(FrozenDict, {key: known.get(key, HOLE) for key in order})
+        put(node, "_form", self)
+        return node
+
+    def entry(self, slot: Any) -> Any:
+        return DictKey(slot)
+
+    def order(self, slots: Iterable[Any]) -> tuple[Any, ...]:
+        return sorted_keys(slots)
+
+
+def sorted_keys(keys: Iterable[Any]) -> tuple[Any, ...]:
+    """Keys in the order in which JAX flattens a dict; as they come if they have none."""
+    keys = tuple(keys)
+    try:
+        return tuple(sorted(keys))
+    except TypeError:
+        return keys
+
+
+for _cls, _names in (
+    (FrozenList, "append extend insert pop remove clear sort reverse __setitem__ __delitem__ __iadd__ __imul__"),
+    (FrozenDict, "clear pop popitem setdefault update __setitem__ __delitem__ __ior__"),
+):
+    for _name in _names.split():
+        setattr(_cls, _name, _refusing(_name))
+KINDS[FrozenList] = KINDS[FrozenTuple] = KINDS[FrozenDict] = Kind.NODE
+named_by_attribute |= {FrozenList, FrozenDict}

@@ -1,0 +1,113 @@
+"""The one place where it is decided what is data in a node: looked at once per built node, then carried along.
+
+What `__init__` leaves in a module cannot change, so the decision is made when it is first asked for.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._containers import FrozenDict, FrozenList, FrozenTuple, MappingForm, SequenceForm, sorted_keys
+from ._foreign import split_of
+from ._form import AttributeForm, Form, Tie, put
+from ._freeze import is_data
+from ._kinds import Kind, kind_of
+from ._late import build_attributes
+from ._paths import Path
+
+# Modules that are defaults of fields: many instances hold them, and none of them means to share them.
+default_modules: set[int] = set()
+
+
+def form_of(node: Any) -> Form:
+    """The form of a module, bound method or frozen container."""
+    try:
+        form = node._form
+    except AttributeError:
+        build_attributes(node)
+        return node._form
+    if form is None:
+        form = _decide(node)
+        put(node, "_form", form)
+    return form
+
+
+def form_if_node(value: Any) -> Form | None:
+    """The form of a node of ours or of a plain tuple; None for everything that ties cannot look into."""
+    kind = kind_of(value)
+    if kind is Kind.NODE:
+        return form_of(value)
+    if kind in (Kind.TUPLE, Kind.RECORD):  # whatever stands in it now: paths go by position
+        return SequenceForm.of(type(value), range(len(value)))
+    return None
+
+
+def _decide(node: Any) -> Form:
+    if isinstance(node, FrozenDict):
+        return _sort_out(MappingForm, FrozenDict, [(key, node[key]) for key in sorted_keys(node)])
+    if isinstance(node, FrozenList | FrozenTuple):
+        return _sort_out(SequenceForm, FrozenList if isinstance(node, list) else tuple, list(enumerate(node)))
+    cls = type(node)
+    always = getattr(cls, "_static_fields", ("__func__",))
+    found = [(name, getattr(node, name)) for name in cls._fields_in_order]
+    form = _sort_out(AttributeForm, cls, found, always)
+    ties = list(find_ties(node, form)) if len(form.slots) > 0 else []
+    if not ties:
+        return form
+    direct = [form.slot_of(tie.place[0]) for tie in ties if len(tie.place) == 1]
+    for slot in direct:
+        form = form.without(slot)
+    return form.replace(ties=ties)
+
+
+def _sort_out(kind: type[Form], cls: type, found: list[tuple[Any, Any]], always: tuple[str, ...] = ()) -> Form:
+    slots, statics, foreign = [], [], []
+    for slot, value in found:
+        if slot in always or not is_data(value):
+            statics.append((slot, value))
+            continue
+        slots.append(slot)
+        if kind_of(value) in (Kind.FOREIGN, Kind.RECORD):
+            split = split_of(value, f"{cls.__name__}.{slot}")
+            if split is not None:
+                foreign.append((slot, split))
+    return kind.of(cls, slots, statics, foreign=foreign)
+
+
+def find_ties(owner: Any, form: Form) -> Iterator[Tie]:
+    """The places below `owner` that hold what stands at an earlier place, if `owner` is the module that owns both.
+
+    Two places in one module below it are that module's own business: it tied them, or somebody untied them.
+    """
+    seen: dict[int, tuple[Path, Path]] = {}
+    pending = [((form.entry(slot),), (), form.get(owner, slot)) for slot in reversed(form.slots)]
+    skipped: set[Path] = set()
+    while pending:
+        path, branch, value = pending.pop()
+        if path in skipped:
+            continue
+        kind = kind_of(value)
+        # The module or array directly below the owner, through containers.
+        branch = branch or (path if kind is Kind.ARRAY or _is_module(value) else ())
+        if (kind is Kind.ARRAY or _is_module(value)) and _can_be_shared(value):
+            first, its_branch = seen.setdefault(id(value), (path, branch))
+            if its_branch != branch:
+                yield Tie(path, first)
+                continue
+        inner = form_if_node(value)
+        if inner is not None:
+            skipped |= {(*path, *tie.place) for tie in inner.ties}
+            pending += [((*path, inner.entry(s)), branch, inner.get(value, s)) for s in reversed(inner.slots)]
+
+
+def _is_module(value: Any) -> bool:
+    return kind_of(value) is Kind.NODE and not isinstance(value, list | tuple | dict)
+
+
+def _can_be_shared(value: Any) -> bool:
+    """NumPy's scalars and modules without arrays go by value; a default of a field belongs to each instance."""
+    if isinstance(value, np.generic) or id(value) in default_modules:
+        return False
+    return not _is_module(value) or bool(jax.tree.leaves(value))

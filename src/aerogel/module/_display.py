@@ -1,0 +1,94 @@
+"""`repr` of modules: code with arrays by dtype and shape, and tied places by where they are read from."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._jax import Tracer
+from ._decide import form_of
+from ._form import Form
+from ._kinds import Kind, kind_of
+from ._paths import Path
+
+WIDTH = 100
+INDENT = "  "
+
+_SHORT = {"float": "f", "uint": "u", "int": "i", "complex": "c", "bfloat": "bf"}
+
+
+def show(module: Any) -> str:
+    """The module as code, on one line if it fits, else with a line for every field."""
+    return _shown(module, (), {}, 0)
+
+
+def show_array(value: Any) -> str:
+    """`f32[64,4]`, `key<fry>[]`, `bool[3]`."""
+    name = str(value.dtype)
+    for long, short in _SHORT.items():
+        if name.startswith(long) and name[len(long) :].isdigit():
+            name = short + name[len(long) :]
+            break
+    return f"{name}[{','.join(map(str, value.shape))}]"
+
+
+def _shown(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
+    if path in ties:
+        return ties[path]
+    if isinstance(value, jax.Array | Tracer | np.ndarray | np.generic | jax.ShapeDtypeStruct) and hasattr(
+        value, "dtype"
+    ):
+        return show_array(value)
+    if kind_of(value) is Kind.NODE and dataclasses.is_dataclass(value):
+        return _shown_module(value, path, ties, depth)
+    if type(value).__repr__ in (list.__repr__, tuple.__repr__, dict.__repr__):
+        return _shown_container(value, path, ties, depth)
+    if isinstance(value, type) or callable(value):
+        return getattr(value, "__name__", repr(value))
+    return repr(value)
+
+
+def _shown_module(module: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
+    form = form_of(module)
+    # The innermost owner's text wins for a reader of the inner module, the outer one's for the whole: it is shown.
+    ties = {(*path, *tie.place): tie.within(path).text() for tie in form.ties} | ties
+    items = []
+    for declared in dataclasses.fields(module):
+        if not declared.repr:
+            continue
+        place = (*path, form.entry(declared.name))
+        items.append(f"{declared.name}={_item(module, form, declared.name, place, ties, depth)}")
+    return _laid_out(f"{type(module).__name__}(", items, ")", depth)
+
+
+def _item(module: Any, form: Form, name: str, place: Path, ties: dict[Path, str], depth: int) -> str:
+    if place in ties:
+        return ties[place]  # without a look: a tie by a function would compute it
+    try:
+        value = getattr(module, name)
+    except AttributeError:
+        return "<tied>"
+    return _shown(value, place, ties, depth + 1)
+
+
+def _shown_container(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
+    if isinstance(value, dict):
+        found = [(jax.tree_util.DictKey(key), f"{key!r}: ", item) for key, item in value.items()]
+        left, right = "{}"
+    else:
+        found = [(jax.tree_util.SequenceKey(i), "", item) for i, item in enumerate(value)]
+        left, right = "[]" if isinstance(value, list) else "()"
+    items = [before + _shown(item, (*path, key), ties, depth + 1) for key, before, item in found]
+    if len(items) == 1 and left == "(":
+        right = ",)"
+    return _laid_out(left, items, right, depth)
+
+
+def _laid_out(left: str, items: list[str], right: str, depth: int) -> str:
+    line = f"{left}{', '.join(items)}{right}"
+    if len(line) + depth * len(INDENT) <= WIDTH and "\n" not in line:
+        return line
+    inner, outer = INDENT * (depth + 1), INDENT * depth
+    rows = "".join(f"{inner}{item},\n" for item in items)
+    return f"{left}\n{rows}{outer}{right.removeprefix(',')}"

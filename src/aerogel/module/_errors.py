@@ -1,0 +1,125 @@
+"""What users are told when a module cannot be built, changed or walked."""
+
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, dataclass
+from typing import ClassVar
+
+from .._errors import AerogelError, ErrorText, _show_as_part_of, clip
+
+
+@dataclass(eq=False, kw_only=True)
+class FrozenError(AerogelError, FrozenInstanceError):
+    """A module, or a container in it, was to be changed after `__init__`.
+
+    Attributes:
+        place: what was to be changed, as a path: `model.layers[0].weight`.
+        action: what was tried, as code: `.append(...)`.
+        edit: the path to write after `ag.at(model)`.
+    """
+
+    code: ClassVar[str] = "AG101"
+
+    place: str
+    action: str
+    edit: str
+
+    def text(self) -> ErrorText:
+        return ErrorText(
+            what="modules and the containers in them do not change after `__init__`.",
+            where=self.place,
+            got=self.action,
+            to_fix=f"make a changed copy: new = ag.at(model){self.edit}.set(value)",
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class StructureError(AerogelError, TypeError):
+    """A value that cannot be part of a module's structure, which is hashed and compared by value.
+
+    Attributes:
+        what: a sentence that says why not.
+        place: where the value stands, as a path.
+        got: the value.
+        wanted: what can stand there.
+        to_fix: what to do.
+    """
+
+    code: ClassVar[str] = "AG102"
+
+    what: str
+    place: str
+    got: object
+    wanted: str
+    to_fix: str
+
+    def text(self) -> ErrorText:
+        shown = f"{type(self.got).__name__}: {clip(self.got)}"
+        return ErrorText(what=self.what, where=self.place, got=shown, wanted=self.wanted, to_fix=self.to_fix)
+
+
+@dataclass(eq=False, kw_only=True)
+class FieldError(AerogelError, TypeError):
+    """A class whose fields contradict each other, or an `__init__` that does not fit them.
+
+    Attributes:
+        what: a sentence that says what does not fit.
+        place: the class or the attribute.
+        to_fix: what to do.
+    """
+
+    code: ClassVar[str] = "AG103"
+
+    what: str
+    place: str
+    to_fix: str
+
+    def text(self) -> ErrorText:
+        return ErrorText(what=self.what, where=self.place, to_fix=self.to_fix)
+
+
+@dataclass(eq=False, kw_only=True)
+class PathError(AerogelError, LookupError):
+    """A path that leads nowhere.
+
+    Attributes:
+        path: the path, as it was written.
+        inside: what it was looked for in: a class name.
+        nearest: paths that exist and look like it.
+    """
+
+    code: ClassVar[str] = "AG104"
+
+    path: str
+    inside: str
+    nearest: Sequence[str] = ()
+
+    def text(self) -> ErrorText:
+        near = " or ".join(repr(path) for path in self.nearest)
+        return ErrorText(
+            what=f"{self.path!r} is no path of this {self.inside}.",
+            where=self.path,
+            to_fix=f"write {near}" if near else "print the model: its fields are the first steps of its paths",
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class TieError(AerogelError, ValueError):
+    """A tie that cannot be made or ended.
+
+    Attributes:
+        what: a sentence that says why not.
+        place: the path that was to be tied or untied.
+        to_fix: what to do.
+    """
+
+    code: ClassVar[str] = "AG105"
+
+    what: str
+    place: str
+    to_fix: str
+
+    def text(self) -> ErrorText:
+        return ErrorText(what=self.what, where=self.place, to_fix=self.to_fix)
+
+
+_show_as_part_of("aerogel", FrozenError, StructureError, FieldError, PathError, TieError)

@@ -1,0 +1,199 @@
+"""The form of a node: what is data in it, what is structure, which places are tied. JAX carries it in the treedef.
+
+A form is decided once, when a node is built, and passed on by every transformation: nothing is inferred when a node
+is flattened. So a model of `None`s, of shapes or of shardings keeps all of its positions. Forms are interned: equal
+ones are one object, and comparing two treedefs compares pointers.
+"""
+
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+from weakref import WeakValueDictionary
+
+from jax.tree_util import GetAttrKey
+
+from ._paths import Path, show_path
+from ._values import key_of
+
+put = object.__setattr__
+new = object.__new__
+MISSING: Any = object()
+BUILDING: Any = object()  # the form of a module whose `__init__` runs
+
+named_by_attribute: set[type] = set()  # containers, whose errors say in which attribute they stand
+
+_interned: WeakValueDictionary[Hashable, "Form"] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Tie:
+    """One leaf or subtree in two places: `place` holds no data of its own, it is read from `source`.
+
+    Attributes:
+        place: the path without data, from the module that owns both.
+        source: the path with the data.
+        via: what is read at `place` is `via(source)`; None for the source itself.
+    """
+
+    place: Path
+    source: Path
+    via: Callable[[Any], Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"{show_path(self.place)} = {self.text()}"
+
+    def text(self) -> str:
+        """The right-hand side of the tie, as code."""
+        source = show_path(self.source)
+        return source if self.via is None else f"{getattr(self.via, '__name__', repr(self.via))}({source})"
+
+    def within(self, prefix: Path) -> "Tie":
+        """The same tie, told from further out."""
+        return Tie((*prefix, *self.place), (*prefix, *self.source), self.via)
+
+
+class Form:
+    """Which slots of a node are children, in order, and everything about it that is not data.
+
+    Attributes:
+        cls: the class of the node.
+        slots: names, indices or dict keys of the children.
+        statics: the other slots with their values.
+        holes: slots without data, because a module further out ties them to another place.
+        foreign: slots that hold another library's node with structure in it, and how that is split.
+        ties: places below this module that are read from another place below it.
+    """
+
+    __slots__ = ("__weakref__", "_read", "cls", "foreign", "holes", "slots", "statics", "ties")
+
+    cls: type
+    slots: tuple[Any, ...]
+    statics: tuple[tuple[Any, Any], ...]
+    holes: tuple[Any, ...]
+    foreign: tuple[tuple[Any, Any], ...]
+    ties: tuple[Tie, ...]
+
+    @classmethod
+    def of(
+        cls,
+        node_type: type,
+        slots: Iterable[Any],
+        statics: Iterable[tuple[Any, Any]] = (),
+        holes: Iterable[Any] = (),
+        foreign: Iterable[tuple[Any, Any]] = (),
+        ties: Iterable[Tie] = (),
+    ) -> "Form":
+        """The one form with these contents.
+
+        Raises:
+            StructureError: a static value cannot be part of the structure.
+        """
+        slots, statics, holes = tuple(slots), tuple(statics), tuple(holes)
+        foreign, ties = tuple(foreign), tuple(ties)
+        values = tuple((slot, key_of(value, f"{node_type.__name__}.{slot}")) for slot, value in statics)
+        key = (cls, node_type, slots, values, holes, foreign, ties)
+        with _lock:
+            form = _interned.get(key)
+            if form is None:
+                form = new(cls)
+                form.cls, form.slots, form.statics = node_type, slots, statics
+                form.holes, form.foreign, form.ties = holes, foreign, ties
+                form._prepare()
+                _interned[key] = form
+        return form
+
+    def _prepare(self) -> None:
+        """Whatever makes `read` fast."""
+
+    def read(self, node: Any) -> tuple[Any, ...]:
+        """The children as they stand in the node."""
+        raise NotImplementedError
+
+    def get(self, node: Any, slot: Any) -> Any:
+        """The value of one slot."""
+        raise NotImplementedError
+
+    def make(self, values: dict[Any, Any]) -> Any:
+        """A node of this form. `values` are its children, and those of its holes that are known."""
+        raise NotImplementedError
+
+    def entry(self, slot: Any) -> Any:
+        """JAX's key for a slot."""
+        raise NotImplementedError
+
+    def order(self, slots: Iterable[Any]) -> tuple[Any, ...]:
+        """Slots in the order in which they are flattened."""
+        raise NotImplementedError
+
+    def slot_of(self, key: Any) -> Any:
+        """The slot that JAX's key stands for; MISSING if it is none of this node's."""
+        return next((s for s in (*self.slots, *self.holes, *dict(self.statics)) if self.entry(s) == key), MISSING)
+
+    def replace(self, **changes: Any) -> "Form":
+        """The form with other contents."""
+        now = {name: getattr(self, name) for name in ("slots", "statics", "holes", "foreign", "ties")}
+        return type(self).of(self.cls, **(now | changes))
+
+    def without(self, slot: Any) -> "Form":
+        """The form in which `slot` is a hole."""
+        return self.replace(
+            slots=[s for s in self.slots if s != slot],
+            holes=self.order((*self.holes, slot)),
+        )
+
+    def restored(self, slot: Any) -> "Form":
+        """The form in which the hole `slot` is a child again."""
+        return self.replace(
+            slots=self.order((*self.slots, slot)),
+            holes=[s for s in self.holes if s != slot],
+        )
+
+
+class AttributeForm(Form):
+    """The form of a node with attributes: a module or a bound method."""
+
+    __slots__ = ()
+
+    def _prepare(self) -> None:
+        if len(self.slots) > 1:
+            self._read = attrgetter(*self.slots)
+        elif self.slots:
+            self._read = _one(self.slots[0])
+        else:
+            self._read = _nothing
+
+    def read(self, node: Any) -> tuple[Any, ...]:
+        return self._read(node)
+
+    def get(self, node: Any, slot: Any) -> Any:
+        return getattr(node, slot, MISSING)
+
+    def make(self, values: dict[Any, Any]) -> Any:
+        node = new(self.cls)
+        for slot, value in values.items():
+            put(node, slot, value)
+            if type(value) in named_by_attribute:
+                put(value, "_where", slot)
+        for slot, value in self.statics:
+            put(node, slot, value)
+        put(node, "_form", self)
+        return node
+
+    def entry(self, slot: Any) -> Any:
+        return GetAttrKey(slot)
+
+    def order(self, slots: Iterable[Any]) -> tuple[Any, ...]:
+        wanted = set(slots)
+        return tuple(name for name in self.cls._fields_in_order if name in wanted)
+
+
+def _one(name: str) -> Callable[[Any], tuple[Any, ...]]:
+    read = attrgetter(name)
+    return lambda node: (read(node),)
+
+
+def _nothing(_: Any) -> tuple[Any, ...]:
+    return ()

@@ -1,0 +1,133 @@
+"""What happens to a value on its way into a module: containers in it are replaced by frozen ones."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from ._containers import FrozenDict, FrozenList, FrozenTuple, fill_container, sorted_keys
+from ._errors import FieldError, StructureError
+from ._foreign import holds_data
+from ._form import BUILDING, put
+from ._kinds import KINDS, Kind, kind_of
+from ._methods import BoundMethod
+from ._values import key_of
+
+# Types that pass as they are; a look into this set is all that most values cost.
+UNTOUCHED: set[type] = {cls for cls, kind in KINDS.items() if kind in (Kind.ATOM, Kind.ARRAY, Kind.NODE)}
+
+
+def freeze(value: Any, place: str) -> Any:
+    """The value as a module holds it: lists, dicts and sets frozen, also inside each other and inside tuples.
+
+    Args:
+        value: anything.
+        place: the path where it will stand, for errors.
+
+    Raises:
+        StructureError: it is structure and cannot be hashed.
+    """
+    match kind_of(value):
+        case Kind.LIST:
+            return _placed(FrozenList, [freeze(item, f"{place}[{i}]") for i, item in enumerate(value)], place)
+        case Kind.DICT:
+            order = sorted_keys(value)
+            return _placed(FrozenDict, {key: freeze(value[key], f"{place}[{key!r}]") for key in order}, place)
+        case Kind.SET:
+            return frozenset(freeze(item, place) for item in value)
+        case Kind.TUPLE:
+            return _freeze_tuple(tuple(freeze(item, f"{place}[{i}]") for i, item in enumerate(value)))
+        case Kind.RECORD:
+            return type(value)._make(freeze(item, f"{place}[{i}]") for i, item in enumerate(value))
+        case Kind.METHOD if kind_of(value.__self__) is Kind.NODE:
+            _check_finished(value, place)
+            return BoundMethod(value.__func__, value.__self__)
+        case Kind.ARRAY:
+            UNTOUCHED.add(type(value))
+        case Kind.OTHER | Kind.METHOD:
+            key_of(value, place)  # raises where it cannot be structure
+        case Kind.NODE | Kind.FOREIGN | Kind.ATOM:
+            pass
+    return value
+
+
+def is_data(value: Any) -> bool:
+    """Whether a frozen value is a leaf or a node of the tree, as opposed to structure.
+
+    A module always is, so that `is_leaf` finds it; a container is if it holds a module or an array.
+    """
+    match kind_of(value):
+        case Kind.ARRAY:
+            return True
+        case Kind.NODE if isinstance(value, FrozenDict):
+            return any(map(is_data, value.values()))
+        case Kind.NODE if isinstance(value, list | tuple):
+            return any(map(is_data, value))
+        case Kind.NODE:
+            return True
+        case Kind.TUPLE | Kind.RECORD:
+            return any(map(is_data, value))
+        case Kind.FOREIGN:
+            return holds_data(value)
+        case _:
+            return False
+
+
+def is_pure(value: Any) -> bool:
+    """Whether a frozen tuple's items are data throughout, so that it needs no form."""
+    return all(is_data(item) for item in value)
+
+
+def as_data(value: Any, place: str) -> Any:
+    """The value with its numbers turned into arrays: what `field(dynamic=True)` asks for.
+
+    Raises:
+        StructureError: there is something in it that is no number, no array and no module.
+    """
+    match value:
+        case bool() | int() | float() | complex():
+            return jnp.asarray(value)
+        case None:
+            return None
+        case dict():
+            return {key: as_data(item, f"{place}[{key!r}]") for key, item in value.items()}
+        case tuple() if hasattr(value, "_fields"):
+            return type(value)._make(as_data(item, place) for item in value)  # type: ignore[attr-defined]
+        case list() | tuple():
+            items = [as_data(item, f"{place}[{i}]") for i, item in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
+        case _:
+            pass
+    if kind_of(value) in (Kind.ARRAY, Kind.NODE, Kind.FOREIGN):
+        return value
+    raise StructureError(
+        what="a field with `dynamic=True` holds data only.",
+        place=place,
+        got=value,
+        wanted="a number, an array, a module, or a container of these",
+        to_fix="drop `dynamic=True`, or give the value a field of its own",
+    )
+
+
+def _placed(cls: type, items: Any, place: str) -> Any:
+    node = fill_container(cls, items)
+    put(node, "_form", None)
+    put(node, "_where", place.partition(".")[2])
+    return node
+
+
+def _freeze_tuple(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A plain tuple if it is all data or all structure: JAX or `==` then knows what to do with it."""
+    if is_pure(items) or not any(map(is_data, items)):
+        return items
+    node = fill_container(FrozenTuple, items)
+    put(node, "_form", None)
+    return node
+
+
+def _check_finished(method: Any, place: str) -> None:
+    if getattr(method.__self__, "_form", None) is BUILDING:
+        raise FieldError(
+            what="a module cannot hold a method of itself: the method holds the module.",
+            place=place,
+            to_fix="call the method where it is needed, or keep its name",
+        )

@@ -1,0 +1,235 @@
+"""`Module`: a class of immutable objects that are pytrees, whose leaves are arrays and nothing else."""
+
+import copy
+import dataclasses
+from abc import ABCMeta
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+import jax
+
+from . import _boundary
+from ._compare import are_equal, hash_of
+from ._decide import default_modules
+from ._display import show
+from ._errors import FieldError, FrozenError
+from ._field import field, is_abstract, spec_of
+from ._form import BUILDING, MISSING, Form, new, put
+from ._freeze import UNTOUCHED, freeze
+from ._init import converter_of, written_check, written_init
+from ._kinds import KINDS, Kind
+from ._late import is_lazy
+from ._pickling import reduced
+
+
+# Not `frozen_default`: checkers would then refuse `self.weight = ...` in a class's own `__init__` too.
+@dataclass_transform(field_specifiers=(field, dataclasses.field))
+class ModuleMeta(ABCMeta):
+    """Makes classes of modules: declares their fields, writes their `__init__`, finishes their instances."""
+
+    _fields_in_order: tuple[str, ...]
+    _static_fields: frozenset[str]
+    _converters: dict[str, Callable[[Any], Any] | None]
+    _checks: tuple[Callable[[Any], None], ...]
+    _defaults: dict[str, tuple[Any, Callable[[], Any] | None]]
+    _is_finished: Callable[[Any], bool]
+    _is_finished_by_init: bool
+    _has_own_new: bool
+    _abstract_fields: frozenset[str]
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> "ModuleMeta":
+        cls = super().__new__(mcs, name, bases, namespace, **kwargs)
+        abstract = _taken_out(cls)
+        dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+        _require(cls, abstract)  # after `dataclass`, which counts the abstract methods anew
+        declared = dataclasses.fields(cls)  # type: ignore[arg-type]
+        cls._fields_in_order = tuple(f.name for f in declared)
+        cls._static_fields = frozenset(f.name for f in declared if spec_of(f).static)
+        cls._converters = {f.name: converter_of(name, f) for f in declared}
+        cls._checks = tuple(vars(c)["__check_init__"] for c in cls.__mro__ if "__check_init__" in vars(c))
+        cls._has_own_new = cls.__new__ is not object.__new__
+        cls._defaults = {f.name: _default_of(f) for f in declared if _default_of(f) != (MISSING, None)}
+        _give_init(cls, declared)
+        _give_setattr(cls)
+        _drop_bound_defaults(cls)
+        read_from_class = {name: default for name, (default, _) in cls._defaults.items() if default is not MISSING}
+        cls._is_finished = written_check(cls._fields_in_order, read_from_class)
+        default_modules.update(id(f.default) for f in declared if KINDS.get(type(f.default)) is Kind.NODE)
+        KINDS[cls] = Kind.NODE
+        UNTOUCHED.add(cls)
+        _boundary.register(cls)
+        return cls
+
+    if not TYPE_CHECKING:  # checkers read `__init__` only if a metaclass leaves calls alone
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            module = cls.__new__(cls, *args, **kwargs) if cls._has_own_new else new(cls)
+            if cls._is_finished_by_init:
+                cls.__init__(module, *args, **kwargs)
+            else:
+                put(module, "_form", BUILDING)
+                cls.__init__(module, *args, **kwargs)
+                if not cls._is_finished(module):
+                    _finish(cls, module)
+            put(module, "_form", None)
+            for check in cls._checks:
+                check(module)
+            return module
+
+
+def _taken_out(cls: ModuleMeta) -> set[str]:
+    """The names of the class's own `AbstractField`s, which are no annotations of it any more."""
+    own = vars(cls).get("__annotations__", {})
+    abstract = {name for name, annotation in own.items() if is_abstract(annotation)}
+    for name in abstract:
+        del own[name]
+    return abstract
+
+
+def _require(cls: ModuleMeta, abstract: set[str]) -> None:
+    """Abstract fields count as abstract methods until a subclass has them."""
+    wanted = abstract.union(*(getattr(base, "_abstract_fields", ()) for base in cls.__bases__))
+    given = {name for name in wanted if hasattr(cls, name) or name in cls.__dataclass_fields__}  # type: ignore[attr-defined]
+    cls._abstract_fields = frozenset(wanted - given)
+    cls.__abstractmethods__ = cls.__abstractmethods__ | cls._abstract_fields
+
+
+def _give_init(cls: ModuleMeta, declared: "tuple[dataclasses.Field[Any], ...]") -> None:
+    """An `__init__` of the class's own, or of the nearest base that wrote one, stays; else one is written."""
+    nearest = next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
+    is_written = nearest is object.__init__ or getattr(nearest, "_is_written", False)
+    if is_written:
+        cls.__init__ = written_init(cls)
+    no_value = [f for f in declared if not f.init and f.default is f.default_factory is dataclasses.MISSING]
+    cls._is_finished_by_init = is_written and not no_value and not hasattr(cls, "__post_init__")
+
+
+def _default_of(declared: "dataclasses.Field[Any]") -> tuple[Any, Callable[[], Any] | None]:
+    """The default and what makes one, MISSING and None for none."""
+    missing = dataclasses.MISSING
+    default = MISSING if declared.default is missing else declared.default
+    return default, None if declared.default_factory is missing else declared.default_factory
+
+
+def _drop_bound_defaults(cls: ModuleMeta) -> None:
+    """A default that is a function would be a method of the class; `__init__` knows it without."""
+    for name, (default, _) in cls._defaults.items():
+        if name in vars(cls) and hasattr(type(default), "__get__"):
+            delattr(cls, name)
+
+
+def _give_setattr(cls: ModuleMeta) -> None:
+    """Each class has a `__setattr__` of its own that knows its fields: setting one in `__init__` costs one look-up."""
+    plain = frozenset(name for name, convert in cls._converters.items() if convert is None)
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        try:
+            if self._form is BUILDING and name in plain:
+                put(self, name, value)
+                return
+        except AttributeError:  # it came out of a compiled function, and nobody looked at it yet
+            pass
+        _set_with_care(self, name, value)
+
+    cls.__setattr__ = __setattr__  # type: ignore[method-assign, assignment]
+
+
+def _set_with_care(module: Any, name: str, value: Any) -> None:
+    cls = type(module)
+    if is_lazy(module) or module._form is not BUILDING:
+        raise FrozenError(place=f"{cls.__name__}.{name}", action=f"model.{name} = ...", edit=f".{name}")
+    if name in cls._converters:
+        put(module, name, cls._converters[name](value))
+    elif hasattr(getattr(cls, name, None), "__set__"):
+        put(module, name, value)
+    else:
+        raise FieldError(
+            what=f"`{name}` is not declared as a field.",
+            place=f"{cls.__name__}.__init__",
+            to_fix=f"declare it in the class: {name}: {type(value).__name__}",
+        )
+
+
+def _finish(cls: ModuleMeta, module: Any) -> None:
+    """Freezes what an `__init__` left, and gives fields that it left out their defaults."""
+    for name in cls._fields_in_order:
+        value = getattr(module, name, MISSING)
+        if value is MISSING or value is module or name in cls._defaults:
+            value = _mended(cls, module, name, value)
+        if type(value) not in UNTOUCHED:
+            put(module, name, freeze(value, f"{cls.__name__}.{name}"))
+
+
+def _mended(cls: ModuleMeta, module: Any, name: str, value: Any) -> Any:
+    """The value of a field that `__init__` may not have set, or that it set wrongly."""
+    if value is module:
+        raise FieldError(
+            what="a module cannot stand in itself.",
+            place=f"{cls.__name__}.{name}",
+            to_fix="leave the attribute out: methods have `self`",
+        )
+    default, factory = cls._defaults.get(name, (MISSING, None))
+    if value is MISSING and factory is not None:
+        setattr(module, name, factory())
+    elif default is not MISSING and (value is MISSING or value is default):  # not set, or set to what the class says
+        setattr(module, name, default)
+    elif value is MISSING:
+        unset = [each for each in cls._fields_in_order if not hasattr(module, each)]
+        raise FieldError(
+            what=f"`__init__` left {', '.join(f'`{each}`' for each in unset)} without a value.",
+            place=f"{cls.__name__}.__init__",
+            to_fix=f"set `self.{unset[0]}` in it, or declare a default: ag.field(default=...)",
+        )
+    return getattr(module, name)
+
+
+class Module(metaclass=ModuleMeta):
+    """Base of all modules: a class of frozen objects with declared fields, each object a pytree.
+
+    Arrays are the leaves (of JAX and NumPy, tracers, shapes); modules, and lists, tuples and dicts with data in them,
+    are nodes; everything else is structure, compared by value. This is decided when an object is built and stays: a
+    transformation may put anything in the place of a leaf.
+
+    `__init__` is written from the fields unless the class, or a base of it, has its own. After `__init__` the
+    `__check_init__` of every class in the MRO runs, if there is one, and nothing can be set any more. An array or a
+    module that `__init__` leaves in two places is one leaf, or one subtree: see `ties`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from aerogel import module as ag
+    >>> class Linear(ag.Module):
+    ...     weight: jax.Array
+    ...     use_relu: bool = False
+    ...     def __call__(self, x):
+    ...         y = self.weight @ x
+    ...         return jax.nn.relu(y) if self.use_relu else y
+    >>> Linear(jnp.ones((4, 3)))
+    Linear(weight=f32[4,3], use_relu=False)
+    >>> jax.jit(lambda model, x: model(x))(Linear(jnp.ones((4, 3))), jnp.ones(3))
+    Array([3., 3., 3., 3.], dtype=float32)
+    """
+
+    __slots__ = ("__weakref__", "_flat", "_form", "_late", "_shadow")
+
+    if TYPE_CHECKING:
+        _form: ClassVar[Form]  # a slot; annotated for checkers only, else it were a field
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenError(place=f"{type(self).__name__}.{name}", action=f"del model.{name}", edit=f".{name}")
+
+    def __eq__(self, other: object) -> Any:
+        return are_equal(self, other) if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash_of(self)
+
+    def __repr__(self) -> str:
+        return show(self)
+
+    def __reduce__(self) -> Any:
+        return reduced(self)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return jax.tree.map(lambda leaf: copy.deepcopy(leaf, memo), self)

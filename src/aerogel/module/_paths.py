@@ -1,0 +1,58 @@
+"""Positions in a tree: JAX's own key entries, and the one way in which they are written and read."""
+
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+
+Key = GetAttrKey | SequenceKey | DictKey
+Path = tuple[Any, ...]
+
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class LeafKey:
+    """Several steps in one entry: the key of a leaf below a node that was flattened all at once."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.path))
+
+
+def show_path(path: Sequence[Any], root: str = "") -> str:
+    """`layers[0].weight`, or `model.layers[0].weight` for the root "model"."""
+    text = root + "".join(str(key) for key in path)
+    return text if root else text.removeprefix(".")
+
+
+def read_path(text: str) -> tuple[Hashable, ...]:
+    """The steps of `layers[0].weight` or `layers.0.weight`: names as strings, indices as integers.
+
+    Which kind of step a name is (attribute or dict key) only the tree can tell: see `step_names`.
+    """
+    steps: list[Hashable] = []
+    end = 0
+    for found in _STEP.finditer(text):
+        if found.start() != end:
+            return ()
+        end = found.end()
+        name = found.group(1) if found.group(1) is not None else found.group(2).strip("'\"")
+        steps.append(int(name) if re.fullmatch(r"-?\d+", name) else name)
+    return tuple(steps) if end == len(text) else ()
+
+
+def step_name(key: Any) -> Hashable:
+    """What `read_path` makes of a key's text."""
+    match key:
+        case GetAttrKey(name=name):
+            return name
+        case SequenceKey(idx=index):
+            return index
+        case DictKey(key=name):
+            return name if isinstance(name, int | str) else str(name)
+        case _:
+            return str(key)

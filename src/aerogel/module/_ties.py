@@ -1,0 +1,202 @@
+"""Ties as users see them: listed, made and ended by path."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import jax
+
+from ._decide import form_if_node, form_of
+from ._errors import PathError, TieError
+from ._form import AttributeForm, Form, Tie
+from ._holes import copied, implanted, punched, reach
+from ._paths import Path, read_path, show_path, step_name
+
+M = TypeVar("M")
+
+
+def ties(model: Any) -> tuple[Tie, ...]:
+    """The ties in a model, each once, with paths from `model`, in the order of its fields.
+
+    >>> import jax.numpy as jnp
+    >>> from aerogel import module as ag
+    >>> class Pair(ag.Module):
+    ...     a: object
+    ...     b: object
+    >>> w = jnp.ones(3)
+    >>> ag.ties(Pair(w, w))
+    (b = a,)
+    """
+    return tuple(_ties_below(model, ()))
+
+
+def _ties_below(node: Any, path: Path) -> list[Tie]:
+    form = form_if_node(node)
+    if form is None:
+        return []
+    found = [tie.within(path) for tie in form.ties]
+    tied = {tie.place for tie in found}
+    for slot in form.slots:
+        place = (*path, form.entry(slot))
+        found += [tie for tie in _ties_below(form.get(node, slot), place) if not _is_below(tie.place, tied)]
+    return found
+
+
+def _is_below(path: Path, places: set[Path]) -> bool:
+    return any(path[:n] in places for n in range(1, len(path)))
+
+
+def tie(model: M, place: str, source: str, via: Callable[[Any], Any] | None = None) -> M:
+    """The model in which what stands at `place` is read from `source`: one leaf, or one subtree.
+
+    What stood at `place` is dropped. With `via`, reading `place` gives `via` of what stands at `source`, computed at
+    every read.
+
+    Args:
+        model: a module.
+        place: a path: "head.weight", "layers[0].bias".
+        source: another one.
+        via: a function of the source, such as `jnp.transpose`.
+
+    Raises:
+        PathError: one of the paths leads nowhere.
+        TieError: the paths overlap, one of them is tied already, or `via` is asked for in a list, tuple or dict.
+    """
+    to, origin = resolve(model, place), resolve(model, source)
+    _check_apart(to, origin, place)
+    _check_free(model, to, place)
+    _check_free(model, origin, source)
+    if via is not None and not isinstance(form_if_node(reach(model, to[:-1])), AttributeForm):
+        raise TieError(
+            what="a place that is computed must be an attribute of a module.",
+            place=place,
+            to_fix="tie the module that holds it, or give the list's items attributes",
+        )
+    depth = _owner_depth(model, to, origin)
+    made = Tie(to[depth:], origin[depth:], via)
+    return _edited(model, to[:depth], lambda owner: _with_tie(owner, made))
+
+
+def untie(model: M, place: str) -> M:
+    """The model in which the tied `place` is a leaf, or subtree, of its own, with the value that it has now.
+
+    Raises:
+        PathError: the path leads nowhere.
+        TieError: nothing is tied there.
+    """
+    to = resolve(model, place)
+    for depth in range(len(to)):
+        form = form_if_node(reach(model, to[:depth]))
+        if form is not None and any(t.place == to[depth:] for t in form.ties):
+            return _edited(model, to[:depth], lambda owner, d=depth: _without_tie(owner, to[d:]))
+    known = [show_path(t.place) for t in ties(model)]
+    raise TieError(
+        what="nothing is tied there.",
+        place=place,
+        to_fix=f"name one of the tied places: {', '.join(known)}" if known else "nothing: the model has no ties",
+    )
+
+
+def resolve(model: Any, text: str) -> Path:
+    """JAX's keys for a path as users write it.
+
+    Raises:
+        PathError: it leads nowhere; the nearest paths that exist are named.
+    """
+    node, path = model, ()
+    for step in read_path(text) or (None,):
+        form = form_if_node(node)
+        keys = [] if form is None else [form.entry(s) for s in (*form.slots, *form.holes)]
+        key = next((k for k in keys if step_name(k) == step), None)
+        if form is None or key is None:
+            raise PathError(path=text, inside=type(model).__name__, nearest=_nearest(model, text))
+        path = (*path, key)
+        node = form.get(node, form.slot_of(key))
+    return path
+
+
+def _nearest(model: Any, text: str) -> list[str]:
+    known = {show_path(path[:n]): None for path, _ in jax.tree.leaves_with_path(model) for n in range(1, len(path) + 1)}
+    return get_close_matches(text, known, n=3)
+
+
+def _check_apart(to: Path, origin: Path, place: str) -> None:
+    shorter = min(len(to), len(origin))
+    if to[:shorter] == origin[:shorter]:
+        raise TieError(
+            what="a place cannot be tied to itself, or to a part of it.", place=place, to_fix="name two places apart"
+        )
+
+
+def _check_free(model: Any, path: Path, text: str) -> None:
+    for known in ties(model):
+        if path[: len(known.place)] == known.place:
+            raise TieError(
+                what=f"this place is tied already: {known!r}.",
+                place=text,
+                to_fix=f"name {show_path((*known.source, *path[len(known.place) :]))}, or end that tie first: ag.untie",
+            )
+
+
+def _owner_depth(model: Any, to: Path, origin: Path) -> int:
+    """How far down both paths go together, to a module."""
+    depth = 0
+    for n in range(min(len(to), len(origin))):
+        if to[:n] != origin[:n]:
+            break
+        if isinstance(form_if_node(reach(model, to[:n])), AttributeForm):
+            depth = n
+    return depth
+
+
+def _edited(node: Any, path: Path, edit: Callable[[Any], Any]) -> Any:
+    if not path:
+        return edit(node)
+    form = form_if_node(node)
+    assert form is not None, "the path was resolved"
+    slot = form.slot_of(path[0])
+    return copied(node, form, form, {slot: _edited(form.get(node, slot), path[1:], edit)})
+
+
+def _with_tie(owner: Any, made: Tie) -> Any:
+    form = form_of(owner)
+    value = reach(owner, made.source)
+    # The tied place inside first: where it was a leaf, it is one no more.
+    final = _tied_form(form, made)
+    if len(made.place) == 1:
+        whole = copied(owner, form, form.without(form.slot_of(made.place[0])), leave_out=form.slot_of(made.place[0]))
+    else:
+        slot = form.slot_of(made.place[0])
+        whole = copied(owner, form, form, {slot: punched(form.get(owner, slot), made.place[1:])})
+    filled = implanted(whole, made.place, value, made.via)
+    return copied(filled, form_of(filled), final)
+
+
+def _tied_form(form: Form, made: Tie) -> Form:
+    # Where the new place is inside the source of an older tie, it is filled first.
+    before = [t for t in form.ties if not _feeds(made, t)]
+    after = [t for t in form.ties if _feeds(made, t)]
+    direct = form.without(form.slot_of(made.place[0])) if len(made.place) == 1 else form
+    return direct.replace(ties=[*before, made, *after])
+
+
+def _feeds(first: Tie, second: Tie) -> bool:
+    shorter = min(len(first.place), len(second.source))
+    return first.place[:shorter] == second.source[:shorter]
+
+
+def _without_tie(owner: Any, place: Path) -> Any:
+    form = form_of(owner)
+    kept = form.replace(ties=[t for t in form.ties if t.place != place])
+    value = reach(owner, place)
+    if len(place) == 1:
+        slot = form.slot_of(place[0])
+        return copied(owner, form, kept.restored(slot), {slot: value})
+    changed = copied(owner, form, kept)
+    return _edited(changed, place[:-1], lambda parent: _set(parent, place[-1], value))
+
+
+def _set(parent: Any, key: Any, value: Any) -> Any:
+    form = form_if_node(parent)
+    assert form is not None, "the path was resolved"
+    return copied(parent, form, form, {form.slot_of(key): value})

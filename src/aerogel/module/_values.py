@@ -1,0 +1,90 @@
+"""Structure is compared by value: the key of a static value, hashable and equal exactly for equal values."""
+
+import functools
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._errors import StructureError
+from ._kinds import Kind, kind_of
+
+
+def key_of(value: Any, place: str) -> Hashable:
+    """Equal for two values exactly if these can stand for each other in a compiled program.
+
+    `1`, `1.0` and `True` are three values, `0.0` and `-0.0` two, nan is one. Sequences, dicts, sets, NumPy arrays and
+    `functools.partial`s go by their contents; functions, classes and the rest by their own `==` and `hash`.
+
+    Args:
+        value: any value that is not data.
+        place: where it stands, for the error.
+
+    Raises:
+        StructureError: it holds an array of JAX's, or it cannot be hashed.
+    """
+    cls = type(value)
+    if cls is float or cls is complex:
+        return cls, repr(value)  # tells -0.0 from 0.0, and nan is nan
+    if isinstance(value, np.ndarray | np.generic):
+        return _array_key(value, place)
+    match kind_of(value):
+        case Kind.ATOM:
+            return cls, value
+        case Kind.TUPLE | Kind.RECORD | Kind.LIST:
+            return cls, tuple(key_of(item, f"{place}[{i}]") for i, item in enumerate(value))
+        case Kind.DICT:
+            return _mapping_key(value, place)
+        case Kind.SET:
+            return frozenset, frozenset(key_of(item, place) for item in value)
+        case Kind.NODE | Kind.FOREIGN:
+            return _node_key(value, place)
+        case Kind.ARRAY:
+            raise refuse_array(value, place)
+        case _:
+            return _other_key(value, place)
+
+
+def refuse_array(value: Any, place: str) -> StructureError:
+    """The error for data in a place of structure."""
+    return StructureError(
+        what="an array of JAX's cannot be part of the structure: it would be compared by value at every call.",
+        place=place,
+        got=value,
+        wanted="a hashable value",
+        to_fix="drop `static=True`, or keep a constant: np.asarray(value)",
+    )
+
+
+def _mapping_key(value: Mapping[Any, Any], place: str) -> Hashable:
+    return type(value), frozenset((key_of(k, place), key_of(v, f"{place}[{k!r}]")) for k, v in value.items())
+
+
+def _array_key(value: np.ndarray | np.generic, place: str) -> Hashable:
+    if value.dtype.hasobject:
+        return type(value), value.shape, tuple(key_of(item, place) for item in value.reshape(-1).tolist())
+    return type(value), value.dtype, value.shape, value.tobytes()
+
+
+def _node_key(value: Any, place: str) -> Hashable:
+    leaves, structure = jax.tree.flatten(value)
+    return type(value), structure, tuple(key_of(leaf, place) for leaf in leaves)
+
+
+def _other_key(value: Any, place: str) -> Hashable:
+    if isinstance(value, functools.partial):
+        return type(value), key_of(value.func, place), key_of(value.args, place), key_of(value.keywords, place)
+    if isinstance(value, slice):
+        return slice, key_of((value.start, value.stop, value.step), place)
+    try:
+        hash(value)
+    except TypeError:
+        raise StructureError(
+            what="a value that is not an array is structure, and structure must be hashable.",
+            place=place,
+            got=value,
+            wanted="a hashable value",
+            to_fix="make its class a frozen dataclass or a Module",
+        ) from None
+    return type(value), value

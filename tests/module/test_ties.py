@@ -1,0 +1,209 @@
+"""One parameter in two places: one leaf, one gradient, whatever is done to the tree."""
+
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from aerogel.module import Module, PathError, TieError, tie, ties, untie
+
+
+class Linear(Module):
+    weight: Any
+    bias: Any = None
+
+    def __call__(self, x: Any) -> Any:
+        return self.weight @ x
+
+
+class Model(Module):
+    embed: Linear
+    blocks: Any
+    head: Linear
+
+    def __init__(self) -> None:
+        self.embed = Linear(jnp.arange(9.0).reshape(3, 3) / 9)
+        block = Linear(jnp.ones((3, 3)) / 3)
+        self.blocks = [block, block, block]
+        self.head = Linear(self.embed.weight, jnp.zeros(3))
+
+    def __call__(self, x: Any) -> Any:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = jnp.tanh(block(x))
+        return self.head(x).sum()
+
+
+class Outer(Module):
+    model: Model
+    other: Any
+
+
+class Tall(Module):
+    embed: Linear
+    head: Linear
+
+
+def by_hand(embed: Any, block: Any, x: Any) -> Any:
+    """The same function of its two parameters."""
+    y = embed @ x
+    for _ in range(3):
+        y = jnp.tanh(block @ y)
+    return (embed @ y).sum()
+
+
+X = jnp.array([1.0, 2.0, 3.0])
+
+
+def test_ties_are_found_when_init_ends() -> None:
+    """A shared array and a shared block have one place each; the other places are named in `repr`."""
+    model = Model()
+    found = [repr(t) for t in ties(model)]
+    assert found == ["blocks[1] = blocks[0]", "blocks[2] = blocks[0]", "head.weight = embed.weight"]
+    assert len(jax.tree.leaves(model)) == 3
+    assert "weight=embed.weight" in repr(model)
+    assert repr(model).count("blocks[0]") == 2
+    assert len(jax.tree.leaves(model.head)) == 2, "alone, the head has its weight"
+
+
+@pytest.mark.parametrize("via", ["plain", "jit", "vjp", "checkpoint", "jvp", "scan", "vmap"])
+def test_gradients_are_summed(via: str) -> None:
+    """The gradient of a tied weight is the sum over its places, under every transformation."""
+    model = Model()
+
+    def f(m: Any) -> Any:
+        return m(X)
+
+    wanted = jax.grad(by_hand, argnums=(0, 1))(model.embed.weight, model.blocks[0].weight, X)
+    ones = jax.tree.map(jnp.ones_like, model)
+    match via:
+        case "plain":
+            grads = jax.grad(f)(model)
+        case "jit":
+            grads = jax.jit(jax.grad(f))(model)
+        case "vjp":
+            (grads,) = jax.vjp(f, model)[1](jnp.ones(()))
+        case "checkpoint":
+            grads = jax.grad(jax.checkpoint(f))(model)
+        case "jvp":
+            tangent = jax.jvp(f, (model,), (ones,))[1]
+            np.testing.assert_allclose(tangent, sum(w.sum() for w in wanted), rtol=1e-5)
+            return
+        case "scan":
+            grads = jax.grad(lambda m: jax.lax.scan(lambda c, _: (c, c(X)), m, None, length=2)[1].sum() / 2)(model)
+        case _:
+            grads = jax.vmap(jax.grad(lambda m, x: m(x)), in_axes=(None, 0))(model, X[None])
+            grads = jax.tree.map(lambda g: g[0], grads)
+    np.testing.assert_allclose(grads.embed.weight, wanted[0], rtol=1e-5)
+    np.testing.assert_allclose(grads.blocks[2].weight, wanted[1], rtol=1e-5)
+    assert grads.head.weight is grads.embed.weight
+
+
+def test_optimisers_hold_one_state() -> None:
+    """Adam has one moment per parameter, and its step moves both places."""
+    model, adam = Model(), optax.adam(0.1)
+    state = adam.init(model)  # type: ignore[arg-type]
+    assert len(jax.tree.leaves(state)) == 2 * 3 + 1
+    updates, _ = adam.update(jax.grad(lambda m: m(X))(model), state)
+    new: Any = optax.apply_updates(model, updates)  # type: ignore[arg-type]
+    assert new.head.weight is new.embed.weight
+    assert jax.tree.structure(new) == jax.tree.structure(model)
+
+
+def test_ties_over_three_levels() -> None:
+    """A tie inside a tied module, and one from further out to a place that others are tied to."""
+    model = Model()
+    outer = Outer(model, {"first": model.embed.weight, "again": model})
+    assert len(jax.tree.leaves(outer)) == 3
+    doubled = jax.tree.map(lambda x: 2 * x, outer)
+    assert doubled.other["first"] is doubled.model.head.weight
+    assert doubled.other["again"].head.weight is doubled.model.embed.weight
+    before = Outer(model.head, [Outer(model, None)])  # type: ignore[arg-type]
+    assert len(jax.tree.leaves(before)) == 3
+    tripled = jax.tree.map(lambda x: 3 * x, before)
+    assert tripled.other[0].model.embed.weight is tripled.model.weight
+    assert tripled.other[0].model.head.weight is tripled.model.weight
+
+
+class Pair(Module):
+    a: Any
+    b: Any
+
+
+def test_a_tie_to_a_place_that_is_tied_further_out() -> None:
+    """The inner module's second place follows its first, which follows the outer module's."""
+    weight = jnp.ones(3)
+    nested = Pair(weight, Pair(weight, weight))
+    assert [repr(t) for t in ties(nested)] == ["b.a = a", "b.b = b.a"]
+    doubled = jax.tree.map(lambda x: 2 * x, nested)
+    assert doubled.b.b is doubled.b.a
+    assert doubled.b.a is doubled.a
+    assert doubled.a[0] == 2
+
+
+def test_untied_stays_untied() -> None:
+    """What `untie` ends is two leaves, also in a module built around it later; nothing is found at flattening."""
+    free = untie(Model(), "head.weight")
+    assert len(jax.tree.leaves(free)) == 4
+    assert "head.weight" not in map(repr, ties(free))
+    outer = Outer(free, jnp.ones(1))
+    assert len(jax.tree.leaves(outer)) == 5
+    assert free.head.weight is free.embed.weight, "the arrays are still the same"
+    assert len(jax.tree.leaves(jax.tree.map(lambda x: x, free))) == 4
+
+
+def test_tie_by_a_function() -> None:
+    """The second place reads the function of the first, holds no array, and survives any leaf."""
+    model = Tall(Linear(jnp.arange(6.0).reshape(2, 3)), Linear(jnp.zeros((3, 2))))
+    tied = tie(model, "head.weight", "embed.weight", via=jnp.transpose)
+    assert len(jax.tree.leaves(tied)) == 1
+    assert "weight=transpose(embed.weight)" in repr(tied)
+    for each in (tied, jax.tree.map(lambda x: x, tied), pickle.loads(pickle.dumps(tied))):
+        np.testing.assert_array_equal(each.head.weight, each.embed.weight.T)
+        assert vars(each.head).keys() == {"bias"}, "no copy is kept"
+    grads = jax.grad(lambda m: (m.head.weight @ (m.embed.weight @ X)).sum())(tied)
+    w = model.embed.weight
+    np.testing.assert_allclose(grads.embed.weight, jax.grad(lambda w: (w.T @ (w @ X)).sum())(w), rtol=1e-5)
+    assert jax.tree.structure(jax.tree.map(lambda _: False, tied)) == jax.tree.structure(tied)
+    free = untie(tied, "head.weight")
+    np.testing.assert_array_equal(free.head.weight, w.T)
+    assert len(jax.tree.leaves(free)) == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "source"),
+    [("head.bias", "head.weight"), ("blocks[2]", "embed"), ("head", "embed"), ("embed.weight", "blocks.0.weight")],
+)
+def test_tie_and_untie_are_inverse(place: str, source: str) -> None:
+    """What is tied by path is one leaf, and two again when the tie ends."""
+    model = untie(untie(untie(Model(), "blocks[1]"), "blocks[2]"), "head.weight")
+    count = len(jax.tree.leaves(model))
+    tied = tie(model, place, source)
+    assert len(ties(tied)) == 1
+    assert len(jax.tree.leaves(tied)) < count
+    again = jax.tree.map(lambda x: x + 1, tied)
+    assert ties(again) == ties(tied)
+    free = untie(again, place)
+    assert len(jax.tree.leaves(free)) >= count - 1
+    assert ties(free) == ()
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "text"),
+    [
+        (lambda m: tie(m, "head.wieght", "embed.weight"), PathError, "'head.weight'|'embed.weight'"),
+        (lambda m: tie(m, "head.weight", "embed.weight"), TieError, "tied already"),
+        (lambda m: tie(m, "embed", "embed.weight"), TieError, "to a part of it"),
+        (lambda m: tie(m, "blocks[0]", "embed", via=lambda x: x), TieError, "attribute of a module"),
+        (lambda m: untie(m, "embed.weight"), TieError, "blocks\\[1\\], blocks\\[2\\], head.weight"),
+        (lambda m: untie(m, ""), PathError, "no path"),
+    ],
+)
+def test_mistakes_are_named(act: Any, error: type[Exception], text: str) -> None:
+    """Wrong paths name the nearest ones; ties that cannot be say why."""
+    with pytest.raises(error, match=text):
+        act(Model())

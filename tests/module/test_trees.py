@@ -1,0 +1,170 @@
+"""Modules as pytrees: nothing is lost and nothing is inferred, whatever stands in the place of the leaves."""
+
+import copy
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+
+from aerogel._jax import Tracer
+from aerogel.module import Module, ties
+from aerogel.module._boundary import crossing, flatten, inside
+from aerogel.module._holes import reach
+from aerogel.module._paths import show_path
+from aerogel.module._ties import resolve
+from module.drawn import modules
+
+PLACED: list[Any] = [None, False, "label", (1, 2), [3], PartitionSpec("x"), jax.ShapeDtypeStruct((2,), jnp.int8)]
+
+
+@given(modules())
+def test_leaves_are_arrays_only(model: Any) -> None:
+    """No function, number, string or None is a leaf, however deep it stands in containers."""
+    assert all(isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct) for x in jax.tree.leaves(model))
+
+
+@given(modules())
+def test_unflatten_undoes_flatten(model: Any) -> None:
+    """A model taken apart and put together is equal, has the same structure and the same text."""
+    leaves, structure = jax.tree.flatten(model)
+    again = jax.tree.unflatten(structure, leaves)
+    assert again == model
+    assert hash(again) == hash(model)
+    assert repr(again) == repr(model)
+    assert jax.tree.structure(again) == structure
+    assert all(a is b for a, b in zip(jax.tree.leaves(again), leaves, strict=True))
+
+
+@given(modules(), st.sampled_from(PLACED))
+def test_positions_survive_any_leaf(model: Any, placed: Any) -> None:
+    """A tree of `None`, False, shapes or shardings has all positions of the model, and leads back to it."""
+    leaves, structure = jax.tree.flatten(model)
+    odd = jax.tree.map(lambda _: placed, model)
+    found = jax.tree.leaves(odd, is_leaf=lambda x: x is placed)
+    assert [x is placed for x in found] == [True] * len(leaves)
+    back = jax.tree.map(lambda _, leaf: leaf, odd, model, is_leaf=lambda x: x is placed)
+    assert jax.tree.structure(back) == structure
+    assert back == model
+
+
+@given(modules())
+def test_one_array_everywhere_ties_nothing(model: Any) -> None:
+    """A `tree.map` that returns one array for every leaf leaves ties and positions as they were."""
+    same = jnp.zeros(3)
+    mapped = jax.tree.map(lambda _: same, model)
+    assert jax.tree.structure(mapped) == jax.tree.structure(model)
+    assert ties(mapped) == ties(model)
+
+
+@given(modules())
+def test_paths_lead_to_their_leaves(model: Any) -> None:
+    """Every key path of JAX's, also as text, leads to the leaf that JAX names by it."""
+    for path, leaf in jax.tree.leaves_with_path(model):
+        assert reach(model, path) is leaf
+        assert resolve(model, show_path(path)) == path
+
+
+@given(modules())
+def test_tied_places_read_what_they_are_tied_to(model: Any) -> None:
+    """After any rebuild the second place holds the very array, or the equal module, of the first."""
+    for tied in (model, jax.tree.map(lambda x: x, model), pickle.loads(pickle.dumps(model))):
+        assert [repr(t) for t in ties(tied)] == [repr(t) for t in ties(model)]
+        for tie in ties(tied):
+            here, there = reach(tied, tie.place), reach(tied, tie.source)
+            assert here == there if isinstance(there, Module) else here is there
+            assert all(a is b for a, b in zip(jax.tree.leaves(here), jax.tree.leaves(there), strict=True))
+
+
+@given(modules())
+def test_copies_are_equal(model: Any) -> None:
+    """Pickling and both kinds of copy give an equal model of the same structure."""
+    for again in (pickle.loads(pickle.dumps(model)), copy.copy(model), copy.deepcopy(model)):
+        assert again == model
+        assert jax.tree.structure(again) == jax.tree.structure(model)
+        assert repr(again) == repr(model)
+
+
+@given(modules())
+def test_any_array_changed_makes_another_model(model: Any) -> None:
+    """Equality looks at every leaf, and at dtype and shape as well as values."""
+    leaves, structure = jax.tree.flatten(model)
+    for i in range(len(leaves)):
+        other = [*leaves[:i], jnp.full((2,), 77, jnp.int8), *leaves[i + 1 :]]
+        assert jax.tree.unflatten(structure, other) != model
+
+
+@given(modules())
+def test_the_boundary_changes_nothing_but_the_form(model: Any) -> None:
+    """Seen flat, a model has the same leaves in the same order under the same paths, and comes back equal."""
+    leaves, structure = jax.tree.flatten(model)
+    flat_leaves, flat_structure = crossing(jax.tree.flatten)(model)
+    assert all(a is b for a, b in zip(flat_leaves, leaves, strict=True))
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(model)]
+    assert [jax.tree_util.keystr(p) for p, _ in crossing(jax.tree.leaves_with_path)(model)] == paths
+    back = jax.tree.unflatten(flat_structure, flat_leaves)
+    assert crossing(jax.tree.structure)(back) == flat_structure
+    assert vars(back) == {}, "attributes are to be built when they are read"
+    assert jax.tree.structure(back) == structure
+    assert back == model
+    assert repr(back) == repr(model)
+    assert [repr(t) for t in ties(back)] == [repr(t) for t in ties(model)]
+
+
+@given(modules(), modules())
+def test_flat_structures_are_equal_as_nested_ones_are(model: Any, other: Any) -> None:
+    """Two models compile to one program with the switch on exactly if they do with it off."""
+    same = jax.tree.structure(model) == jax.tree.structure(other)
+    assert (crossing(jax.tree.structure)(model) == crossing(jax.tree.structure)(other)) == same
+    assert crossing(flatten)(model)[1] is crossing(flatten)(jax.tree.map(lambda x: x, model))[1]
+
+
+@given(modules())
+def test_jit_takes_and_returns_modules(model: Any) -> None:
+    """`jax.jit`, with the switch and without, takes a model whole; inside, leaves are tracers, structure as it was."""
+    real = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, model)
+    seen = []
+
+    def f(m: Any) -> Any:
+        seen.append((jax.tree.structure(m), all(isinstance(x, Tracer) for x in jax.tree.leaves(m))))
+        return jax.tree.map(lambda x: x, m)
+
+    plain, crossed = jax.jit(f)(real), crossing(jax.jit(inside(f)))(real)
+    assert seen == [(jax.tree.structure(real), True)] * 2
+    assert jax.tree.structure(plain) == jax.tree.structure(crossed) == jax.tree.structure(real)
+    assert plain == crossed
+
+
+class Two(Module):
+    a: Any
+    b: Any
+
+
+def test_is_leaf_stops_at_submodules() -> None:
+    """A function of modules can be mapped over a tree; structure beside them stays, labels stand in their places."""
+    model = Two([Two(jnp.ones(2), 1), "x", Two(jnp.ones(2), 2)], None)
+    labels = jax.tree.map(lambda m: "here", model, is_leaf=lambda m: isinstance(m, Two) and m.b is not None)
+    assert labels.a == ["here", "x", "here"]
+    assert jax.tree.leaves(labels) == ["here", "here"]
+
+
+def test_prefix_trees() -> None:
+    """A shorter tree of one structure goes along with a model, as `vmap`'s axes do."""
+    model = Two(Two(jnp.ones((3, 2)), jnp.ones(3)), jnp.ones(4))
+    axes = jax.tree.map(lambda m: 0 if isinstance(m, Two) else None, model, is_leaf=lambda m: m is model.a)
+    assert axes.a == 0
+    assert axes.b is None
+    got = jax.vmap(lambda m: m.a.a.sum() + m.b.sum(), in_axes=(axes,))(model)
+    np.testing.assert_allclose(got, [6.0, 6.0, 6.0])
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0), ([1], [True]), ({"k": 1}, {"k": 2})])
+def test_structure_tells_values_apart(one: Any, other: Any) -> None:
+    """What Python calls equal and a program does not (1 and True, 0.0 and -0.0) makes two structures."""
+    assert jax.tree.structure(Two(one, None)) != jax.tree.structure(Two(other, None))
+    assert jax.tree.structure(Two(one, None)) == jax.tree.structure(Two(copy.deepcopy(one), None))
