@@ -5,6 +5,7 @@ on jax 0.10.2. When JAX changes, the change ends here.
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -223,9 +224,17 @@ def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any 
     return core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, like.is_high)
 
 
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
 def source_lines(eqn: JaxprEqn) -> tuple[str, int, str] | None:
-    """File, line and function of the user's code that made the equation; None if it was none of the user's."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    """File, line and function of the user's code that made the equation; None if it was none of the user's.
+
+    An installed package counts as the user's only if no caller stands outside of one.
+    """
+    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    own = (frame for frame in frames if not any(name in frame.file_name for name in INSTALLED))
+    frame = next(own, frames[0] if frames else None)
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
 
 
