@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax import lax
 
@@ -154,3 +155,16 @@ def test_the_size_of_what_was_saved_is_in_the_report():
     assert result_shapes(jax.make_jaxpr(g)(start()))[STACKED] == 0
     assert reports[0].before.peak_bytes - reports[0].after.peak_bytes >= 4 * STACKED[0] * WIDTH // 2
     assert sum(d.bytes_saved for d in reports[0].fired) >= 4 * STACKED[0] * WIDTH
+
+
+def test_lines_are_the_users_and_not_a_librarys() -> None:
+    """What an installed package computes is reported at the line that called it."""
+
+    def loss(w, xs, labels):
+        hidden = jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x),) * 2, xs[0], xs)[1]
+        return optax.global_norm(hidden - labels)
+
+    xs = jnp.ones((64, 8, 1024))
+    decisions = ag.explain(loss)(jnp.eye(1024), xs, xs).decisions
+    assert decisions
+    assert {d.where.split(":")[0] for d in decisions} == {"test_names_and_lines.py"}
