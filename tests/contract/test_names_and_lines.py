@@ -162,7 +162,7 @@ def test_lines_are_the_users_and_not_a_librarys() -> None:
 
     def loss(w, xs, labels):
         hidden = jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x),) * 2, xs[0], xs)[1]
-        return optax.global_norm(hidden - labels)
+        return optax.tree.norm(hidden - labels)
 
     xs = jnp.ones((64, 8, 1024))
     decisions = ag.explain(loss)(jnp.eye(1024), xs, xs).decisions
