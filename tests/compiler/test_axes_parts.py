@@ -1,6 +1,6 @@
 """The parts around the table: blocks, monoids, creation, accumulators, linearity, declarations, speed."""
 
-import time
+import sys
 from typing import Any
 
 import jax
@@ -303,7 +303,7 @@ def test_contradicting_declarations_are_errors(primitive: Primitive, options: di
 
 
 def test_answers_are_fast() -> None:
-    """A program of 10,000 equations is asked about in well under a second: no tracing, no search."""
+    """An equation is asked about in some dozens of Python calls: no tracing, no search."""
 
     def fun(x: Any, w: Any) -> Any:
         for _ in range(100):
@@ -312,8 +312,11 @@ def test_answers_are_fast() -> None:
 
     eqns = jax.make_jaxpr(fun)(jnp.ones((5, 8)), jnp.ones((8, 8))).jaxpr.eqns
     asked = [(eqn, {0: Axis(eqn.invars[0].aval.shape.index(5))}) for eqn in eqns]
-    begin = time.perf_counter()
-    for eqn, known in asked:
-        assert isinstance(along(eqn, known, 5), Mapped)
-    per_equation = (time.perf_counter() - begin) / len(asked)
-    assert per_equation < 100e-6, f"{per_equation * 1e6:.0f} us per equation"
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        answers = [along(eqn, known, 5) for eqn, known in asked]
+    finally:
+        sys.setprofile(None)
+    assert all(isinstance(answer, Mapped) for answer in answers)
+    assert len(calls) < 150 * len(asked), len(calls) / len(asked)
