@@ -52,10 +52,20 @@ def selected(tree: Any, where: Where | None) -> tuple[Path, ...]:
     Raises:
         PathError, UsageError: see `leaf_mask`.
     """
+    return tuple(dict.fromkeys(home for _, home in reached(tree, where)))
+
+
+def reached(tree: Any, where: Where | None) -> list[Pair]:
+    """The outermost parts that are meant: for each how it is reached, and where its data stands.
+
+    Raises:
+        PathError, UsageError: see `leaf_mask`.
+    """
     skeleton = Skeleton(tree)
     pairs = dict(_meant(tree, where, skeleton, lambda: list(places_of(tree, skeleton))))
-    found = dict.fromkeys(home for path, home in pairs.items() if not any(path[:n] in pairs for n in range(len(path))))
-    return tuple(p for p in found if not any(p[:n] in found for n in range(len(p))))
+    found = {path: home for path, home in pairs.items() if not any(path[:n] in pairs for n in range(len(path)))}
+    homes = set(found.values())
+    return [(path, home) for path, home in found.items() if not any(home[:n] in homes for n in range(len(home)))]
 
 
 def _meant(tree: Any, where: Any, skeleton: Skeleton, places: Callable[[], list[Place]]) -> Iterator[Pair]:

@@ -1,5 +1,6 @@
 """One step down any tree: the keys of a node's parts, and the part at a key. Modules, containers, other pytrees."""
 
+import copy
 from difflib import get_close_matches
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 from ._decide import form_if_node
 from ._errors import PathError
 from ._form import MISSING
+from ._holes import copied, fill
 from ._paths import Path, read_path, show_path, step_name
 
 
@@ -58,6 +60,26 @@ def value_at(tree: Any, path: Path) -> Any:
         if tree is MISSING:
             return MISSING
     return tree
+
+
+def with_parts(node: Any, parts: dict[Any, Any]) -> Any:
+    """The node with other values at some keys, of the form that it has."""
+    form = form_if_node(node)
+    if form is not None:
+        new = copied(node, form, form, {form.slot_of(key): value for key, value in parts.items()})
+        fill(new, form)
+        return new
+    keys = keys_below(node)
+    children, structure = jax.tree.flatten(node, is_leaf=_is_not(node))
+    if any(key in parts for key in keys):
+        children = [parts.get(key, child) for key, child in zip(keys, children, strict=True)]
+        new = jax.tree.unflatten(structure, children)
+    else:
+        new = copy.copy(node)
+    for key, value in parts.items():
+        if key not in keys:
+            object.__setattr__(new, key.name, value)  # its class may be a frozen dataclass
+    return new
 
 
 def home(tree: Any, path: Path) -> tuple[Path, bool]:
