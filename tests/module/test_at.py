@@ -223,7 +223,7 @@ def test_invariants_are_checked_once_at_the_end() -> None:
 def test_converters_and_static_fields() -> None:
     """A field's value goes through its converter, and a static one takes no array of JAX's."""
     assert isinstance(at(Converted(1.0)).x.set(2.0).x, jax.Array)
-    with pytest.raises(StructureError, match="Converted.n"):
+    with pytest.raises(StructureError, match=r"Converted\.n"):
         at(Converted(1.0)).n.set(jnp.ones(2))
 
 

@@ -21,8 +21,8 @@ def edited(tree: Any, changes: Changes) -> Any:
 
     What stands in a place of structure, or of an array or a module, may become either. Where a transformation has put
     something else in the place of a leaf (`None`, a label), the place stays a leaf. A tie stays if what was put at its
-    second place, or around it, reads the same there, and ends otherwise; it ends too if its source is gone. Then its second
-    place has the value that it had.
+    second place, or around it, reads the same there, and ends otherwise; it ends too if its source is gone. Then
+    its second place has the value that it had.
 
     Args:
         tree: any pytree.
