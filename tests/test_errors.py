@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aerogel import _errors
+from aerogel import _errors, module
 from aerogel._errors import (
     AerogelError,
     Disagreement,
@@ -18,6 +18,7 @@ from aerogel._errors import (
     ProgramCheckError,
     UsageError,
 )
+from aerogel.module import FieldError, FrozenError, PathError, StructureError, TieError
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -30,6 +31,25 @@ SAMPLES: dict[str, AerogelError] = {
         what="a variable is read before it is made.",
         where="model.py:41 in attend",
         program="{ lambda ; a:f32[8]. let\n    c:f32[8] = mul b a\n  in (c,) }",
+    ),
+    "AG101": FrozenError(place="Linear.weight", action="model.weight = ...", edit=".weight"),
+    "AG101-list": FrozenError(place="model.layers", action="append(...)", edit=".layers"),
+    "AG102": StructureError(
+        what="a value that is not an array is structure, and structure must be hashable.",
+        place="Model.options",
+        got=bytearray(b"abc"),
+        wanted="a hashable value",
+        to_fix="make its class a frozen dataclass or a Module",
+    ),
+    "AG103": FieldError(
+        what="`width` is not declared as a field.",
+        place="Linear.__init__",
+        to_fix="declare it in the class: width: int",
+    ),
+    "AG104": PathError(path="layers[0].wieght", inside="Model", nearest=["layers[0].weight", "layers[1].weight"]),
+    "AG104-nothing-near": PathError(path="optimizer", inside="Model"),
+    "AG105": TieError(
+        what="nothing is tied there.", place="head.weight", to_fix="name one of the tied places: decoder.weight"
     ),
     "AG201": ProgramCheckError(
         what="the type of result 0 changed.",
@@ -53,7 +73,10 @@ SAMPLES: dict[str, AerogelError] = {
     "AG301-type": Disagreement(function="loss", path="result[0]", got="f16[8]", wanted="f32[8]"),
 }
 
-CLASSES = [c for c in vars(_errors).values() if isinstance(c, type) and issubclass(c, AerogelError)]
+HOMES = (_errors, module._errors)  # the files in which errors are written
+CLASSES = list(
+    {c: None for home in HOMES for c in vars(home).values() if isinstance(c, type) and issubclass(c, AerogelError)}
+)
 FINAL = [c for c in CLASSES if c is not AerogelError]
 
 

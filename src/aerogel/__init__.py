@@ -11,12 +11,31 @@ from ._errors import UsageError as UsageError
 if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and editors
     from . import audit as audit
     from . import compiler as compiler
+    from .module import AbstractField as AbstractField
+    from .module import FieldError as FieldError
+    from .module import FrozenError as FrozenError
+    from .module import Module as Module
+    from .module import PathError as PathError
+    from .module import StructureError as StructureError
+    from .module import Tie as Tie
+    from .module import TieError as TieError
+    from .module import field as field
+    from .module import tie as tie
+    from .module import ties as ties
+    from .module import untie as untie
     from .transform import explain as explain
     from .transform import optimize as optimize
     from .transform import verify as verify
 
-_HOME = dict.fromkeys(("explain", "optimize", "verify"), ".transform")
-__all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError", "explain", "optimize", "verify"]
+_HOME = {
+    **dict.fromkeys(("AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"), ".module"),
+    **dict.fromkeys(("FieldError", "FrozenError", "PathError", "StructureError", "TieError"), ".module"),
+    **dict.fromkeys(("explain", "optimize", "verify"), ".transform"),
+}
+__all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError"]
+__all__ += ["AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"]
+__all__ += ["FieldError", "FrozenError", "PathError", "StructureError", "TieError"]
+__all__ += ["explain", "optimize", "verify"]
 
 
 # The command `aerogel` stands in this package, so Python runs this file before any script starts, and importing JAX

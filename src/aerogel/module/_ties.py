@@ -16,8 +16,7 @@ M = TypeVar("M")
 def ties(model: Any) -> tuple[Tie, ...]:
     """The ties in a model, each once, with paths from `model`, in the order of its fields.
 
-    >>> import jax.numpy as jnp
-    >>> from aerogel import module as ag
+    >>> import jax.numpy as jnp, aerogel as ag
     >>> class Pair(ag.Module):
     ...     a: object
     ...     b: object
