@@ -10,9 +10,9 @@ from ._errors import TieError
 from ._form import MISSING
 from ._kinds import Kind, kind_of
 from ._late import late_values
-from ._paths import LeafKey, Path, show_path
+from ._paths import Path, show_path
 from ._select import Pair, Where, reached
-from ._steps import home, is_node, key_of_step, keys_below, no_path, value_at
+from ._steps import home, is_node, key_of_step, keys_below, no_path, one_by_one, value_at
 
 T = TypeVar("T")
 
@@ -30,13 +30,12 @@ def at(tree: T, where: Where | None = None) -> "At[T]":
 
     Args:
         tree: a module, or any pytree.
-        where: which places; the whole tree by default. See `aerogel.module` for what it may be.
+        where: which places; the whole tree by default. `ag.Where` says what it may be.
 
     Raises:
         PathError: a path leads nowhere; the nearest ones are named.
 
-    >>> import jax.numpy as jnp
-    >>> from aerogel import module as ag
+    >>> import jax.numpy as jnp, aerogel as ag
     >>> class Linear(ag.Module):
     ...     weight: object
     ...     bias: object = None
@@ -158,7 +157,7 @@ class At(Generic[T]):
         """Adds the leaves of a part that changed, each at its own home."""
         pairs = zip(jax.tree.leaves_with_path(new), jax.tree.leaves_with_path(old), strict=True)
         for (below, value), (_, before) in pairs:
-            leaf_home, is_computed = home(self._tree, (*place, *_flat(below)))
+            leaf_home, is_computed = home(self._tree, (*place, *one_by_one(below)))
             if is_computed:
                 if not _is_late(new, below) and leaf_home not in changes:
                     raise _computed((*place, *below), leaf_home)
@@ -174,10 +173,6 @@ def _is_alike(new: Any, old: Any) -> bool:
     """Whether arrays changed and nothing else."""
     is_same = jax.tree.structure(new) == jax.tree.structure(old)
     return is_same and all(kind_of(leaf) is Kind.ARRAY for leaf in jax.tree.leaves(new))
-
-
-def _flat(path: Path) -> Path:
-    return tuple(step for key in path for step in (key.path if isinstance(key, LeafKey) else (key,)))
 
 
 def _is_late(part: Any, path: Path) -> bool:

@@ -27,8 +27,7 @@ def count_params(tree: Any, where: Where | None = None, by: By | None = None) ->
         by: "part" for a count for each first step of the paths, "dtype" for one for each dtype, or a function of path
             and leaf whose results are counted for.
 
-    >>> import jax.numpy as jnp
-    >>> from aerogel import module as ag
+    >>> import jax.numpy as jnp, aerogel as ag
     >>> model = {"a": [jnp.ones((2, 3)), jnp.ones(4)], "b": jnp.ones(5), "step": jnp.array(1)}
     >>> ag.count_params(model), ag.count_params(model, "a"), ag.count_params(model, by="part")
     (15, 10, {"['a']": 10, "['b']": 5})

@@ -14,9 +14,9 @@ from ._decide import form_if_node
 from ._form import Form
 from ._holes import copied, fill
 from ._kinds import Kind, kind_of
-from ._paths import LeafKey, Path, show_path
+from ._paths import Path, show_path
 from ._select import Where, leaf_mask
-from ._steps import part, with_parts
+from ._steps import leaf_paths, part, with_parts
 
 T = TypeVar("T")
 
@@ -37,8 +37,7 @@ def freeze(tree: T, where: Where | None = None) -> T:
         PathError: `where` fits nothing.
         UsageError: an array stands in no module.
 
-    >>> import jax, jax.numpy as jnp
-    >>> from aerogel import module as ag
+    >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> class Line(ag.Module):
     ...     slope: object
     ...     offset: object
@@ -71,8 +70,7 @@ def trainable(tree: Any) -> list[Any]:
 
     As a `where`, the choice of them: `params, rest = ag.partition(model, ag.trainable)`.
 
-    >>> import jax.numpy as jnp
-    >>> from aerogel import module as ag
+    >>> import jax.numpy as jnp, aerogel as ag
     >>> ag.trainable({"weight": jnp.ones(2), "steps": jnp.array(3)})
     [Array([1., 1.], dtype=float32)]
     """
@@ -87,7 +85,7 @@ def is_inexact(leaf: Any) -> bool:
 
 def frozen_mask(tree: Any) -> tuple[bool, ...]:
     """For each leaf, in the order of `jax.tree.leaves(tree)`, whether it is frozen."""
-    return tuple(_is_frozen(tree, path) for path in _leaf_paths(tree))
+    return tuple(_is_frozen(tree, path) for path in leaf_paths(tree))
 
 
 def _is_frozen(node: Any, path: Path) -> bool:
@@ -99,13 +97,8 @@ def _is_frozen(node: Any, path: Path) -> bool:
     return False
 
 
-def _leaf_paths(tree: Any) -> list[Path]:
-    found = jax.tree_util.tree_leaves_with_path(tree)
-    return [tuple(s for key in path for s in (key.path if isinstance(key, LeafKey) else (key,))) for path, _ in found]
-
-
 def _with_marks(tree: Any, where: Where | None, are_frozen: bool) -> Any:
-    paths = [path for path, meant in zip(_leaf_paths(tree), leaf_mask(tree, where), strict=True) if meant]
+    paths = [path for path, meant in zip(leaf_paths(tree), leaf_mask(tree, where), strict=True) if meant]
     new, in_no_module = _marked(tree, paths, are_frozen)
     if in_no_module and are_frozen:
         raise UsageError(

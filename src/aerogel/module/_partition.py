@@ -23,8 +23,7 @@ def partition(tree: T, where: Where | None) -> tuple[T, T]:
         tree: any pytree.
         where: which leaves. `ag.trainable` means what is to be trained, `jax.Array` all of JAX's arrays.
 
-    >>> import jax.numpy as jnp
-    >>> from aerogel import module as ag
+    >>> import jax.numpy as jnp, aerogel as ag
     >>> params, rest = ag.partition({"weight": jnp.ones(2), "name": "a"}, ag.trainable)
     >>> print(params, rest)
     {'name': None, 'weight': Array([1., 1.], dtype=float32)} {'name': 'a', 'weight': None}
@@ -61,7 +60,7 @@ def map_leaves(
         where: which leaves; all by default.
         with_path: whether `function` gets the path first, as text: "layers[0].weight".
 
-    >>> from aerogel import module as ag
+    >>> import aerogel as ag
     >>> ag.map_leaves(lambda path, x: f"{path}={x}", {"a": [1, 2]}, where="a[1]", with_path=True)
     {'a': [1, "['a'][1]=2"]}
     """
@@ -84,8 +83,7 @@ def cast(tree: T, dtype: Any, where: Where | None = None) -> T:
         dtype: a floating-point or complex dtype.
         where: which leaves; all by default.
 
-    >>> import jax.numpy as jnp
-    >>> from aerogel import module as ag
+    >>> import jax.numpy as jnp, aerogel as ag
     >>> ag.cast({"x": jnp.ones(2), "n": jnp.arange(2)}, jnp.bfloat16)
     {'n': Array([0, 1], dtype=int32), 'x': Array([1, 1], dtype=bfloat16)}
     """

@@ -10,7 +10,7 @@ from ._decide import form_if_node
 from ._errors import PathError
 from ._form import MISSING
 from ._holes import copied, fill
-from ._paths import Path, read_path, show_path, step_name
+from ._paths import LeafKey, Path, read_path, show_path, step_name
 
 
 def keys_below(node: Any) -> list[Any]:
@@ -33,9 +33,10 @@ def static_keys(node: Any) -> list[Any]:
 
 def is_node(value: Any) -> bool:
     """Whether JAX sees a node in `value`, and not a leaf."""
-    return form_if_node(value) is not None or not jax.tree_util.treedef_is_leaf(
-        jax.tree.structure(value, _is_not(value))
-    )
+    if form_if_node(value) is not None:
+        return True
+    opened = jax.tree.leaves(value, is_leaf=_is_not(value))
+    return not (len(opened) == 1 and opened[0] is value)
 
 
 def part(node: Any, key: Any) -> Any:
@@ -51,6 +52,16 @@ def part(node: Any, key: Any) -> Any:
     if found is MISSING and key in static_keys(node):
         return getattr(node, key.name)
     return found
+
+
+def leaf_paths(tree: Any) -> list[Path]:
+    """The paths of the leaves, in their order, one key for each step."""
+    return [one_by_one(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def one_by_one(path: Path) -> Path:
+    """A path of JAX's, in which the key of a leaf in another library's node is several steps in one."""
+    return tuple(step for key in path for step in (key.path if isinstance(key, LeafKey) else (key,)))
 
 
 def value_at(tree: Any, path: Path) -> Any:

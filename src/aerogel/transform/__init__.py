@@ -3,3 +3,6 @@
 from .explain import explain as explain
 from .explain import verify as verify
 from .optimize import optimize as optimize
+from .summary import Row as Row
+from .summary import Summary as Summary
+from .summary import summary as summary
