@@ -35,8 +35,8 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import trainable as trainable
     from .module import unfreeze as unfreeze
     from .module import untie as untie
-    from .transform import explain as explain
     from .transform import Summary as Summary
+    from .transform import explain as explain
     from .transform import optimize as optimize
     from .transform import summary as summary
     from .transform import verify as verify

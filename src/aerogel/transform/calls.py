@@ -7,7 +7,7 @@ then holds each part's own program, however it was called, and the cost model sa
 import contextlib
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -72,7 +72,7 @@ class _Watch:
         self.found: dict[Path, Called] = {}
 
     @contextlib.contextmanager
-    def over(self, model: Any) -> Iterator[None]:
+    def over(self, model: Any) -> Generator[None, None, None]:
         """While it lasts, calls of the model's parts are seen."""
         for place in places_of(model, Skeleton(model)):
             if not place.is_static and not place.is_computed and not place.is_leaf:
