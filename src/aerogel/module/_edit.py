@@ -10,8 +10,9 @@ from ._form import MISSING, Form, Tie
 from ._freeze import freeze, is_data
 from ._holes import copied, fill, implanted, reach
 from ._kinds import Kind, kind_of
+from ._late import late_values
 from ._paths import Path, show_path
-from ._steps import keys_below, part, with_parts
+from ._steps import is_node, keys_below, part, with_parts
 
 Changes = dict[Path, Any]
 
@@ -149,12 +150,22 @@ def _is_same(one: Any, other: Any) -> bool:
 def _check(new: Any, old: Any, given: set[int]) -> None:
     if new is old or new is MISSING or id(new) in given:
         return
-    form = form_if_node(new)
-    computed = {tie.place for tie in form.ties if tie.via is not None} if form is not None else set()
-    for key in keys_below(new):
-        if (key,) not in computed:
-            _check(part(new, key), MISSING if old is MISSING else part(old, key), given)
+    for key in _stored_keys(new):
+        _check(part(new, key), MISSING if old is MISSING else part(old, key), given)
     checks = getattr(type(new), "_checks", ())
-    if checks and not holds_other_things(new):
+    if checks and _is_whole(new):
         for check in checks:
             check(new)
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether an array stands in every place for one: in half of a model there is nothing to check."""
+    if not is_node(node):
+        return kind_of(node) is Kind.ARRAY
+    return node is not None and all(_is_whole(part(node, key)) for key in _stored_keys(node))
+
+
+def _stored_keys(node: Any) -> list[Any]:
+    """The keys of what a node holds, without what it computes."""
+    late = late_values(node)
+    return [key for key in keys_below(node) if not late or key.name not in late]
