@@ -20,7 +20,6 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from .._errors import UsageError
-from ._errors import PathError
 from ._paths import Path, read_path, show_path, step_name
 from ._places import Place, Skeleton, places_of
 from ._steps import home, no_path, resolve, value_at
@@ -36,8 +35,8 @@ def leaf_mask(tree: Any, where: Where | None) -> tuple[bool, ...]:
     """For each leaf, in the order of `jax.tree.leaves(tree)`, whether `where` means it or something around it.
 
     Raises:
-        PathError: a path or pattern fits nothing, or a function returned something that is no part of the tree.
-        UsageError: `where` is none of the things above.
+        PathError: a path or pattern fits nothing.
+        UsageError: `where` is none of the things above, or a function that returns something else than parts.
     """
     skeleton = Skeleton(tree)
     meant: set[int] = set()
@@ -128,7 +127,12 @@ def _by_function(result: Any, skeleton: Skeleton, places: list[Place]) -> Iterat
         elif isinstance(value, dict):
             pending += reversed(value.values())
         else:
-            raise PathError(path=f"{value!r}", inside=type(skeleton.tree).__name__)
+            raise UsageError(
+                argument="where",
+                got=value,
+                wanted="a function that returns parts of the tree, which hold data",
+                to_fix="return the part as it stands in the tree; name structure by its path",
+            )
 
 
 def _is_shared(value: Any) -> bool:
