@@ -10,9 +10,8 @@ from ._form import MISSING, Form, Tie
 from ._freeze import freeze, is_data
 from ._holes import copied, fill, implanted, reach
 from ._kinds import Kind, kind_of
-from ._late import late_values
 from ._paths import Path, show_path
-from ._steps import is_node, keys_below, part, with_parts
+from ._steps import is_node, part, parts_below, with_parts
 
 Changes = dict[Path, Any]
 
@@ -150,8 +149,9 @@ def _is_same(one: Any, other: Any) -> bool:
 def _check(new: Any, old: Any, given: set[int]) -> None:
     if new is old or new is MISSING or id(new) in given:
         return
-    for key in _stored_keys(new):
-        _check(part(new, key), MISSING if old is MISSING else part(old, key), given)
+    before = {} if old is MISSING else dict(parts_below(old))
+    for key, value in parts_below(new):
+        _check(value, before.get(key, MISSING), given)
     checks = getattr(type(new), "_checks", ())
     if checks and _is_whole(new):
         for check in checks:
@@ -162,10 +162,4 @@ def _is_whole(node: Any) -> bool:
     """Whether an array stands in every place for one: in half of a model there is nothing to check."""
     if not is_node(node):
         return kind_of(node) is Kind.ARRAY
-    return node is not None and all(_is_whole(part(node, key)) for key in _stored_keys(node))
-
-
-def _stored_keys(node: Any) -> list[Any]:
-    """The keys of what a node holds, without what it computes."""
-    late = late_values(node)
-    return [key for key in keys_below(node) if not late or key.name not in late]
+    return node is not None and all(_is_whole(value) for _, value in parts_below(node) if value is not MISSING)
