@@ -271,6 +271,9 @@ def test_any_pytree() -> None:
     assert held.a.activation is net.activation
     assert jax.tree.structure(held) == jax.tree.structure(Any3(net, net.layers[0].bias))
     assert at(W).set(1) == 1
+    assert at({"a": {"0": 5, "x.y": 6}})["a.0"].get() == 5
+    assert at({"a": {"0": 5, "x.y": 6}})["a"]["x.y"].get() == 6
+    assert at(tree)["a[-1].x"].get() == at(tree)["a"][-1].x.get() == 1
 
 
 def test_many_places() -> None:
