@@ -23,7 +23,13 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import tie as tie
     from .module import ties as ties
     from .module import untie as untie
+    from .transform import CarryError as CarryError
+    from .transform import GradientError as GradientError
+    from .transform import Jitted as Jitted
+    from .transform import TooManyTraces as TooManyTraces
+    from .transform import assert_max_traces as assert_max_traces
     from .transform import explain as explain
+    from .transform import jit as jit
     from .transform import optimize as optimize
     from .transform import verify as verify
 
@@ -31,11 +37,15 @@ _HOME = {
     **dict.fromkeys(("AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"), ".module"),
     **dict.fromkeys(("FieldError", "FrozenError", "PathError", "StructureError", "TieError"), ".module"),
     **dict.fromkeys(("explain", "optimize", "verify"), ".transform"),
+    **dict.fromkeys(("Jitted", "jit", "assert_max_traces"), ".transform"),
+    **dict.fromkeys(("CarryError", "GradientError", "TooManyTraces"), ".transform"),
 }
 __all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError"]
 __all__ += ["AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"]
 __all__ += ["FieldError", "FrozenError", "PathError", "StructureError", "TieError"]
 __all__ += ["explain", "optimize", "verify"]
+__all__ += ["Jitted", "assert_max_traces", "jit"]
+__all__ += ["CarryError", "GradientError", "TooManyTraces"]
 
 
 # The command `aerogel` stands in this package, so Python runs this file before any script starts, and importing JAX

@@ -1,0 +1,197 @@
+"""Why a function was traced again: each trace leaves a record of its arguments, and records are compared by path."""
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from aerogel import _jax
+from aerogel._errors import clip
+from aerogel.module._decide import form_of
+from aerogel.module._form import Form
+from aerogel.module._kinds import Kind, kind_of
+from aerogel.module._paths import Path, show_path
+from aerogel.module._values import key_of
+
+from ._errors import TooManyTraces
+
+_jax.exclude_from_tracebacks(__file__)
+
+LOGGER = logging.getLogger("aerogel.recompiles")
+KEPT = 16  # records per function: a new trace is compared with the nearest of these
+SHOWN = 10  # changes that a message lists
+ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One position of the arguments: a leaf's type, a static value, or a node. Equal by `key`."""
+
+    key: Any
+    text: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one trace saw: all positions in the arguments, and the settings of JAX."""
+
+    parts: dict[str, Part]
+    settings: Any
+    number: int
+
+    def changes_to(self, new: "Record") -> list[str]:
+        """What is different in `new`, a line for each position."""
+        paths = dict.fromkeys((*self.parts, *new.parts))
+        different = [path for path in paths if self.parts.get(path) != new.parts.get(path)]
+        texts = {path: (_text(self.parts.get(path)), _text(new.parts.get(path))) for path in different}
+        # A dict with another key is another structure, which the lines of its items tell better.
+        told = {path: (old, now) for path, (old, now) in texts.items() if old != now}
+        width = max(map(len, told), default=0)
+        lines = [f"{path:<{width}}  {old} -> {now}" for path, (old, now) in told.items()]
+        return lines or [f"{path}  another structure of {now}" for path, (_, now) in texts.items()]
+
+
+def _text(part: Part | None) -> str:
+    return "nothing" if part is None else part.text
+
+
+class Traces:
+    """The record of one function's traces."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.explain = False
+        self._signature = _jax.signature(function)
+        self._records: list[Record] = []
+        self._count = 0
+
+    def note(self, args: Any, kwargs: Any) -> None:
+        """Is called when the function is traced.
+
+        Raises:
+            TooManyTraces: an `assert_max_traces` does not allow it.
+        """
+        self._count += 1
+        new = Record(dict(_parts_of(self._named(args, kwargs))), _jax.trace_key(), self._count)
+        earlier, self._records = self._records, [*self._records, new][-KEPT:]
+        if earlier:
+            level = logging.WARNING if self.explain else logging.INFO
+            if LOGGER.isEnabledFor(level):
+                LOGGER.log(level, "%s", self._explanation(earlier, new))
+        for limit in _limits.get():
+            limit.count(self, lambda: "\n".join(self._changes(earlier, new)[0]) if earlier else "")
+
+    def _named(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The arguments by their names."""
+        if self._signature is None:
+            return {**{f"args[{i}]": x for i, x in enumerate(args)}, **kwargs}
+        named = dict(self._signature.bind(*args, **kwargs).arguments)
+        for parameter in self._signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                named |= named.pop(parameter.name, {})
+        return named
+
+    def _changes(self, earlier: list[Record], new: Record) -> tuple[list[str], Record]:
+        nearest = min(reversed(earlier), key=lambda record: len(record.changes_to(new)))
+        changes = nearest.changes_to(new)
+        if len(changes) > SHOWN:
+            changes = [*changes[:SHOWN], f"and {len(changes) - SHOWN} more"]
+        if changes:
+            return changes, nearest
+        if nearest.settings != new.settings:
+            return ["no argument, but a setting of JAX, a mesh or another context"], nearest
+        return ["no argument: the earlier trace is not kept, or was made for another transformation"], nearest
+
+    def _explanation(self, earlier: list[Record], new: Record) -> str:
+        changes, nearest = self._changes(earlier, new)
+        lines = "".join(f"\n  {line}" for line in changes)
+        since = "" if nearest.number == new.number - 1 else f" since the {_ordinal(nearest.number)} time"
+        return f"`{self.name}` is traced for the {_ordinal(new.number)} time; what changed{since}:{lines}"
+
+
+def _ordinal(n: int) -> str:
+    return ORDINALS.get(n, f"{n}th") if n < 20 else f"{n}."
+
+
+def _parts_of(named: dict[str, Any]) -> Iterator[tuple[str, Part]]:
+    for name, value in named.items():
+        for path, part in _walk(value, ()):
+            yield show_path(path, name), part
+
+
+def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Part]]:
+    if value is None:
+        yield path, Part(None, "None")
+    elif kind_of(value) is Kind.NODE:
+        form = form_of(value)
+        yield path, _node(value, form)
+        for slot, static in form.statics:
+            yield (*path, form.entry(slot)), _static(static)
+        for slot in form.slots:
+            yield from _walk(form.get(value, slot), (*path, form.entry(slot)))
+    elif jax.tree_util.all_leaves([value]):
+        yield path, _array(value) if isinstance(value, jax.Array) else _static(value)
+    else:
+        below, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
+        yield path, Part(structure, type(value).__name__)
+        for key, child in below:
+            yield from _walk(child, (*path, *key))
+
+
+def _node(value: Any, form: Form) -> Part:
+    places = tuple(str(tie) for tie in form.ties)
+    tied = f" with {', '.join(places)}" if places else ""
+    return Part((type(value), form.slots, form.holes, places), f"{type(value).__name__}{tied}")
+
+
+def _array(value: Any) -> Part:
+    weak = " (weakly typed)" if getattr(value, "weak_type", False) else ""
+    text = f"{jax.typeof(value).str_short(short_dtypes=True)}{weak}"
+    return Part(text, text)
+
+
+def _static(value: Any) -> Part:
+    return Part(key_of(value, "argument"), getattr(value, "__qualname__", clip(value)))
+
+
+class _Limit:
+    """One `assert_max_traces` at work."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._counts: dict[int, int] = {}
+
+    def count(self, traces: Traces, changes: Callable[[], str]) -> None:
+        now = self._counts[id(traces)] = self._counts.get(id(traces), 0) + 1
+        if now > self._most:
+            raise TooManyTraces(function=traces.name, traces=now, allowed=self._most, changes=changes())
+
+
+_limits: ContextVar[tuple[_Limit, ...]] = ContextVar("aerogel_limits", default=())
+
+
+@contextmanager
+def assert_max_traces(n: int) -> Generator[None]:
+    """A block, or as a decorator a function, in which no function of `ag.jit` is traced more than `n` times.
+
+    What was traced before the block costs nothing: put `assert_max_traces(0)` around a loop that was warmed up.
+    Traces in other threads do not count.
+
+    Raises:
+        TooManyTraces: one is; names the function and what changed in its arguments.
+
+    >>> import jax.numpy as jnp, aerogel as ag
+    >>> double = ag.jit(lambda x: 2 * x)
+    >>> with ag.assert_max_traces(1):
+    ...     for _ in range(3):
+    ...         y = double(jnp.ones(4))
+    """
+    token = _limits.set((*_limits.get(), _Limit(n)))
+    try:
+        yield
+    finally:
+        _limits.reset(token)
