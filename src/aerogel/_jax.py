@@ -449,3 +449,14 @@ def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 def donated_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Positions and names of the arguments that a compiled function donates, as JAX resolved them."""
     return jitted._jit_info.donate_argnums, jitted._jit_info.donate_argnames
+
+
+def like(f: Any) -> Callable[[Any], Any]:
+    """A decorator: the function gets the name, signature and docstring of `f`."""
+
+    def decorate(g: Any) -> Any:
+        named = util.wraps(f)(g)
+        named.__doc__ = getattr(f, "__doc__", None)  # JAX's `wraps` makes "" of None
+        return named
+
+    return decorate

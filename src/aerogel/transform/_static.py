@@ -83,7 +83,7 @@ def between(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f` on trees whose values that are no arrays are hidden, in its arguments and in its result."""
     _jax.check_callable(f)
 
-    @_jax.wraps(f)
+    @_jax.like(f)
     def with_hidden(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = reveal((args, kwargs))
         return hide(f(*args, **kwargs))

@@ -4,20 +4,14 @@ import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from aerogel import _jax
-from aerogel._errors import clip
-from aerogel.module._decide import form_of
-from aerogel.module._form import Form
-from aerogel.module._kinds import Kind, kind_of
-from aerogel.module._paths import Path, show_path
-from aerogel.module._values import key_of
+from aerogel.module._paths import show_path
 
 from ._errors import TooManyTraces
+from ._positions import Position, positions_of
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -28,18 +22,10 @@ ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 @dataclass(frozen=True)
-class Part:
-    """One position of the arguments: a leaf's type, a static value, or a node. Equal by `key`."""
-
-    key: Any
-    text: str = field(compare=False)
-
-
-@dataclass(frozen=True)
 class Record:
     """What one trace saw: all positions in the arguments, and the settings of JAX."""
 
-    parts: dict[str, Part]
+    parts: dict[str, Position]
     settings: Any
     number: int
 
@@ -55,7 +41,7 @@ class Record:
         return lines or [f"{path}  another structure of {now}" for path, (_, now) in texts.items()]
 
 
-def _text(part: Part | None) -> str:
+def _text(part: Position | None) -> str:
     return "nothing" if part is None else part.text
 
 
@@ -117,45 +103,10 @@ def _ordinal(n: int) -> str:
     return ORDINALS.get(n, f"{n}th") if n < 20 else f"{n}."
 
 
-def _parts_of(named: dict[str, Any]) -> Iterator[tuple[str, Part]]:
+def _parts_of(named: dict[str, Any]) -> Iterator[tuple[str, Position]]:
     for name, value in named.items():
-        for path, part in _walk(value, ()):
+        for path, part in positions_of(value, ()):
             yield show_path(path, name), part
-
-
-def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Part]]:
-    if value is None:
-        yield path, Part(None, "None")
-    elif kind_of(value) is Kind.NODE:
-        form = form_of(value)
-        yield path, _node(value, form)
-        for slot, static in form.statics:
-            yield (*path, form.entry(slot)), _static(static)
-        for slot in form.slots:
-            yield from _walk(form.get(value, slot), (*path, form.entry(slot)))
-    elif jax.tree_util.all_leaves([value]):
-        yield path, _array(value) if isinstance(value, jax.Array) else _static(value)
-    else:
-        below, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
-        yield path, Part(structure, type(value).__name__)
-        for key, child in below:
-            yield from _walk(child, (*path, *key))
-
-
-def _node(value: Any, form: Form) -> Part:
-    places = tuple(str(tie) for tie in form.ties)
-    tied = f" with {', '.join(places)}" if places else ""
-    return Part((type(value), form.slots, form.holes, places), f"{type(value).__name__}{tied}")
-
-
-def _array(value: Any) -> Part:
-    weak = " (weakly typed)" if getattr(value, "weak_type", False) else ""
-    text = f"{jax.typeof(value).str_short(short_dtypes=True)}{weak}"
-    return Part(text, text)
-
-
-def _static(value: Any) -> Part:
-    return Part(key_of(value, "argument"), getattr(value, "__qualname__", clip(value)))
 
 
 class _Limit:
