@@ -77,4 +77,4 @@ def register(cls: type) -> None:
 
 
 for _cls in (FrozenList, FrozenTuple, FrozenDict, BoundMethod):
-    jax.tree_util.register_pytree_with_keys(_cls, flatten_with_keys, built, flatten)
+    register_node(_cls, flatten, built, flatten_with_keys, flatten, built)

@@ -92,7 +92,7 @@ def grad(
 ) -> Callable[..., Any]:
     """A function that returns the gradient of `f`: `jax.grad` for arguments with anything in them.
 
-    Args and errors are those of `value_and_grad`. With `has_aux` the result is the pair of gradient and auxiliary value.
+    Args and errors are those of `value_and_grad`. With `has_aux` the result is a pair of the gradient and the rest.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> class Line(ag.Module):

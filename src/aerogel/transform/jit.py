@@ -163,7 +163,7 @@ def _calling(f: Any) -> Callable[..., Any]:
     known = _jax.signature(f)
     if known is not None and "callable_" not in known.parameters:  # for options that go by name
         first = inspect.Parameter("callable_", inspect.Parameter.POSITIONAL_ONLY)
-        call_it.__signature__ = known.replace(parameters=[first, *known.parameters.values()])  # type: ignore[attr-defined]
+        call_it.__signature__ = known.replace(parameters=[first, *known.parameters.values()])
     return call_it
 
 
@@ -244,14 +244,14 @@ def _static_of(compiled: Any) -> State:
     return compiled.static if isinstance(compiled, StateCalls) else _jax.static_arguments(compiled)
 
 
-def _splitter(static: State) -> Callable[[Any, Any], tuple[list[Any], dict[str, Any]]]:
+def _splitter(static: State) -> Callable[[Any, Any], tuple[tuple[Any, ...], dict[str, Any]]]:
     """A function of `args` and `kwargs` that divides those with something else than arrays in them, but static ones."""
     numbers, names = static
 
-    def divide(args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    def divide(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         fixed = {i if i >= 0 else i + len(args) for i in numbers}
         return (
-            [x if i in fixed else split(x, f"argument {i}") for i, x in enumerate(args)],
+            tuple([x if i in fixed else split(x, f"argument {i}") for i, x in enumerate(args)]),
             {name: x if name in names else split(x, f"argument {name!r}") for name, x in kwargs.items()},
         )
 

@@ -1,6 +1,6 @@
 """What a function would return, and its program, without running it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ def eval_shape(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def make_jaxpr(
     f: Callable[..., Any],
-    static_argnums: int | Iterable[int] = (),
+    static_argnums: int | Sequence[int] = (),
     axis_env: Sequence[tuple[Any, int]] | None = None,
     return_shape: bool = False,
 ) -> Callable[..., Any]:
@@ -39,7 +39,8 @@ def make_jaxpr(
     >>> len(ag.make_jaxpr(lambda x, f: f(x))(jnp.ones(3), jnp.sin).eqns)
     1
     """
-    inner = jax.make_jaxpr(between(f), static_argnums, axis_env, return_shape)
+    make: Any = jax.make_jaxpr  # its overloads know `return_shape` as True and False, not as a bool
+    inner = make(between(f), static_argnums, axis_env, return_shape)
     static = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
 
     @_jax.like(f)
