@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aerogel as ag
 from aerogel import UsageError
 from aerogel.module import Module, at, combine, freeze, frozen, partition, tie, ties, trainable, unfreeze, untie
 from aerogel.module._frozen import frozen_mask
@@ -92,6 +93,26 @@ def test_plain_jax_sees_constants(how: str) -> None:
     np.testing.assert_allclose(grads.embed.bias, free.embed.bias, rtol=1e-6)
     assert shown(free) == [True] * 4
     assert shown(TRANSFORMED[how](lambda m: m(X), unfreeze(model))) == [True] * 4
+
+
+def test_inside_of_what_is_differentiated() -> None:
+    """Freezing there stops gradients from then on; a value that is set in a frozen place is a constant too."""
+    model = at(MODEL).steps.set(None)
+    grads = jax.grad(lambda m: freeze(m, ("embed", "pair[0]"))(X))(model)
+    assert shown(grads) == [False, False, False, True]
+    frozen_head = freeze(model, "embed.weight")
+    assert not np.any(jax.grad(lambda w: at(frozen_head).head.weight.set(w)(X))(MODEL.embed.weight))
+    assert np.any(jax.grad(lambda w: at(unfreeze(frozen_head)).head.weight.set(w)(X))(MODEL.embed.weight))
+
+
+def test_aerogels_own_gradients_are_none() -> None:
+    """`ag.grad` has no leaf for what is frozen, alone and compiled, and the same gradients for the rest."""
+    model = freeze(MODEL, ("embed.weight", "pair[1]"))
+    free = jax.grad(lambda m: m(X))(at(MODEL).steps.set(None))
+    for grad in (ag.grad(lambda m: m(X)), ag.jit(ag.grad(lambda m: m(X)))):
+        grads = grad(model)
+        assert grads.embed.weight is grads.head.weight is grads.pair[1] is grads.steps is None
+        np.testing.assert_allclose(grads.embed.bias, free.embed.bias, rtol=1e-5)
 
 
 def test_optimisers_hold_nothing_for_them() -> None:

@@ -12,6 +12,7 @@ from ._holes import copied, fill, implanted, reach
 from ._kinds import Kind, kind_of
 from ._paths import Path, show_path
 from ._steps import is_node, part, parts_below, with_parts
+from ._stop import stopped
 
 Changes = dict[Path, Any]
 
@@ -96,7 +97,8 @@ class _Edit:
         if slot in self.put_here:
             convert = getattr(self.form.cls, "_converters", {}).get(slot)
             value = value if convert is None else convert(value)
-        return freeze(value, self._place(slot))
+        value = freeze(value, self._place(slot))
+        return stopped(value, "") if (slot, "") in self.form.frozen else value
 
     def _place(self, slot: Any) -> str:
         return show_path([self.form.entry(slot)], root=self.form.cls.__name__)
