@@ -244,6 +244,14 @@ def test_fields_named_as_the_verbs() -> None:
     assert at(odd)["_tree"].set(3)._tree == 3
 
 
+def test_a_place_is_no_collection() -> None:
+    """Python's own questions are answered, so that notebooks and `hasattr` work; loops are refused."""
+    assert {"weight", "bias", "use_relu", "set"} <= set(dir(at(MODEL).head))
+    assert not hasattr(at(MODEL), "_repr_html_")
+    with pytest.raises(TypeError, match="not iterable"):
+        list(at(MODEL).layers)
+
+
 Point = collections.namedtuple("Point", "x y")
 
 
