@@ -27,7 +27,7 @@ from aerogel.module import (
 )
 from aerogel.module._paths import show_path
 from aerogel.module._steps import home, value_at
-from module.drawn import modules
+from module.drawn import arrays, modules, values
 
 
 class Linear(Module):
@@ -351,6 +351,22 @@ def test_setting_a_leaf_changes_that_leaf(model: Any, data: st.DataObject) -> No
     assert all(a is b for j, (a, (_, b)) in enumerate(zip(jax.tree.leaves(new), found, strict=True)) if j != i)
     for each in ties(model):
         assert jax.tree.leaves(value_at(new, each.place)) == jax.tree.leaves(value_at(new, home(new, each.place)[0]))
+
+
+@given(modules(), st.data())
+def test_an_edit_is_a_construction(model: Any, data: st.DataObject) -> None:
+    """Where no tie is concerned, setting a field gives the structure that the class gives for these values."""
+    names = type(model)._fields_in_order
+    tied = {str(path[0]) for t in ties(model) for path in (t.place, t.source)}
+    free = [name for name in names if f".{name}" not in tied and name != "s"]
+    if not free:
+        return
+    name, value = data.draw(st.sampled_from(free)), data.draw(values(arrays()))
+    wanted = type(model)(*(value if each == name else getattr(model, each) for each in names))
+    new = at(model)[name].set(value)
+    assert jax.tree.structure(new) == jax.tree.structure(wanted)
+    assert new == wanted
+    assert at(new)[name].set(getattr(model, name)) == model
 
 
 @given(modules())
