@@ -53,6 +53,13 @@ def gates(x0: Any, xs: Any) -> Any:
     return jax.lax.scan(body, x0, xs)[1].sum()
 
 
+def trajectories(x0: Any) -> Any:
+    """Statistics of a trajectory with its initial state, and of its running sum."""
+    ys = jax.lax.scan(lambda c, _: (c + 0.1 * jnp.sin(c),) * 2, x0, None, length=64)[1]
+    whole = jnp.concatenate([x0[None], ys])
+    return whole.mean(0), (jnp.diff(whole, axis=0) ** 2).sum(), jnp.cumsum(ys, 0).max(0)
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -68,6 +75,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
         found[pattern.name] = f, pattern.args(bool(k % 2), SMALL_STATE)
     found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
     found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 64, 4096))
+    found["trajectories"] = trajectories, (normal(0, 4096),)
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

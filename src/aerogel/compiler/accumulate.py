@@ -45,7 +45,7 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
         k = len(avals)
         old, fresh, hits = values[:k], values[k : 2 * k], values[2 * k :]
         out = monoid.combine(tuple(old), tuple(fresh))
-        return [_where(hits[0], a, b) if hits else a for a, b in zip(out, old, strict=True)]
+        return [chosen(hits[0], a, b) if hits else a for a, b in zip(out, old, strict=True)]
 
     outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *([] if hit is None else [hit]))
     for (_, set_next, _), out in zip(carries, outs, strict=True):
@@ -60,11 +60,11 @@ def _stacked(
     if hit is not None:
         empty = [new.const(x) for x in start]
 
-        def chosen(hit: Any, *values: Any) -> list[Any]:
+        def counted(hit: Any, *values: Any) -> list[Any]:
             k = len(values) // 2
-            return [_where(hit, x, e) for x, e in zip(values[:k], values[k:], strict=True)]
+            return [chosen(hit, x, e) for x, e in zip(values[:k], values[k:], strict=True)]
 
-        partial = new.body.call(chosen, hit, *partial, *empty)
+        partial = new.body.call(counted, hit, *partial, *empty)
     rows = [new.y(x) for x in partial]
     if monoid.name == "add":
         return new.after.call(lambda rows: lax.reduce_sum(rows, [0]), *rows)
@@ -138,5 +138,6 @@ def is_hit(new: LoopBuilder, window: Window) -> Atom | None:
     return hit
 
 
-def _where(hit: Any, a: Any, b: Any) -> Any:
+def chosen(hit: Any, a: Any, b: Any) -> Any:
+    """`a` where the boolean scalar `hit` is true, else `b`."""
     return lax.select(lax.broadcast(hit, a.shape) if a.ndim else hit, a, b)

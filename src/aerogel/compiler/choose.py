@@ -12,10 +12,11 @@ from .axes import Mapped, Reduced
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
 from .dear import repeated_seconds, worth_writing
+from .delays import seconds_to_delay
 from .level import Level
 from .loop import is_float
 from .program import is_var
-from .region import Joined, Region, Site, stacked_reads
+from .region import Joined, Region, Site, is_view, stacked_reads
 from .searched import is_searched
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
@@ -104,14 +105,13 @@ def _graph(level: Level, region: Region, machine: Machine) -> Graph:
     made_by: dict[Var, int] = {v: site.index for site in region.sites for v in site.eqn.outvars}
     again = repeated_seconds(region, machine)
     for value in region.stacked:
-        maker = made_by.get(value, SOURCE)
-        exists = maker == SOURCE and region.block is not None
-        graph.edge(maker, value, 0.0 if exists else seconds_to_cross(region, value, machine) + again.get(value, 0.0))
+        _add_value(graph, region, value, by_index.get(made_by.get(value, -1)), machine, again.get(value, 0.0))
         for reader in level.readers(value):
             site = by_index.get(in_chain.get(reader, reader))
             graph.implies(value, SINK if site is None else site.index)
     for site in region.sites:
         graph.edge(site.index, SINK, MOVE_SECONDS + seconds_more_inside(region, site, machine))
+        graph.edge(site.index, SINK, seconds_to_delay(site, machine))
         graph.edge(SOURCE, site.index, seconds_to_reduce(level, site, machine))
         if isinstance(site.answer, Reduced):
             reads = sum(again.get(x, 0.0) for x in site.reads if is_var(x))
@@ -124,6 +124,15 @@ def _graph(level: Level, region: Region, machine: Machine) -> Graph:
             if value in made_by:
                 graph.implies(site.index, made_by[value])
     return graph
+
+
+def _add_value(graph: Graph, region: Region, value: Var, maker: Site | None, machine: Machine, again: float) -> None:
+    """What it costs that a value crosses the border of the loop; `again` is the time to have it once more."""
+    if maker is not None and is_view(region, maker):
+        graph.implies(maker.reads[0], value)  # what crosses is the whole
+    elif maker is not None or region.block is None:
+        node = SOURCE if maker is None else maker.index
+        graph.edge(node, value, seconds_to_cross(region, value, machine) + again)
 
 
 def _fuses(eqn: JaxprEqn) -> bool:

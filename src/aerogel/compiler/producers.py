@@ -65,7 +65,7 @@ class Producers:
             return self.new.const(x)
         key = (x, axis, window)
         if key not in self._blocks:
-            whole = window.count == self.new.length
+            whole = window.is_all(self.new.length)
             made = self._make(x, axis, window) if self.can_make(x, axis, whole) else None
             self._blocks[key] = self._read(x, axis, window) if made is None else made
         return self._blocks[key]
@@ -154,11 +154,11 @@ class Producers:
     def _read(self, x: Var, axis: Axis, window: Window) -> Atom:
         """The block as an input of the loop, or, for some steps only, read from the whole at the step's place."""
         length = self.new.length
-        if window.count == length and axis == Axis(0):
+        if window.is_all(length) and axis == Axis(0):
             # the value as it is: a second shape of it would be a second copy beside the loop
             (block,) = self.new.body.call(lambda v: lax.expand_dims(v, [0]), self.new.x(x))
             return block
-        if window.count == length:
+        if window.is_all(length):
             (rows,) = self.new.before.call(lambda v: blocks_in_front(v, axis, length), x)
             assert is_var(rows)
             return self.new.x(rows)

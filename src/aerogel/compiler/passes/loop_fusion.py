@@ -254,6 +254,8 @@ def _what(site: Site) -> str:
         return "a second loop over the outputs runs in the first"
     if isinstance(answer, Sliced):
         count = site.eqn.outvars[0].aval.shape[next(p.dim for p in site.places if p is not None)]
+        if site.eqn.primitive.name == "rev":
+            return "steps are read in the opposite order"
         return f"only the {count} steps that are read are kept" if count > 1 else "only one step is kept"
     if isinstance(answer, Mapped):
         return f"`{_name(site.eqn)}` runs in the loop, step by step"
