@@ -142,9 +142,11 @@ def _fuses(eqn: JaxprEqn) -> bool:
 def _is_written(level: Level, site: Site, readers: Sequence[int], machine: Machine) -> bool:
     """Whether a result is written to memory as a whole when it is made outside: something that does not fuse reads it.
 
-    Reshapes write nothing.
+    Reshapes write nothing, nor do casts to a weak type, which what a loop stacks never has.
     """
-    if site.eqn.primitive.name in ("reshape", "squeeze", "expand_dims"):
+    name, out = site.eqn.primitive.name, site.eqn.outvars[0].aval
+    is_recast = name == "convert_element_type" and site.eqn.invars[0].aval.dtype == out.dtype
+    if is_recast or name in ("reshape", "squeeze", "expand_dims"):
         return False
     if not _fuses(site.eqn) or any(k == -1 or not _fuses(level.eqns[k]) for k in readers):
         return True
