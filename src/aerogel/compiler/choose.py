@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 
+from .accumulate import SMALL
 from .axes import Mapped, Reduced
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
@@ -66,18 +68,35 @@ def choose(level: Level, region: Region, machine: Machine) -> Plan:
         seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if level.readers(y))
     sites = [site for site in region.sites if site.index in taken]
     searched = frozenset(site.index for site in sites if is_searched(site, machine))
-    return Plan(region, sites, seconds, _read_twice(level, sites, worth_writing(region, machine)), searched)
+    return Plan(region, sites, seconds, _read_twice(level, region, sites, worth_writing(region, machine)), searched)
 
 
-def _read_twice(level: Level, sites: list[Site], dear: set[Var]) -> frozenset[Var]:
-    """Those of `dear` that more than one thing reads in a step."""
+def _read_twice(level: Level, region: Region, sites: list[Site], dear: set[Var]) -> frozenset[Var]:
+    """Those of `dear` that XLA would compute more than once in a step, once for each array that is made of them.
+
+    The loop's own carry is one such array. What is reduced to a few numbers is a kernel that reads what exists.
+    """
     inside = {k for site in sites for k in (site.index, *site.chain)}
-    readers: dict[Var, int] = {y: any(k not in inside for k in level.readers(y)) for y in dear}
+    by_input: dict[Var, list[Site]] = {}
     for site in sites:
-        for x in site.reads:
-            if is_var(x) and x in readers:
-                readers[x] += CARRIES.get(site.answer.monoid.name, 1) if isinstance(site.answer, Reduced) else 1
-    return frozenset(y for y, count in readers.items() if count > 1)
+        for x in {x for x in site.reads if is_var(x) and x in region.stacked}:
+            by_input.setdefault(x, []).append(site)
+    carried = {x for x in region.loop.next_carry if is_var(x)}
+    made = dict(zip(region.loop.ys, region.loop.body_ys, strict=True))
+
+    @cache
+    def arrays(x: Var) -> int:
+        return any(k not in inside for k in level.readers(x)) + sum(arrays_of(site) for site in by_input.get(x, ()))
+
+    def arrays_of(site: Site) -> int:
+        if isinstance(site.answer, Reduced):
+            small = site.eqn.outvars[0].aval.size * SMALL <= site.eqn.invars[0].aval.size // site.window.count
+            return 0 if small else CARRIES.get(site.answer.monoid.name, 1)
+        if isinstance(site.answer, Joined):
+            return 1
+        return sum(arrays(v) for v in site.eqn.outvars if v in region.stacked)
+
+    return frozenset(y for y in dear if arrays(y) + (made[y] in carried) > 1)
 
 
 def block_length(region: Region) -> int | None:
