@@ -1,4 +1,4 @@
-"""Running totals over the steps of a loop, `jnp.cumsum(ys, 0)`, as a loop of their own: it joins the first one.
+"""Running totals over the steps of a loop, `jnp.cumsum(ys, 0)`, as a loop of their own: it joins that one.
 
 On CPU the total of rows of some size is faster so than by XLA's own cumulative operations, also where it stays apart.
 """
@@ -14,6 +14,7 @@ from aerogel._jax import JaxprEqn, explicit_mesh
 from .axes.accumulate import accumulator_dtype
 from .axes.monoid import highest, lowest
 from .level import Level
+from .loop import as_loop
 from .parts import loop_behind
 from .program import Builder
 
@@ -27,14 +28,18 @@ TOTALS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
 
 
 def is_running(level: Level, eqn: JaxprEqn) -> bool:
-    """Whether an equation is a running total over what a loop stacks, in the order in which its steps run."""
+    """Whether an equation is a running total beside a loop, in the order in which its steps run.
+
+    Over what a loop stacks, or for a loop to read: the gradient of the first is the second.
+    """
     if eqn.primitive.name not in TOTALS or eqn.params["axis"] != 0 or explicit_mesh(eqn.outvars[0].aval):
         return False
-    length, *row = eqn.outvars[0].aval.shape
-    loop = loop_behind(level, eqn.invars[0])
-    if loop is None or loop.length != length or loop.reverse != eqn.params["reverse"]:
+    (out,), (length, *row) = eqn.outvars, eqn.outvars[0].aval.shape
+    if out.aval.size < SMALLEST_ROW * length or not row:
         return False
-    return eqn.outvars[0].aval.size >= SMALLEST_ROW * length and bool(row)
+    readers = (as_loop(level.eqns[k]) for k in level.readers(out) if k != -1)
+    loops = [loop_behind(level, eqn.invars[0]), *(loop for loop in readers if loop is not None and out in loop.xs)]
+    return any(loop and loop.length == length and loop.reverse == eqn.params["reverse"] for loop in loops)
 
 
 def rounds(eqn: JaxprEqn) -> bool:

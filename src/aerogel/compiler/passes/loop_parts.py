@@ -68,7 +68,7 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision], totals: bool) -> Jaxpr:
 
 
 def _with_loops(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
-    """Running totals over the outputs of loops as loops."""
+    """Running totals beside loops as loops."""
     level = Level(jaxpr)
     eqns = []
     for eqn in level.eqns:
@@ -77,6 +77,6 @@ def _with_loops(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
             continue
         eqns += as_scan(eqn)
         exactness = Exactness.REASSOCIATES if rounds(eqn) else Exactness.BITWISE
-        what = f"`{eqn.primitive.name}` over the outputs of a loop is a loop"
-        decisions.append(Decision(NAME, what, where(eqn), True, "it can join the first", exactness=exactness))
+        what = f"`{eqn.primitive.name}` over the steps of a loop is a loop"
+        decisions.append(Decision(NAME, what, where(eqn), True, "it can join that loop", exactness=exactness))
     return jaxpr if len(eqns) == len(jaxpr.eqns) else with_equations(jaxpr, eqns)
