@@ -6,6 +6,7 @@ whole is never needed.
 """
 
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from aerogel._jax import Atom, JaxprEqn, Var, convert_element_type
 
 from .axes import Axis, Mapped, No, Reduced, along, take_block
 from .axes.elementwise import NAMES as ELEMENTWISE
-from .level import Level
+from .level import Edit, Level
 from .loop import Loop, as_loop
 from .program import Builder, is_var
 
@@ -56,52 +57,43 @@ class Joint:
         return Joint(self.dim, tuple(found))
 
 
-class Taken:
-    """What a concatenation over time and all that is made of it becomes: new equations, and values for its results.
+def take_apart(level: Level, place: int) -> Edit | No:
+    """The edit that takes the concatenation at `place`, and all made of it, part by part; or why there is none."""
+    return _Parts(level, place).run()
 
-    Attributes:
-        gone: the places of the equations that are no longer needed.
-        results: what stands for their results that others read.
-        failed: why it is not done, if so.
-    """
 
+class _Parts:
     def __init__(self, level: Level, place: int):
         self.level, self.place = level, place
-        eqn = level.eqns[place]
-        self.builder = Builder(eqn)
+        self.builder = Builder(level.eqns[place])
         self.joints: dict[Var, Joint] = {}
-        self.gone: set[int] = {place}
-        self.results: dict[Var, Atom] = {}
-        self.failed = self._start(eqn) or self._follow()
+        self.results: dict[Var, Atom] = {}  # what stands for values that are no joints any more
 
-    def _start(self, eqn: JaxprEqn) -> str | None:
-        dim = eqn.params["dimension"]
+    def run(self) -> Edit | No:
+        eqn = self.level.eqns[self.place]
+        dim, (whole,) = eqn.params["dimension"], eqn.outvars
         if len(eqn.invars) > MOST_PARTS:
-            return "it has many parts"
-        parts = tuple(Part(x, 0, x.aval.shape[dim]) for x in eqn.invars if x.aval.shape[dim])
-        self.joints[eqn.outvars[0]] = Joint(dim, parts)
-        return None
-
-    def _follow(self) -> str | None:
-        waiting = sorted(self.level.readers(self.level.eqns[self.place].outvars[0]))
-        seen: set[int] = set()
+            return No("it has many parts")
+        self.joints[whole] = Joint(dim, tuple(Part(x, 0, x.aval.shape[dim]) for x in eqn.invars if x.aval.shape[dim]))
+        gone = {self.place}
+        waiting = list(self.level.readers(whole))
+        heapify(waiting)
         while waiting:
-            k = waiting.pop(0)
-            if k in seen:
+            k = heappop(waiting)
+            if k in gone:
                 continue
-            seen.add(k)
-            if k == -1 or len(seen) > MOST_EQUATIONS:
-                return "it is needed as a whole"
+            if k == -1 or len(gone) > MOST_EQUATIONS:
+                return No("it is needed as a whole")
+            gone.add(k)
             eqn = self.level.eqns[k]
             refusal = self._equation(eqn)
             if refusal is not None:
                 return refusal
-            self.gone.add(k)
-            more = {r for v in eqn.outvars if v in self.joints for r in self.level.readers(v)}
-            waiting = sorted({*waiting, *more} - seen)
-        return None
+            for reader in {r for v in eqn.outvars if v in self.joints for r in self.level.readers(v)}:
+                heappush(waiting, reader)
+        return Edit(max(gone), frozenset(gone), self.builder.eqns, self.results, frozenset(gone))
 
-    def _equation(self, eqn: JaxprEqn) -> str | None:
+    def _equation(self, eqn: JaxprEqn) -> No | None:
         """Takes one equation part by part; or why not."""
         given = {k: self.joints[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in self.joints}
         sliced = self._view(eqn, given[0]) if 0 in given else None
@@ -110,15 +102,15 @@ class Taken:
             return None
         length = next(iter(given.values())).length
         if eqn.primitive.name in ("argmax", "argmin"):
-            return "the index in a part is found by a kernel of its own"
+            return No("the index in a part is found by a kernel of its own")
         if any(joint.length != length for joint in given.values()):
-            return "it joins values of different lengths"
+            return No("it joins values of different lengths")
         answer = along(eqn, {k: Axis(joint.dim) for k, joint in given.items()}, length)
         if isinstance(answer, No):
-            return answer.reason
+            return answer
         cuts = sorted({0, length, *(c for joint in given.values() for c in _borders(joint))})
         if len(cuts) > 2 * MOST_PARTS:
-            return "it has many parts"
+            return No("it has many parts")
         self.builder.like = eqn
         made = [self._block(eqn, answer, given, length, a, b - a) for a, b in pairwise(cuts)]
         if isinstance(answer, Reduced):
@@ -126,7 +118,7 @@ class Taken:
             return None
         for j, (var, axis) in enumerate(zip(eqn.outvars, answer.outs, strict=True)):
             if axis is None or not axis.is_plain:
-                return "a result mixes its entries with others"
+                return No("a result mixes its entries with others")
             parts = tuple(Part(group[j], 0, b - a) for group, (a, b) in zip(made, pairwise(cuts), strict=True))
             self.joints[var] = Joint(axis.dim, parts)
         return None

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from aerogel._jax import Jaxpr
 
+from ..axes import No
+from ..cost import nbytes
 from ..exactness import Exactness
-from ..level import Edit, Level, apply_edits
+from ..level import Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import drop_dead
-from ..parts import Taken, joins_a_loop
+from ..parts import joins_a_loop, take_apart
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision
@@ -50,19 +52,16 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision], totals: bool) -> Jaxpr:
             if out in left or not joins_a_loop(level, eqn) or eqn.outvars[0].aval.size < SMALLEST:
                 continue
             left.add(out)
-            taken = Taken(level, place)
+            found = take_apart(level, place)
             what = "a concatenation over time is taken part by part"
-            if taken.failed is None:
-                edit = Edit(max(taken.gone), frozenset(taken.gone), taken.builder.eqns, taken.results, frozenset())
-                jaxpr, _ = apply_edits(jaxpr, [edit])
-                jaxpr = drop_dead(with_slices(jaxpr))
-                size = eqn.outvars[0].aval.size * eqn.outvars[0].aval.dtype.itemsize
-                reason = "what is read of it needs no whole"
-                decisions.append(
-                    Decision(NAME, what, where(eqn), True, reason, 0, 2 * size, size, Exactness.REASSOCIATES)
-                )
-                break
-            decisions.append(Decision(NAME, what, where(eqn), False, taken.failed))
+            if isinstance(found, No):
+                decisions.append(Decision(NAME, what, where(eqn), False, found.reason))
+                continue
+            jaxpr = drop_dead(with_slices(apply_edits(jaxpr, [found])[0]))
+            size = nbytes(eqn.outvars[0].aval)
+            reason = "what is read of it needs no whole"
+            decisions.append(Decision(NAME, what, where(eqn), True, reason, 0, 2 * size, size, Exactness.REASSOCIATES))
+            break
         else:
             return jaxpr
 
