@@ -440,7 +440,10 @@ def backward_rule(eqn: JaxprEqn) -> BackwardRule | None:
         zero[:] = [isinstance(x, ad.Zero) for x in found]
         return [x for x in found if not isinstance(x, ad.Zero)]
 
-    backward = trace_flat(run, p["bwd"].debug_info, [*kept, *(v.aval.to_ct_aval() for v in eqn.outvars)])
+    avals = [*kept, *(v.aval.to_ct_aval() for v in eqn.outvars)]
+    names = tuple(f"x{i}" for i in range(len(avals)))
+    info = core.DebugInfo("custom_vjp bwd", p["bwd"].debug_info.func_src_info, names, None)
+    backward = trace_flat(run, info, avals)
     if consts or backward.consts:
         return None
     return BackwardRule(core.ClosedJaxpr(forward, consts), backward, made, list(forwarded), zero)

@@ -77,7 +77,9 @@ def test_the_call_moves_with_its_rules(name: str) -> None:
     f = program(name)
     assert stacked(jax.make_jaxpr(f)(X0).jaxpr, LENGTH * X0.size)
     assert stacked(jax.make_jaxpr(ag.optimize(f))(X0).jaxpr, LENGTH * X0.size) == []
-    np.testing.assert_allclose(jax.jit(ag.optimize(f))(X0), jax.jit(f)(X0), rtol=1e-5)
+    want = jax.jit(f)(X0)
+    # sums of terms of both signs
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(X0), want, rtol=1e-5, atol=1e-6 * np.max(np.abs(want)))
     want = jax.jit(jax.grad(scalar(f)))(X0)
     for got in (jax.grad(scalar(ag.optimize(f))), ag.optimize(jax.grad(scalar(f)))):
         np.testing.assert_allclose(jax.jit(got)(X0), want, rtol=1e-4, atol=1e-6)
