@@ -7,6 +7,7 @@ CLAIMS = (
     "issue_4968_examples_need_no_stack",
     "a_reduced_scan_output_is_never_stacked",
     "a_partly_used_scan_output_costs_what_is_used",
+    "a_trajectory_seen_through_views_is_never_stacked",
     "logits_under_a_cross_entropy_are_never_built",
     "two_consumers_share_one_loop",
     "map_and_fori_loop_fuse_like_scan",

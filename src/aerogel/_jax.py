@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -419,6 +420,52 @@ def forward_rule(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int], list[bool]] | N
     zeros = [x.aval.to_tangent_aval().dtype == jax.dtypes.float0 for x in eqn.invars]
     jaxpr, consts, still = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
     return core.ClosedJaxpr(jaxpr, consts), [k for k, zero in enumerate(zeros) if not zero], list(still)
+
+
+@dataclass(frozen=True)
+class BackwardRule:
+    """The rules of a `custom_vjp_call` as programs.
+
+    Attributes:
+        forward: primals -> `made` residuals, then the results.
+        backward: all residuals, cotangents of the results -> cotangents of the inputs, those that are `zero` left out.
+        made: how many residuals `forward` makes; the others are inputs.
+        forwarded: for each residual, the input that it is, or None.
+        zero: for each input, whether its cotangent is zero whatever happens.
+    """
+
+    forward: ClosedJaxpr
+    backward: ClosedJaxpr
+    made: int
+    forwarded: list[int | None]
+    zero: list[bool]
+
+
+def backward_rule(eqn: JaxprEqn) -> BackwardRule | None:
+    """The rules of a `custom_vjp_call`; None when they close over values or distinguish symbolic zeros."""
+    p = eqn.params
+    smooth = all(dtypes.issubdtype(v.aval.dtype, np.inexact) for v in eqn.outvars)
+    if p["num_consts"] or p["symbolic_zeros"] or not smooth:
+        return None
+    forward, consts = p["fwd_jaxpr_thunk"].call_wrapped(*[True] * len(eqn.invars))
+    _, residuals, forwarded = p["out_trees"]()
+    made = residuals.num_leaves - sum(k is not None for k in forwarded)
+    made_avals = iter([v.aval for v in forward.outvars[:made]])
+    kept = [next(made_avals) if k is None else eqn.invars[k].aval for k in forwarded]
+    zero: list[bool] = []
+
+    def run(*args: Any) -> list[Any]:
+        found = p["bwd"].call_wrapped(*args)
+        zero[:] = [isinstance(x, ad.Zero) for x in found]
+        return [x for x in found if not isinstance(x, ad.Zero)]
+
+    avals = [*kept, *(v.aval.to_ct_aval() for v in eqn.outvars)]
+    names = tuple(f"x{i}" for i in range(len(avals)))
+    info = core.DebugInfo("custom_vjp bwd", p["bwd"].debug_info.func_src_info, names, None)
+    backward = trace_flat(run, info, avals)
+    if consts or backward.consts:
+        return None
+    return BackwardRule(core.ClosedJaxpr(forward, consts), backward, made, list(forwarded), zero)
 
 
 # What JAX's own caches of traces are keyed by: every setting and context that tracing looks at.

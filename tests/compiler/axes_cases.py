@@ -149,6 +149,12 @@ SHAPING = [
         lambda x, u, i: lax.dynamic_update_slice(x, u, (0, i)),
         [(S, f32), ((2, 2), f32), ((), i32)],
     ),
+    Case(
+        "dynamic_update_slice",
+        lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)),
+        [((3, 4), i32), ((2, 4), i32), ((), i32)],
+        "rows",
+    ),
     Case("pad", lambda x, v: lax.pad(x, v, ((0, 0, 0), (1, -1, 1))), [(S, f32), ((), f32)]),
     Case("concatenate", lambda x, y: lax.concatenate([x, y], 1), [(S, f32), ((2, 3), f32)]),
     Case("stack", lambda x, y: lax.stack_p.bind(x, y, axis=1), [(S, f32), (S, f32)]),
@@ -254,11 +260,19 @@ SCATTER_ALONG = lax.ScatterDimensionNumbers(
 )
 
 
+SCATTER_ROW = lax.ScatterDimensionNumbers(
+    update_window_dims=(0,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
+)
+SCATTER_PART = lax.ScatterDimensionNumbers(
+    update_window_dims=(0, 1), inserted_window_dims=(), scatter_dims_to_operand_dims=(1,)
+)
+
+
 def _gather(numbers: Any, sizes: tuple[int, ...], mode: str) -> Callable[..., Any]:
     return lambda x, i: lax.gather(x, i[..., None], numbers, sizes, mode=mode, fill_value=-1)
 
 
-def _scatter(name: str, numbers: Any) -> Callable[..., Any]:
+def _scatter(name: str, numbers: Any, mode: str = "drop") -> Callable[..., Any]:
     fun = {
         "scatter": lax.scatter,
         "scatter-add": lax.scatter_add,
@@ -267,7 +281,7 @@ def _scatter(name: str, numbers: Any) -> Callable[..., Any]:
         "scatter-min": lax.scatter_min,
         "scatter-max": lax.scatter_max,
     }[name]
-    return lambda x, i, u: fun(x, i[..., None], u, numbers, mode="drop", unique_indices=False)
+    return lambda x, i, u: fun(x, i[..., None], u, numbers, mode=mode, unique_indices=False)
 
 
 INDEXING = [
@@ -281,6 +295,16 @@ INDEXING = [
     *(
         Case(name, _scatter(name, SCATTER_ROWS), [((3, 4), f32), ((2,), i32), ((2, 4), f32)])
         for name in "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split()
+    ),
+    *(
+        Case(name, _scatter(name, SCATTER_ROW, mode), [((3, 4), f32), ((), i32), ((4,), f32)], f"one row, {mode}")
+        for name in "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split()
+        for mode in ("drop", "clip")
+    ),
+    *(
+        Case(name, _scatter(name, SCATTER_PART, mode), [((3, 4), bf16), ((), i32), ((3, 2), bf16)], f"columns, {mode}")
+        for name in ("scatter", "scatter-add")
+        for mode in ("drop", "clip")
     ),
     Case("scatter-add", _scatter("scatter-add", SCATTER_ALONG), [((3, 4), i32), ((3, 2), i32), ((3, 2), i32)], "along"),
 ]

@@ -153,14 +153,39 @@ _with_backward.defvjp(lambda x: (jnp.sin(x), None), lambda _, g: (2 * g,))
 
 
 def test_backward_rules_are_not_lost() -> None:
-    """A `custom_vjp` function is refused, unless the program will not be differentiated any more."""
+    """A block of a `custom_vjp` function has the user's derivative (2 here), not that of its numbers (cos)."""
     eqn, ins, outs = _only(_with_backward, jnp.ones((3, 2)))
-    answer = along(eqn, {0: Axis(0)}, 3)
-    assert isinstance(answer, No)
-    assert "custom derivative" in answer.reason
+    answer = judge(eqn, {0: Axis(0)}, ins, outs, 3)
+    assert isinstance(answer, Mapped)
+    _, pull = jax.vjp(lambda x: answer.block(0, 2, x)[0], ins[0][:2])
+    np.testing.assert_array_equal(pull(jnp.ones((2, 2)))[0], jnp.full((2, 2), 2.0))
     later = along(eqn, {0: Axis(0)}, 3, after_differentiation=True)
     assert isinstance(later, Mapped)
     np.testing.assert_array_equal(later.block(1, 2, ins[0][1:])[0], outs[0][1:])
+
+
+def _reverse(fun: Any, forward: Any, backward: Any) -> Any:
+    fun = jax.custom_vjp(fun)
+    fun.defvjp(forward, backward)
+    return fun
+
+
+OTHER_RULES = {
+    "the backward pass mixes": _reverse(jnp.sin, lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cumsum(g * x, 0),)),
+    "the forward pass mixes": _reverse(jnp.sin, lambda x: (jnp.sin(x), x.sum(0)), lambda r, g: (g * r,)),
+    "a weight has a gradient": _reverse(
+        lambda x, w: x * w, lambda x, w: (x * w, (x, w)), lambda r, g: (g * r[1], (g * r[0]).sum(0))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_RULES)
+def test_backward_rules_that_do_not_map_are_refused(name: str) -> None:
+    """The function maps along the axis, one of its rules does not: no block has that derivative."""
+    args = [jnp.ones((3, 2)), jnp.ones(2)][: 2 if "weight" in name else 1]
+    eqn, _, _ = _only(OTHER_RULES[name], *args)
+    answer = along(eqn, {0: Axis(0)}, 3)
+    assert isinstance(answer, No)
+    assert "derivative rules" in answer.reason
 
 
 def test_forward_rules_are_not_lost() -> None:
@@ -173,8 +198,9 @@ def test_forward_rules_are_not_lost() -> None:
 
 
 def test_a_call_hides_no_custom_derivative() -> None:
-    """The refusal of a function with a backward rule passes through the calls around it."""
-    eqn, _, _ = _only(lambda x: jax.checkpoint(jax.jit(_with_backward))(x), jnp.ones((3, 2)))
+    """The refusal of a function whose backward rule mixes indices passes through the calls around it."""
+    fun = OTHER_RULES["the backward pass mixes"]
+    eqn, _, _ = _only(lambda x: jax.checkpoint(jax.jit(fun))(x), jnp.ones((3, 2)))
     assert isinstance(along(eqn, {0: Axis(0)}, 3), No)
     assert isinstance(along(eqn, {0: Axis(0)}, 3, after_differentiation=True), Mapped)
 

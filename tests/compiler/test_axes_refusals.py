@@ -32,7 +32,7 @@ ALONG_THE_AXIS = {
     "slice": lambda x: lax.slice(x, (1, 0), (3, 4)),
     "strided slice": lambda x: lax.slice(x, (0, 0), (3, 4), (2, 1)),
     "dynamic_slice": lambda x: lax.dynamic_slice(x, (1, 0), (2, 4)),
-    "dynamic_update_slice": lambda x: lax.dynamic_update_slice(x, jnp.zeros((1, 4)), (1, 0)),
+    "dynamic_update_slice": lambda x: lax.dynamic_update_slice(x, jnp.zeros((1, 2)), (1, 0)),
     "pad": lambda x: lax.pad(x, 0.0, ((1, 0, 0), (0, 0, 0))),
     "concatenate": lambda x: lax.concatenate([x, x], 0),
     "split": lambda x: lax.split(x, (1, 2), axis=0),

@@ -36,12 +36,22 @@ TOUCHED: dict[str, Callable[[Any], Any]] = {
     "reversed scan": lambda x: lax.scan(
         lambda b, i: (b.at[i].set(x[i] * 3), None), jnp.zeros_like(x), jnp.arange(N), reverse=True)[0],
     "start 3": lambda x: fori(lambda i, b: b.at[i].set(x[i]), jnp.ones_like(x), start=3),
+    "read one before": lambda x: fori(lambda i, b: b.at[i].set(jnp.sin(b[i - 1]) + x[i]), x * 2, start=1),
+    "read two before": lambda x: fori(lambda i, b: b.at[i].set(b[i - 1] - 0.5 * b[i - 2]), x * 2, start=2),
+    "only third before": lambda x: fori(lambda i, b: b.at[i].set(b[i - 3] * x[i]), x + 1, start=3),
+    "read one after, downwards": lambda x: fori(
+        lambda i, b: b.at[N - 2 - i].set(b[N - 1 - i] * 0.5 + x[i]), x * 2, n=N - 1),
+    "reversed scan, one before": lambda x: lax.scan(
+        lambda b, i: (b.at[i].set(b[i + 1] + x[i]), None), x * 3, jnp.arange(N - 1), reverse=True)[0],
     "two buffers": lambda x: fori(
         lambda i, c: (c[0].at[i].set(x[i]), c[1].at[i].set(x[i, 0])), (jnp.zeros_like(x), jnp.zeros(N))),
 }  # fmt: skip
 LEFT: dict[str, Callable[[Any], Any]] = {
     "read before": lambda x: fori(lambda i, b: b.at[i].set(b[i - 1] + x[i]), jnp.ones_like(x)),
     "same index": lambda x: fori(lambda i, b: b.at[0].set(b[0] + i), jnp.zeros_like(x)),
+    "read one after": lambda x: fori(lambda i, b: b.at[i].set(b[i + 1] + x[i]), x * 2, n=N - 1),
+    "read far before": lambda x: fori(lambda i, b: b.at[i].set(b[i - 9] + x[i]), x * 2, start=9),
+    "read two ways": lambda x: fori(lambda i, b: b.at[i].set(b[i - 1] + b[N - 1 - i]), x * 2, start=1),
     "every second": lambda x: fori(lambda i, b: b.at[2 * i].set(1.0), jnp.zeros_like(x), n=N // 2),
     "out of range": lambda x: fori(lambda i, b: b.at[i + 3].set(1.0), jnp.zeros_like(x)),
     "index from data": lambda x: fori(lambda i, b: b.at[x[i, 0].astype(int)].set(1.0), jnp.zeros_like(x)),
@@ -141,3 +151,43 @@ def test_x64() -> None:
         for f in TOUCHED.values():
             assert carried(optimised(f), x) == 0
             assert bits(jax.tree.leaves(jax.jit(optimised(f))(x))) == bits(jax.tree.leaves(jax.jit(f)(x)))
+
+
+def test_columns_read_one_before() -> None:
+    """Columns that are written one after the other; each reads the one before."""
+
+    def f(x: Any) -> Any:
+        return fori(lambda i, b: b.at[:, i].set(b[:, i - 1] + 1), x * 2, n=M, start=1)
+
+    (carry,) = [v for e in jax.make_jaxpr(optimised(f))(X).jaxpr.eqns if e.primitive.name == "scan" for v in e.outvars
+                if v.aval.ndim == 1]  # fmt: skip
+    assert carry.aval.shape == (N,)
+    assert bits([jax.jit(optimised(f))(X)]) == bits([jax.jit(f)(X)])
+
+
+def copies(f: Callable[..., Any], x: Any) -> list[Any]:
+    """Slices and reversals of a large input outside of loops."""
+    eqns = jax.make_jaxpr(f)(x).jaxpr.eqns
+    return [e for e in eqns if e.primitive.name in ("slice", "rev", "transpose") and e.invars[0].aval.size == x.size]
+
+
+def test_a_part_of_a_large_input_is_not_copied() -> None:
+    """Reading `x[i + 1]` of a large `x` stays a read, or the loop would go over `x` three times.
+
+    Before a gradient it becomes an input, whose gradient is linear in the steps.
+    """
+    x = normal(0, N, 4096)
+
+    def f(x: Any) -> Any:
+        return fori(lambda i, c: 0.5 * c + jnp.sin(x[i + 1]), x[0], n=N - 1)
+
+    reports: list[Any] = []
+    assert len(copies(optimised(f), x)) == len(copies(f, x))
+    jax.make_jaxpr(optimised(f, on_report=reports.append))(x)
+    assert [d.reason for d in reports[-1].refused] == ["it would be copied for the loop"]
+    small = normal(0, N, M)
+    assert len(copies(optimised(f), small)) == len(copies(f, small)) + 1
+    assert bits([jax.jit(optimised(f))(x)]) == bits([jax.jit(f)(x)])
+    np.testing.assert_allclose(
+        jax.grad(lambda x: optimised(f)(x).sum())(x), jax.grad(lambda x: f(x).sum())(x), rtol=1e-5
+    )

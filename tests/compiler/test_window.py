@@ -44,14 +44,14 @@ def test_parts_run_each_step_once_in_order(reverse: bool) -> None:
 
 def test_membership_and_position() -> None:
     """`in_window` holds at the window's steps only; `position` numbers those and stays in range at all others."""
-    for length, window in WINDOWS[::7]:
+    for length, window in [*WINDOWS[::7], *((length, window.turned()) for length, window in WINDOWS[::9])]:
         members = steps(window)
         for t in range(length):
             assert bool(in_window(np.int32(t), window)) == (t in members)
             place = int(position(np.int32(t), window, length))
             if t in members:
                 assert place == members.index(t)
-            assert 0 <= place < window.count or window.count == length
+            assert 0 <= place < window.count or window.is_all(length)
 
 
 def test_a_slice_of_a_window() -> None:
@@ -60,3 +60,14 @@ def test_a_slice_of_a_window() -> None:
         for start, stride in itertools.product(range(window.count), (1, 2, 3)):
             wanted = steps(window)[start::stride]
             assert steps(window.narrowed(start, stride, len(wanted))) == wanted
+
+
+def test_turned_windows() -> None:
+    """The opposite order of a window's values, and a slice of it, are those of the list of steps."""
+    for _, window in WINDOWS[::5]:
+        backwards = window.turned()
+        assert steps(backwards) == steps(window)[::-1]
+        assert backwards.turned() == window or window.count == 1
+        for start, stride in itertools.product(range(window.count), (1, 2)):
+            wanted = steps(backwards)[start::stride]
+            assert steps(backwards.narrowed(start, stride, len(wanted))) == wanted

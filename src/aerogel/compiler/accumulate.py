@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, Var
+from aerogel._jax import Atom, JaxprEqn, Var
 
-from .axes import Monoid
+from .axes import Axis, Monoid, Reduced, along
 from .centered import MOMENTS, SOFTMAX
 from .loop import Loop, LoopBuilder, strong
 from .program import is_var
@@ -45,7 +45,7 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
         k = len(avals)
         old, fresh, hits = values[:k], values[k : 2 * k], values[2 * k :]
         out = monoid.combine(tuple(old), tuple(fresh))
-        return [_where(hits[0], a, b) if hits else a for a, b in zip(out, old, strict=True)]
+        return [chosen(hits[0], a, b) if hits else a for a, b in zip(out, old, strict=True)]
 
     outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *([] if hit is None else [hit]))
     for (_, set_next, _), out in zip(carries, outs, strict=True):
@@ -60,11 +60,11 @@ def _stacked(
     if hit is not None:
         empty = [new.const(x) for x in start]
 
-        def chosen(hit: Any, *values: Any) -> list[Any]:
+        def counted(hit: Any, *values: Any) -> list[Any]:
             k = len(values) // 2
-            return [_where(hit, x, e) for x, e in zip(values[:k], values[k:], strict=True)]
+            return [chosen(hit, x, e) for x, e in zip(values[:k], values[k:], strict=True)]
 
-        partial = new.body.call(chosen, hit, *partial, *empty)
+        partial = new.body.call(counted, hit, *partial, *empty)
     rows = [new.y(x) for x in partial]
     if monoid.name == "add":
         return new.after.call(lambda rows: lax.reduce_sum(rows, [0]), *rows)
@@ -79,16 +79,20 @@ def summed_in_steps(loop: Loop) -> set[Var]:
     made = {v: eqn for eqn in loop.body.eqns for v in eqn.outvars}
 
     def is_sum(x: Atom) -> bool:
-        while is_var(x) and x in made:
-            eqn = made[x]
-            if eqn.primitive.name == "reduce_sum":
-                return eqn.outvars[0].aval.size * SMALL <= eqn.invars[0].aval.size
-            if eqn.primitive.name not in PASSED_ON:
-                return False
-            x = eqn.invars[-1]
-        return False
+        while is_var(x) and x in made and made[x].primitive.name in PASSED_ON:
+            x = made[x].invars[-1]
+        return is_var(x) and x in made and _sums_up(made[x])
 
     return {y for y, x in zip(loop.ys, loop.body_ys, strict=True) if loop.length >= STACKED_FROM and is_sum(x)}
+
+
+def _sums_up(eqn: JaxprEqn) -> bool:
+    """Whether an equation, the user's own ones included, sums, and makes much less than each of the values it reads."""
+    shapes = [getattr(x.aval, "shape", ()) for x in eqn.invars]
+    if len(eqn.outvars) != 1 or any(eqn.outvars[0].aval.size * SMALL > np.prod(shape, dtype=int) for shape in shapes):
+        return False
+    answers = (along(eqn, {0: Axis(d)}, n) for shape in shapes[:1] for d, n in enumerate(shape) if n > 1)
+    return any(isinstance(answer, Reduced) and answer.monoid.name == "add" for answer in answers)
 
 
 def _in_pairs(monoid: Monoid, *values: Any) -> list[Any]:
@@ -138,5 +142,6 @@ def is_hit(new: LoopBuilder, window: Window) -> Atom | None:
     return hit
 
 
-def _where(hit: Any, a: Any, b: Any) -> Any:
+def chosen(hit: Any, a: Any, b: Any) -> Any:
+    """`a` where the boolean scalar `hit` is true, else `b`."""
     return lax.select(lax.broadcast(hit, a.shape) if a.ndim else hit, a, b)

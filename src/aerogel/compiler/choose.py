@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 
+from .accumulate import SMALL
 from .axes import Mapped, Reduced
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
 from .dear import repeated_seconds, worth_writing
+from .delays import seconds_to_delay
 from .level import Level
 from .loop import is_float
 from .program import is_var
-from .region import Joined, Region, Site, stacked_reads
+from .region import Joined, Region, Site, is_view, stacked_reads
 from .searched import is_searched
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
@@ -65,18 +68,35 @@ def choose(level: Level, region: Region, machine: Machine) -> Plan:
         seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if level.readers(y))
     sites = [site for site in region.sites if site.index in taken]
     searched = frozenset(site.index for site in sites if is_searched(site, machine))
-    return Plan(region, sites, seconds, _read_twice(level, sites, worth_writing(region, machine)), searched)
+    return Plan(region, sites, seconds, _read_twice(level, region, sites, worth_writing(region, machine)), searched)
 
 
-def _read_twice(level: Level, sites: list[Site], dear: set[Var]) -> frozenset[Var]:
-    """Those of `dear` that more than one thing reads in a step."""
+def _read_twice(level: Level, region: Region, sites: list[Site], dear: set[Var]) -> frozenset[Var]:
+    """Those of `dear` that XLA would compute more than once in a step, once for each array that is made of them.
+
+    The loop's own carry is one such array. What is reduced to a few numbers is a kernel that reads what exists.
+    """
     inside = {k for site in sites for k in (site.index, *site.chain)}
-    readers: dict[Var, int] = {y: any(k not in inside for k in level.readers(y)) for y in dear}
+    by_input: dict[Var, list[Site]] = {}
     for site in sites:
-        for x in site.reads:
-            if is_var(x) and x in readers:
-                readers[x] += CARRIES.get(site.answer.monoid.name, 1) if isinstance(site.answer, Reduced) else 1
-    return frozenset(y for y, count in readers.items() if count > 1)
+        for x in {x for x in site.reads if is_var(x) and x in region.stacked}:
+            by_input.setdefault(x, []).append(site)
+    carried = {x for x in region.loop.next_carry if is_var(x)}
+    made = dict(zip(region.loop.ys, region.loop.body_ys, strict=True))
+
+    @cache
+    def arrays(x: Var) -> int:
+        return any(k not in inside for k in level.readers(x)) + sum(arrays_of(site) for site in by_input.get(x, ()))
+
+    def arrays_of(site: Site) -> int:
+        if isinstance(site.answer, Reduced):
+            small = site.eqn.outvars[0].aval.size * SMALL <= site.eqn.invars[0].aval.size // site.window.count
+            return 0 if small else CARRIES.get(site.answer.monoid.name, 1)
+        if isinstance(site.answer, Joined):
+            return 1
+        return sum(arrays(v) for v in site.eqn.outvars if v in region.stacked)
+
+    return frozenset(y for y in dear if arrays(y) + (made[y] in carried) > 1)
 
 
 def block_length(region: Region) -> int | None:
@@ -104,14 +124,13 @@ def _graph(level: Level, region: Region, machine: Machine) -> Graph:
     made_by: dict[Var, int] = {v: site.index for site in region.sites for v in site.eqn.outvars}
     again = repeated_seconds(region, machine)
     for value in region.stacked:
-        maker = made_by.get(value, SOURCE)
-        exists = maker == SOURCE and region.block is not None
-        graph.edge(maker, value, 0.0 if exists else seconds_to_cross(region, value, machine) + again.get(value, 0.0))
+        _add_value(graph, region, value, by_index.get(made_by.get(value, -1)), machine, again.get(value, 0.0))
         for reader in level.readers(value):
             site = by_index.get(in_chain.get(reader, reader))
             graph.implies(value, SINK if site is None else site.index)
     for site in region.sites:
         graph.edge(site.index, SINK, MOVE_SECONDS + seconds_more_inside(region, site, machine))
+        graph.edge(site.index, SINK, seconds_to_delay(site, machine))
         graph.edge(SOURCE, site.index, seconds_to_reduce(level, site, machine))
         if isinstance(site.answer, Reduced):
             reads = sum(again.get(x, 0.0) for x in site.reads if is_var(x))
@@ -126,6 +145,15 @@ def _graph(level: Level, region: Region, machine: Machine) -> Graph:
     return graph
 
 
+def _add_value(graph: Graph, region: Region, value: Var, maker: Site | None, machine: Machine, again: float) -> None:
+    """What it costs that a value crosses the border of the loop; `again` is the time to have it once more."""
+    if maker is not None and is_view(region, maker):
+        graph.implies(maker.reads[0], value)  # what crosses is the whole
+    elif maker is not None or region.block is None:
+        node = SOURCE if maker is None else maker.index
+        graph.edge(node, value, seconds_to_cross(region, value, machine) + again)
+
+
 def _fuses(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name not in UNFUSED
 
@@ -133,9 +161,11 @@ def _fuses(eqn: JaxprEqn) -> bool:
 def _is_written(level: Level, site: Site, readers: Sequence[int], machine: Machine) -> bool:
     """Whether a result is written to memory as a whole when it is made outside: something that does not fuse reads it.
 
-    Reshapes write nothing.
+    Reshapes write nothing, nor do casts to a weak type, which what a loop stacks never has.
     """
-    if site.eqn.primitive.name in ("reshape", "squeeze", "expand_dims"):
+    name, out = site.eqn.primitive.name, site.eqn.outvars[0].aval
+    is_recast = name == "convert_element_type" and site.eqn.invars[0].aval.dtype == out.dtype
+    if is_recast or name in ("reshape", "squeeze", "expand_dims"):
         return False
     if not _fuses(site.eqn) or any(k == -1 or not _fuses(level.eqns[k]) for k in readers):
         return True

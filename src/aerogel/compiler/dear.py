@@ -68,13 +68,12 @@ FUSED = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "tran
 def dear_outputs(region: Region, machine: Machine) -> dict[Var, float]:
     """For the outputs of a loop, the time of all steps to compute them a second time; only those where it matters."""
     loop: Loop = region.loop
-    carried = {x for x in loop.next_carry if is_var(x)}
     cost: dict[Var, float] = {}
     for eqn in loop.body.eqns:
         name = eqn.primitive.name
         if name not in FUSED:
             continue
-        inputs = sum(cost.get(x, 0.0) for x in eqn.invars if is_var(x) and x not in carried)
+        inputs = sum(cost.get(x, 0.0) for x in eqn.invars if is_var(x))
         own = loop.length * equation_seconds(eqn, machine) if name in DEAR else 0.0
         cost.update(dict.fromkeys(eqn.outvars, inputs + own))
-    return {y: cost.get(v, 0.0) for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v) and v not in carried}
+    return {y: cost.get(v, 0.0) for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v)}

@@ -2,6 +2,7 @@
 
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
+from .passes.loop_parts import LoopParts
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.orientation import Orientation
@@ -12,6 +13,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopSlots(),
     LoopHoist(),
     LoopSplit(),
+    LoopParts(),
     LoopFusion(),
     ResidualChoice(),
     Orientation(),

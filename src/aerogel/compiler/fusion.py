@@ -11,18 +11,19 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
-from .accumulate import accumulate, is_hit, keep
+from .accumulate import accumulate, chosen, is_hit, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
 from .centered import MOMENTS, SOFTMAX
 from .choose import Plan
 from .dear import written_once
+from .delays import Delays
 from .level import Edit, Level
 from .loop import Loop, LoopBuilder
 from .producers import Producers
 from .program import is_var
-from .region import Joined, Region, Site, Sliced
+from .region import Joined, Region, Site, Sliced, is_view
 from .searched import search
-from .window import Window
+from .window import Window, position
 
 
 def fuse(level: Level, plan: Plan) -> tuple[Edit, JaxprEqn]:
@@ -46,8 +47,12 @@ class _Fusion:
         apart = self.region.block is not None
         self.new = LoopBuilder(loop.eqn, self.region.steps, loop.reverse and not apart)
         self.moved = {k for site in self.sites for k in (site.index, *site.chain)}
+        for site in reversed(self.sites):
+            if is_view(self.region, site) and not all(k in self.moved for k in self.level.readers(site.eqn.outvars[0])):
+                self.moved.remove(site.index)  # it is read after the loop too: there it shows the whole
         self.producers = Producers(self.level, self.new, self.region.index, self.moved)
         self.derived = derived_sums(self.sites)
+        self.delays = Delays(self.new, self.region, self.sites)
         self.steps: dict[Var, Atom] = {}  # a stacked value with time in front -> its entry in the body
 
     def run(self) -> tuple[Edit, JaxprEqn]:
@@ -59,7 +64,8 @@ class _Fusion:
         loop = self.new.equation()
         eqns = [*self.new.before.eqns, loop, *self.new.after.eqns]
         # Chains die by themselves when nobody else reads them.
-        gone = {site.index for site in self.sites} | ({self.region.index} if self.region.block is None else set())
+        gone = {site.index for site in self.sites if site.index in self.moved}
+        gone |= {self.region.index} if self.region.block is None else set()
         # What the steps make themselves reads what its equation read: that must not go in the same round.
         touched = self.moved | {self.region.index} | self.producers.made
         return Edit(self.region.index, frozenset(gone), eqns, self.results, frozenset(touched)), loop
@@ -74,10 +80,33 @@ class _Fusion:
             setters.append(set_next)
         ins += [self._step_of(x) for x in loop.xs]
         outs = self.new.body.inline(loop.body, ins)
-        for set_next, out in zip(setters, outs[: len(setters)], strict=True):
-            set_next(out)
+        once: dict[Atom, Atom] = {}
         for y, out in zip(loop.ys, outs[len(setters) :], strict=True):
             self.steps[y] = written_once(self.new, out) if y in self.written else out
+            if is_var(out):
+                once[out] = self.steps[y]
+        for set_next, out in zip(setters, outs[: len(setters)], strict=True):
+            set_next(once.get(out, out) if is_var(out) else out)
+        for carry, nxt in zip(ins[len(loop.consts) :], loop.next_carry, strict=False):
+            for y, out in zip(loop.ys, loop.body_ys, strict=True):
+                if out is nxt:
+                    self.delays.is_before(y, carry)
+
+    def _copy_waiting(self, site: Site, loop: Loop) -> None:
+        """Runs a second loop's body in the new one; at steps that are not its own, its carries stay as they are."""
+        new = self.new
+        ins: list[Atom] = [new.const(c) for c in loop.consts]
+        carries = [new.keep_carry(x, self._own(final)) for x, final in zip(loop.init, loop.finals, strict=True)]
+        ins += [var for var, _ in carries]
+        for k, x in enumerate(loop.xs, start=len(ins)):
+            block = self._block(x, Axis(0), site.window, site.delay(k))
+            ins += new.body.call(lambda b: lax.squeeze(b, [0]), block)
+        outs = new.body.inline(loop.body, ins)
+        hit = is_hit(new, site.window)
+        for (var, set_next), out in zip(carries, outs, strict=False):
+            set_next(out if hit is None else new.body.call(chosen, hit, out, var)[0])
+        for y, out in zip(loop.ys, outs[len(carries) :], strict=True):
+            (self.blocks[y],) = new.body.call(lambda v: lax.expand_dims(v, [0]), out)
 
     def _own(self, var: Var) -> Var:
         return _jax.new_var(var.aval) if isinstance(var, _jax.DropVar) else var
@@ -92,8 +121,15 @@ class _Fusion:
             return step
         return self.producers.step(x)
 
-    def _block(self, x: Atom, axis: Axis | None, window: Window) -> Atom:
-        """What a site reads of `x` in one step."""
+    def _block(self, x: Atom, axis: Axis | None, window: Window, delay: int = 0) -> Atom:
+        """What a site reads of `x` in one step, or read of it `delay` steps ago."""
+        if delay:
+            assert is_var(x)
+            maker = self.delays.remade(x)
+            if maker is None:
+                return self.delays.read(x, self._block(x, axis, window), delay)
+            assert isinstance(maker.answer, Mapped)
+            return self._run_step(maker, maker.answer, self._reads(maker, delay))[0]
         if isinstance(x, Literal):
             return x
         if x in self.blocks:
@@ -109,26 +145,50 @@ class _Fusion:
     def _place(self, site: Site) -> None:
         answer = site.answer
         if isinstance(answer, Joined):
-            self._copy_body(answer.loop)
+            if site.window.is_all(self.loop.length) and not site.delays:
+                self._copy_body(answer.loop)
+            else:
+                self._copy_waiting(site, answer.loop)
             return
         if isinstance(answer, Sliced):
             self.blocks[site.eqn.outvars[0]] = self._block(site.reads[0], site.places[0], site.window)
             return
         if isinstance(answer, Reduced) and (site.eqn.outvars[0]) in self.derived:
             return  # comes out of another site's accumulators
-        ins = [self._block(x, place, site.window) for x, place in zip(site.reads, site.places, strict=True)]
-        index: list[Atom] = [self.new.index()] if answer.uses_start else []
-
-        body = self.new.body
-        body.like = site.eqn
-        if index and site.window.count != self.new.length:
-            window = site.window
-            index = body.call(lambda t: lax.div(t - np.int32(window.start), np.int32(window.stride)), *index)
+        ins = self._reads(site)
         if isinstance(answer, Reduced) and site.index in self.searched:
-            hit = is_hit(self.new, site.window)
-            self._finish(site, answer, search(self.new, answer, site.eqn, index[0], ins[0], hit))
+            body = self.new.body
+            body.like = site.eqn
+            totals = search(
+                self.new, answer, site.eqn, self._place_in_window(site), ins[0], is_hit(self.new, site.window)
+            )
+            self._finish(site, answer, totals)
             body.like = self.loop.eqn
             return
+        outs = self._run_step(site, answer, ins)
+        if isinstance(answer, Mapped):
+            self.blocks.update(zip(site.eqn.outvars, outs, strict=True))
+        else:
+            self._reduce(site, answer, ins, outs)
+
+    def _reads(self, site: Site, ago: int = 0) -> list[Atom]:
+        """What a site reads in one step, or read some steps ago."""
+        blocks = []
+        for k, (x, place) in enumerate(zip(site.reads, site.places, strict=True)):
+            delay = site.delay(k) + ago if is_var(x) and x in self.region.stacked else 0
+            blocks.append(self._block(x, place, site.window, delay))
+        return blocks
+
+    def _place_in_window(self, site: Site) -> Atom:
+        """The number of the present step among those of a site's window."""
+        (place,) = self.new.body.call(lambda t: position(t, site.window, self.new.length), self.new.index())
+        return place
+
+    def _run_step(self, site: Site, answer: Mapped | Reduced, ins: Sequence[Atom]) -> list[Atom]:
+        """What one step of a site makes."""
+        body = self.new.body
+        body.like = site.eqn
+        index = [self._place_in_window(site)] if answer.uses_start else []
 
         def one_step(*values: Any) -> list[Any]:
             start, blocks = (values[0], values[1:]) if answer.uses_start else (np.int32(0), values)
@@ -137,15 +197,14 @@ class _Fusion:
             return list(answer.block(start, 1, *blocks))
 
         outs = body.call(one_step, *index, *ins)
-        if isinstance(answer, Mapped):
-            self.blocks.update(zip(site.eqn.outvars, outs, strict=True))
-        else:
-            self._reduce(site, answer, ins, outs)
         body.like = self.loop.eqn
+        return outs
 
     def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom]) -> None:
         step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
+        self.new.body.like = site.eqn
         totals = accumulate(self.new, answer.monoid, parts, site.window, step_size)
+        self.new.body.like = self.loop.eqn
         self._finish(site, answer, totals)
 
     def _finish(self, site: Site, answer: Reduced, totals: Sequence[Atom]) -> None:
@@ -164,8 +223,9 @@ class _Fusion:
 
     def _emit_crossing(self) -> None:
         """Stacks what stands in the body and is read outside."""
+        views = {site.eqn.outvars[0] for site in self.sites if site.index not in self.moved}
         for var, stacked in self.region.stacked.items():
-            if all(k in self.moved for k in self.level.readers(var)):
+            if all(k in self.moved for k in self.level.readers(var)) or var in views:
                 continue
             if var in self.steps:
                 self.new.y(self.steps[var], var)
@@ -181,7 +241,7 @@ class _Fusion:
 
     def _stack(self, var: Var, axis: Axis, window: Window) -> Atom:
         block = self.blocks[var]
-        whole_loop = window.count == self.new.length
+        whole_loop = window.is_all(self.new.length)
         rows = self.new.y(block) if whole_loop else keep(self.new, block, window)
         (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, window.count), rows)
         return whole

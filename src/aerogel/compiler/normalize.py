@@ -18,6 +18,7 @@ from .identities import simplify_equation
 from .program import Builder, Program, copy_equation, inner_jaxprs, is_var, rename, substitute, with_equations
 from .report import Decision
 from .tidy import stacked_once, tidy_loop
+from .views import Views
 
 # A call that stands in a program once is always inlined. One that is called from several places stays a function
 # (JAX lowers it once) unless its body is this small: jnp's own helpers (`where`, `clip`, ...) are.
@@ -118,27 +119,32 @@ class Normalizer:
         env: dict[Var, Atom] = {}
         seen: dict[Any, list[Var]] = {}
         eqns: list[JaxprEqn] = []
+        views = Views()
         for old in jaxpr.eqns:
-            eqn = rename(old, env)
-            if eqn.effects or eqn.primitive.name in KEPT_APART:
-                eqns.append(eqn)
-                continue
-            eqn = with_static_starts(eqn)
-            same = simplify_equation(eqn)
-            if same is not None:
-                env[eqn.outvars[0]] = same
-                continue
-            key = _key(eqn)
-            found = None if key is None else seen.get(key)
-            if found is not None:
-                env.update((v, substitute(x, env)) for v, x in zip(eqn.outvars, found, strict=True))
-                continue
-            if key is not None:
-                seen[key] = eqn.outvars
-            eqns.append(self._tidy(eqn, env) if eqn.primitive.name == "scan" else eqn)
-        if not env and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+            for eqn in views.simplest(rename(old, env)):
+                self._add(eqn, env, seen, eqns)
+        if not env and len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
+
+    def _add(self, eqn: JaxprEqn, env: dict[Var, Atom], seen: dict[Any, list[Var]], eqns: list[JaxprEqn]) -> None:
+        """Adds an equation to `eqns`; or, to `env`, what stands for its results: they are made already."""
+        if eqn.effects or eqn.primitive.name in KEPT_APART:
+            eqns.append(eqn)
+            return
+        eqn = with_static_starts(rename(eqn, env))
+        same = simplify_equation(eqn)
+        if same is not None:
+            env[eqn.outvars[0]] = same
+            return
+        key = _key(eqn)
+        found = None if key is None else seen.get(key)
+        if found is not None:
+            env.update((v, substitute(x, env)) for v, x in zip(eqn.outvars, found, strict=True))
+            return
+        if key is not None:
+            seen[key] = eqn.outvars
+        eqns.append(self._tidy(eqn, env) if eqn.primitive.name == "scan" else eqn)
 
     def _tidy(self, eqn: JaxprEqn, env: dict[Var, Atom]) -> JaxprEqn:
         """A loop without what it does twice, its body in normal form; `env` takes the results that it makes no more.

@@ -1,6 +1,6 @@
 """What a loop reads step by step, and whether it can be made in the step instead of beforehand."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class Producers:
         self.place = place
         self.inside = {place, *moved}
         self._only_here: dict[Var, bool] = {}
+        self._beforehand: dict[Var, float] = {}
         self.made: set[int] = set()  # the places of the equations that the steps run themselves
         self.level = level
         self.new = new
@@ -65,7 +66,7 @@ class Producers:
             return self.new.const(x)
         key = (x, axis, window)
         if key not in self._blocks:
-            whole = window.count == self.new.length
+            whole = window.is_all(self.new.length)
             made = self._make(x, axis, window) if self.can_make(x, axis, whole) else None
             self._blocks[key] = self._read(x, axis, window) if made is None else made
         return self._blocks[key]
@@ -82,11 +83,25 @@ class Producers:
         index = self.level.made_by.get(x)
         if index is None:
             return x.aval.size
+        if self.level.eqns[index].primitive.name == "reshape":
+            viewed = self.level.eqns[index].invars[0]
+            return self._cost_as_it_is(viewed) if is_var(viewed) else 0.0
         if self.level.eqns[index].primitive.name not in FUSED:
-            moves = self.level.eqns[index].primitive.name in MOVES and self.is_read_only_here(x)
-            return 2 * x.aval.size if moves else x.aval.size
+            return self._cost_beforehand(x) or x.aval.size
         read_elsewhere = any(k == -1 or self._is_unfused(k) for k in self.level.readers(x) if k not in self.inside)
         return x.aval.size if read_elsewhere else 2 * x.aval.size
+
+    def _cost_beforehand(self, x: Var) -> float:
+        """Elements moved for what the steps could make instead: `x`, and what is written as a whole to make it."""
+        if x not in self._beforehand:
+            self._beforehand[x] = 0.0
+            index = self.level.made_by.get(x)
+            name = "" if index is None else self.level.eqns[index].primitive.name
+            moves = name in MOVES and self.is_read_only_here(x)
+            if index is not None and (moves or name in FUSED):
+                inputs = sum(self._cost_beforehand(v) for v in self.level.eqns[index].invars if is_var(v))
+                self._beforehand[x] = inputs + (2 * x.aval.size if moves else 0)
+        return self._beforehand[x]
 
     def is_read_only_here(self, x: Var) -> bool:
         """Whether all that is made of a value ends in the loop: then making it in the steps is no work done twice."""
@@ -97,9 +112,14 @@ class Producers:
             )
         return self._only_here[x]
 
-    def _cost_to_read(self, x: Var) -> float:
-        """As it is, a little dearer for what would exist for the loop only: of two equal ways the plain one."""
+    def _cost_to_read(self, x: Var, axis: Axis) -> float:
+        """As it is, a little dearer for what would exist for the loop only: of two equal ways the plain one.
+
+        What `_read` puts in front of the loop exists for the loop only, too.
+        """
         cost = self._cost_as_it_is(x)
+        if axis != Axis(0):
+            return 1.01 * (cost if is_view(x.aval.shape, axis) else 2 * x.aval.size)
         return 1.01 * cost if cost > x.aval.size else cost
 
     def _is_unfused(self, index: int) -> bool:
@@ -111,7 +131,7 @@ class Producers:
         for x, place in zip(eqn.invars, answer.ins, strict=True):
             if place is None or isinstance(x, Literal):
                 continue
-            cost = self._cost_to_read(x)
+            cost = self._cost_to_read(x, place)
             found = self._answer(x, place) if depth < MAX_DEPTH else None
             total += cost if found is None else min(cost, self._cost_to_make(*found, depth + 1))
         return total
@@ -154,11 +174,11 @@ class Producers:
     def _read(self, x: Var, axis: Axis, window: Window) -> Atom:
         """The block as an input of the loop, or, for some steps only, read from the whole at the step's place."""
         length = self.new.length
-        if window.count == length and axis == Axis(0):
+        if window.is_all(length) and axis == Axis(0):
             # the value as it is: a second shape of it would be a second copy beside the loop
             (block,) = self.new.body.call(lambda v: lax.expand_dims(v, [0]), self.new.x(x))
             return block
-        if window.count == length:
+        if window.is_all(length):
             (rows,) = self.new.before.call(lambda v: blocks_in_front(v, axis, length), x)
             assert is_var(rows)
             return self.new.x(rows)
@@ -217,11 +237,16 @@ def _matters(x: Atom) -> bool:
     return is_var(x) and x.aval.size >= SMALLEST_INPUT and x.aval.size >= SMALLEST_STEP * max(1, x.aval.shape[0])
 
 
+def is_view(shape: Sequence[int], axis: Axis) -> bool:
+    """Whether `blocks_in_front` only reshapes."""
+    return axis.outer == 1 and all(n == 1 for n in shape[: axis.dim])
+
+
 def blocks_in_front(x: Any, axis: Axis, length: int) -> Any:
     """`x` as blocks of one index each on a new leading dimension: the inverse of `stack_blocks`."""
     before, after = x.shape[: axis.dim], x.shape[axis.dim + 1 :]
     block = axis.resize(x.shape, 1)
-    if axis.outer == 1 and all(n == 1 for n in before):
+    if is_view(x.shape, axis):
         return lax.reshape(x, (length, *block))
     split = lax.reshape(x, (*before, axis.outer, length, axis.inner, *after))
     place = len(before) + 1

@@ -4,18 +4,25 @@ A *site* is one equation (or a short chain of them) that works on stacked output
 reduces over time. Growing a region decides nothing: `cut.py` chooses which sites move, `fusion.py` moves them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from aerogel._jax import Atom, JaxprEqn, Literal, Var
+import numpy as np
+
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, No, Reduced, along
 from .centered import Centered, centered_sum, next_centered
 from .level import After, Level
 from .loop import Loop, as_loop
-from .program import is_var
+from .program import inner_jaxprs, is_var
 from .window import Window
+
+# Values of this many steps ago are kept at most, and no more than a third of all.
+LONGEST_DELAY = 32
+# Elements of a second loop's carries that may wait in a step, for each that it reads.
+WAITING = 4
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Sliced:
-    """A slice over time: nothing to compute, fewer steps to keep."""
+    """A slice over time, or its reversal: nothing to compute, fewer steps to keep or another order of them."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Site:
         reads: what a step of it reads, in the order of `answer.block`'s inputs.
         places: where time stands in each of `reads`; None for what does not vary with time.
         window: the steps that it works on.
+        delays: for each of `reads`, how many steps ago the loop ran the step that is read; 0 for what is no output.
         late: values that are known only after the loop; `answer.finish` takes them last.
         chain: places of further equations that the site stands for.
     """
@@ -61,6 +69,11 @@ class Site:
     window: Window
     late: tuple[Atom, ...] = ()
     chain: tuple[int, ...] = ()
+    delays: tuple[int, ...] = ()
+
+    def delay(self, k: int) -> int:
+        """The delay of read `k`."""
+        return self.delays[k] if self.delays else 0
 
 
 @dataclass
@@ -136,30 +149,55 @@ def _site(
     link = next_centered(eqn, index, centered, region.stacked, region.late)
     if link is not None:
         return link
-    windows = {region.stacked[x].window for x in eqn.invars if is_var(x) and x in region.stacked}
-    if len(windows) != 1:
-        return No("it joins values of different steps" if windows else "it needs a result of the whole loop")
-    (window,) = windows
-    if _needs_the_end(region, eqn):
+    read = {k: region.stacked[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in region.stacked}
+    if not read or _needs_the_end(region, eqn):
         return No("it needs a result of the whole loop")
-    ins = {k: region.stacked[x].axis for k, x in enumerate(eqn.invars) if is_var(x) and x in region.stacked}
-    sliced = _slice_of_time(eqn, ins, window)
+    window = _latest(region, [value.window for value in read.values()])
+    if isinstance(window, No):
+        return window
+    ins = {k: value.axis for k, value in read.items()}
+    sliced = _view_of_time(eqn, ins, window)
     if sliced is not None:
         return Site(eqn, index, Sliced(), tuple(eqn.invars), tuple(ins.values()), sliced)
+    if any(value.window != window for value in read.values()):
+        delays = tuple(abs(window.start - read[k].window.start) if k in read else 0 for k in range(len(eqn.invars)))
+        if any(delays[k] and not isinstance(eqn.invars[k].aval.dtype, np.dtype) for k in read):
+            return No("it joins values of different steps that are no numbers")
+    else:
+        delays = ()
     if eqn.primitive.name == "scan":
-        return _joined(region, eqn, index, ins, window)
+        return _joined(region, eqn, index, ins, window, delays)
     answer = along(eqn, ins, window.count)
     if isinstance(answer, No):
         return answer
-    return Site(eqn, index, answer, tuple(eqn.invars), answer.ins, window)
+    return Site(eqn, index, answer, tuple(eqn.invars), answer.ins, window, delays=delays)
+
+
+def _latest(region: Region, windows: Sequence[Window]) -> Window | No:
+    """The window at whose steps values of all `windows` are known, position by position.
+
+    Those of other windows were known the same few steps before: `ys[1:] - ys[:-1]` joins each output with the one
+    before it.
+    """
+    last = (min if region.loop.reverse else max)(windows, key=lambda w: w.start)
+    if all(w == last for w in windows):
+        return last
+    if region.block is not None or any((w.stride, w.count) != (last.stride, last.count) for w in windows):
+        return No("it joins values of different steps")
+    longest = max(abs(w.start - last.start) for w in windows)
+    if longest > min(LONGEST_DELAY, region.loop.length // 3):
+        return No(f"it joins values of steps that are {longest} apart")
+    return last
 
 
 def _needs_the_end(region: Region, eqn: JaxprEqn) -> bool:
     return any(is_var(x) and x in region.late and x not in region.stacked for x in eqn.invars)
 
 
-def _slice_of_time(eqn: JaxprEqn, ins: dict[int, Axis], window: Window) -> Window | None:
-    """The steps that a `slice` along time keeps; None for any other equation."""
+def _view_of_time(eqn: JaxprEqn, ins: dict[int, Axis], window: Window) -> Window | None:
+    """The steps that a `slice` along time keeps, or a `rev` puts in another order; None for any other equation."""
+    if eqn.primitive.name == "rev" and ins[0].is_plain and tuple(eqn.params["dimensions"]) == (ins[0].dim,):
+        return window.turned()
     if eqn.primitive.name != "slice" or not ins[0].is_plain:
         return None
     p, dim = eqn.params, ins[0].dim
@@ -175,22 +213,34 @@ def _slice_of_time(eqn: JaxprEqn, ins: dict[int, Axis], window: Window) -> Windo
     return window.narrowed(p["start_indices"][dim], strides[dim], count)
 
 
-def _joined(region: Region, eqn: JaxprEqn, index: int, ins: dict[int, Axis], window: Window) -> Site | No:
+def _joined(
+    region: Region, eqn: JaxprEqn, index: int, ins: dict[int, Axis], window: Window, delays: tuple[int, ...]
+) -> Site | No:
     second = as_loop(eqn)
     first = region.loop
     if second is None:
         return No("the second loop has effects")
     if region.block is not None:
         return No("the second loop does not run in blocks")
-    if second.length != first.length or window != Window(0, 1, first.length):
-        return No(f"the second loop takes {second.length} steps, the first {first.length}")
-    if second.reverse != first.reverse and second.init:
-        return No("the second loop runs in the other direction")
     leading = len(eqn.invars) - len(second.xs)
     if any(k < leading or axis != Axis(0) for k, axis in ins.items()):
         return No("the second loop reads the first one's outputs as a whole")
+    same_way = (second.reverse == first.reverse) == (window.stride > 0)
+    if not same_way and second.init:
+        return No("the second loop runs in the other direction")
+    if not window.is_all(first.length):
+        # At the steps outside of the window its carries wait.
+        if has_while(second.body):
+            return No("the second loop might not end at steps that it does not take")
+        if sum(x.aval.size for x in second.init) > WAITING * sum(x.aval.size // second.length for x in second.xs):
+            return No("the second loop would copy its carries in every step")
     places = tuple(None if k < leading else Axis(0) for k in range(len(eqn.invars)))
-    return Site(eqn, index, Joined(second), tuple(eqn.invars), places, window)
+    return Site(eqn, index, Joined(second), tuple(eqn.invars), places, window, delays=delays)
+
+
+def has_while(jaxpr: Jaxpr) -> bool:
+    """Whether a `while` stands anywhere in a jaxpr."""
+    return any(e.primitive.name == "while" or any(has_while(j) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
 
 
 def _note_outputs(region: Region, site: Site) -> None:
@@ -205,6 +255,12 @@ def _note_outputs(region: Region, site: Site) -> None:
     elif isinstance(answer, Joined):
         for y in answer.loop.ys:
             region.stacked[y] = Stacked(Axis(0), site.window)
+
+
+def is_view(region: Region, site: Site) -> bool:
+    """Whether a site only shows most of a stacked value: what others read of it, they read of the whole."""
+    x = site.reads[0]
+    return isinstance(site.answer, Sliced) and is_var(x) and 2 * site.window.count >= region.stacked[x].window.count
 
 
 def stacked_reads(region: Region, site: Site) -> list[Var]:

@@ -26,6 +26,8 @@ class Slot:
         write: the equation in the body that writes it.
         update: what is written.
         adds: whether it is added to what stands there.
+        earlier: equations that read what steps before this one wrote, each with how many steps before.
+        rows: for 1, 2, ... steps before the first one, where in the buffer they would have written.
     """
 
     what: str
@@ -39,6 +41,12 @@ class Slot:
     write: JaxprEqn | None = None
     update: Atom | None = None
     adds: bool = False
+    earlier: tuple[tuple[JaxprEqn, int], ...] = ()
+    rows: tuple[int, ...] = ()
+
+
+# Carries of earlier rows in place of a buffer of all.
+MOST_EARLIER = 4
 
 
 def find_slots(loop: Loop, facts: dict[Var, Affine], level_users: dict[Var, list[int]]) -> list[Slot]:
@@ -98,7 +106,35 @@ def _carried(
         if touched == (place, dim) and unused:
             what = "what every step takes from its own index is an input of the step"
             return Slot(what, others[0], init, var, place, dim, k, read=others[0], write=write)
-    return None
+    return None if adds else _written_before(loop, k, init, var, (place, dim, update, False), write, others, facts)
+
+
+def _written_before(
+    loop: Loop,
+    k: int,
+    init: Atom,
+    var: Var,
+    written: "Written",
+    write: JaxprEqn,
+    others: list[JaxprEqn],
+    facts: dict[Var, Affine],
+) -> Slot | None:
+    """A buffer in which each step reads what one of the last few steps wrote: `b.at[i].set(f(b[i - 1]))`."""
+    place, dim, update, _ = written
+    ahead = -place.scale if loop.reverse else place.scale  # from the place of one step to that of the next
+    earlier = []
+    for eqn in others:
+        touched = read_of(eqn, var, facts, loop.length)
+        if touched is None or touched[1] != dim or touched[0].scale != place.scale:
+            return None
+        back = (place.offset - touched[0].offset) * ahead  # ahead is 1 or -1
+        if not 1 <= back <= MOST_EARLIER:
+            return None
+        earlier.append((eqn, back))
+    first = place.offset + place.scale * (loop.length - 1 if loop.reverse else 0)
+    rows = tuple(first - ahead * back for back in range(1, max(back for _, back in earlier) + 1))
+    what = "what the last steps wrote is carried, not read from all that was written"
+    return Slot(what, write, init, var, place, dim, k, write=write, update=update, earlier=tuple(earlier), rows=rows)
 
 
 Written = tuple[Affine, int, Atom, bool]

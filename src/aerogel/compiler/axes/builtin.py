@@ -13,6 +13,7 @@ from . import (
     loops,
     reductions,
     reshape,
+    reverse_rules,
     shaping,
     windows,
 )
@@ -34,5 +35,6 @@ for family in (
     branches,
     loops,
     custom,
+    reverse_rules,
 ):
     install(family.ENTRIES)

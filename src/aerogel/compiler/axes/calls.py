@@ -1,9 +1,9 @@
-"""Calls of one nested program: `jit`, `closed_call`, `remat2`, and functions with derivative rules of their own."""
+"""Calls of one nested program that mean no more than it does: `jit`, `closed_call`, `remat2`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..._jax import ClosedJaxpr, JaxprEqn, Primitive, convert_constvars, is_unspecified, primitives
+from ..._jax import ClosedJaxpr, JaxprEqn, convert_constvars, is_unspecified
 from .answer import Axis, Mapped, No
 from .entry import Entry
 from .nested import jaxpr_along
@@ -62,26 +62,8 @@ def _checkpointed(eqn: JaxprEqn, inner: Mapped | No) -> Mapped | No:
     return Mapped(inner.ins, inner.outs, block, inner.uses_start)
 
 
-def with_derivative(primitive: Primitive) -> Entry:
-    """A function with a derivative rule: an axis would have to be found in the rule too, so it is found in neither.
-
-    After differentiation the rule has done its work, and the call means its nested program.
-    """
-
-    def along(eqn: JaxprEqn, ins: Mapping[int, Axis], length: int, after_differentiation: bool) -> Mapped | No:
-        if not after_differentiation:
-            return No(f"`{primitive.name}` has a custom derivative")
-        return jaxpr_along(eqn.params["call_jaxpr"], ins, length, after_differentiation=True)
-
-    def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> No:
-        return No(f"`{primitive.name}` has a custom derivative")
-
-    return Entry(along, along_output, nested=True)
-
-
 ENTRIES: dict[str, Entry] = {
     "jit": call(_jit),
     "closed_call": call(lambda eqn: eqn.params["call_jaxpr"]),
     "remat2": Entry(_remat_along, _remat_along_output, nested=True),
-    "custom_vjp_call": with_derivative(primitives["custom_vjp_call"]),
 }

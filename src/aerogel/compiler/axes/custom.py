@@ -34,13 +34,13 @@ def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped
 
 # A rule may call its own function again (the derivative of `relu` does): inside a rule, rules are taken on trust until
 # they are asked for, one order of differentiation at a time.
-_inside_rule: ContextVar[bool] = ContextVar("inside a derivative rule", default=False)
+inside_rule: ContextVar[bool] = ContextVar("inside a derivative rule", default=False)
 
 
 def _with_rule(eqn: JaxprEqn, function: Mapped, length: int) -> Mapped | No:
     if function.uses_start:
         return No("`custom_jvp_call` has a rule that needs more than its arguments")
-    if not _inside_rule.get():
+    if not inside_rule.get():
         found = _rule(eqn, function, length)
         if isinstance(found, No):
             return found
@@ -78,11 +78,11 @@ def _rule(eqn: JaxprEqn, function: Mapped, length: int) -> _Rule | No:
     whole = [k for k, axis in enumerate(places) if axis is None]
     wanted = [*function.outs, *(axis for axis, zero in zip(function.outs, still, strict=True) if not zero)]
     outs = {k: axis for k, axis in enumerate(wanted) if axis is not None}
-    token = _inside_rule.set(True)
+    token = inside_rule.set(True)
     try:
         rule = jaxpr_along(program, ins, length, outs=outs, whole=whole)
     finally:
-        _inside_rule.reset(token)
+        inside_rule.reset(token)
     if isinstance(rule, No) or list(rule.outs) != wanted or list(rule.ins) != places or rule.uses_start:
         return No("the derivative rule of `custom_jvp_call` is not known to work index by index")
     return _Rule(rule, moving, still)

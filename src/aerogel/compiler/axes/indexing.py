@@ -11,6 +11,7 @@ from ..._jax import JaxprEqn
 from .entry import Entry
 from .labels import Axes, Dims, Labels, labelled
 from .rebind import shape_of
+from .rows import SCATTERS, with_rows
 
 _POSITIONS = 1000  # labels of the index array's dimensions start here, those of the operand at 0
 
@@ -63,8 +64,8 @@ def _scatter(eqn: JaxprEqn) -> Labels:
     return Labels((kept, index, _interleave(updates, numbers.update_window_dims, full, index[:-1])), (kept,))
 
 
-_SCATTER = labelled(_scatter)
+_SCATTER = with_rows(labelled(_scatter))
 ENTRIES: dict[str, Entry] = {
     "gather": labelled(_gather, _gather_params),
-    **dict.fromkeys(["scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"], _SCATTER),
+    **dict.fromkeys(SCATTERS, _SCATTER),
 }

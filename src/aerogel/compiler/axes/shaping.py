@@ -6,6 +6,7 @@ from ..._jax import JaxprEqn
 from .entry import Entry
 from .labels import Axes, Dims, Labels, labelled
 from .rebind import shape_of
+from .rows import with_rows
 
 
 def _broadcast_in_dim(eqn: JaxprEqn) -> Labels:
@@ -120,7 +121,7 @@ ENTRIES: dict[str, Entry] = {
     "rev": labelled(_rev),
     "slice": labelled(_slice, _slice_params),
     "dynamic_slice": labelled(_dynamic_slice, _dynamic_slice_params),
-    "dynamic_update_slice": labelled(_dynamic_update_slice),
+    "dynamic_update_slice": with_rows(labelled(_dynamic_update_slice)),
     "pad": labelled(_pad),
     "concatenate": labelled(_concatenate),
     "stack": labelled(_stack),

@@ -4,10 +4,11 @@ For each scan the region of its outputs is grown, a minimum cut chooses which of
 loop is rebuilt around them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from aerogel import _jax
-from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
+from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..accumulate import summed_in_steps
 from ..axes import Mapped, Reduced
@@ -21,18 +22,20 @@ from ..loop import Loop, as_loop, is_float, why_left
 from ..normalize import LOOPS_AND_BRANCHES
 from ..pipeline import Context
 from ..producers import makeable_inputs
-from ..program import Program, inner_jaxprs, where
+from ..program import Program, inner_jaxprs, is_var, where
 from ..region import Joined, Region, Site, Sliced, grow
 from ..report import Decision
 
 NAME = "loop-fusion"
 # A loop of its own must be predicted this much better than the first loop.
 WORTH = 0.95
+# Twice is the most that a program was seen to need; the bound is for costs that contradict each other.
+MOST_TIMES = 4
 
 
 @dataclass(frozen=True)
 class LoopFusion:
-    """The pass. Bound: each loop is fused once; what it then stacks is what others read."""
+    """The pass. Bound: each loop is fused a few times; what it then stacks is what others read."""
 
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES
@@ -48,24 +51,27 @@ class LoopFusion:
 
 
 def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
-    """Rounds: all loops that do not concern each other are fused together, then the level is looked at again."""
+    """Rounds: all loops that do not concern each other are fused together, then those that concern these again."""
     if not any(inner_jaxprs(eqn) for eqn in jaxpr.eqns):
         return jaxpr
-    decisions += _left(jaxpr)
-    done: set[Var] = set()
+    decided = _left(jaxpr)
+    looks = Looks()
     while True:
         level = Level(jaxpr)
         edits: list[Edit] = []
         made: list[tuple[Loop, JaxprEqn, list[Decision]]] = []
         taken: set[int] = set()
-        for index, loop in _loops(jaxpr, done):
+        for index, loop in _loops(jaxpr, looks.settled):
             plan = _plan(level, index, loop, context)
             inputs = makeable_inputs(level, index, loop)
             found = _decisions(level, plan.region, plan.sites)
             found += [_input_decision(level, loop, x) for x in inputs]
+            if looks.is_second(loop.eqn):
+                # what was refused is known already, or we made it
+                found = [d for d in found if d.fired]
             if not plan.sites and not inputs:
-                done.update(loop.eqn.outvars)
-                decisions += found
+                looks.settle(loop.eqn, [*loop.xs, *plan.region.stacked])
+                decided += found
                 continue
             edit, new = fuse(level, plan)
             if taken.isdisjoint(edit.touched):
@@ -73,12 +79,65 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
                 edits.append(edit)
                 made.append((loop, new, found))
         if not edits:
+            decisions += _latest(decided)
             return jaxpr
         jaxpr, count = apply_edits(jaxpr, edits)
-        for loop, new, found in made[:count]:
-            done.update(loop.eqn.outvars)
-            done.update(new.outvars)
-            decisions += found
+        for edit, (loop, new, found) in zip(edits[:count], made, strict=False):
+            looks.fused(loop.eqn, new, [level.eqns[i] for i in edit.touched])
+            decided += found
+
+
+@dataclass
+class Looks:
+    """Which loops of a level are looked at again: those that were fused, and those whose decision rested on one.
+
+    What is refused beside a neighbour can pay once the neighbour makes its inputs itself, and what a fused loop reads
+    or stacks is another choice than what it did.
+
+    Attributes:
+        settled: the results of loops that are not looked at now.
+    """
+
+    settled: set[Var] = field(default_factory=set)
+    _times: dict[Var, int] = field(default_factory=dict)  # how often the loop that makes a variable was fused
+    _resting_on: dict[Var, list[JaxprEqn]] = field(default_factory=dict)  # a variable -> loops that were refused
+
+    def is_second(self, loop: JaxprEqn) -> bool:
+        """Whether a loop, or one that it was made of, was decided upon before."""
+        return any(v in self._times for v in loop.outvars)
+
+    def settle(self, loop: JaxprEqn, looked_at: Iterable[Atom]) -> None:
+        """Nothing is to be done with a loop, unless one of the variables comes to be made or read otherwise."""
+        self._count(loop, self._fused_times(loop))
+        self.settled.update(loop.outvars)
+        for x in looked_at:
+            if is_var(x):
+                self._resting_on.setdefault(x, []).append(loop)
+
+    def fused(self, old: JaxprEqn, new: JaxprEqn, touched: Iterable[JaxprEqn]) -> None:
+        """`new` stands for `old`, which may stay beside it, and for other equations that it took in."""
+        times = 1 + self._fused_times(old)
+        for loop in (old, new):
+            self._count(loop, times)
+            if times == MOST_TIMES:
+                self.settled.update(loop.outvars)
+        for eqn in touched:
+            for x in (*eqn.invars, *eqn.outvars):
+                for loop in self._resting_on.pop(x, []) if is_var(x) else []:
+                    if self._fused_times(loop) < MOST_TIMES:
+                        self.settled.difference_update(loop.outvars)
+
+    def _fused_times(self, loop: JaxprEqn) -> int:
+        return max((self._times.get(v, 0) for v in loop.outvars), default=0)
+
+    def _count(self, loop: JaxprEqn, times: int) -> None:
+        self._times.update(dict.fromkeys(loop.outvars, times))
+
+
+def _latest(decisions: list[Decision]) -> list[Decision]:
+    """Without the refusals of what fired in a later round."""
+    fired = {(d.what, d.where) for d in decisions if d.fired}
+    return [d for d in decisions if d.fired or (d.what, d.where) not in fired]
 
 
 def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
@@ -254,6 +313,8 @@ def _what(site: Site) -> str:
         return "a second loop over the outputs runs in the first"
     if isinstance(answer, Sliced):
         count = site.eqn.outvars[0].aval.shape[next(p.dim for p in site.places if p is not None)]
+        if site.eqn.primitive.name == "rev":
+            return "steps are read in the opposite order"
         return f"only the {count} steps that are read are kept" if count > 1 else "only one step is kept"
     if isinstance(answer, Mapped):
         return f"`{_name(site.eqn)}` runs in the loop, step by step"

@@ -38,11 +38,17 @@ class LoopSlots:
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with slots made inputs and outputs, and a decision for each."""
         decisions: list[Decision] = []
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
+        early = context.before_differentiation
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions, early)), decisions
 
 
-def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
-    """Rounds: what one loop's outputs are known to be makes slots of the next."""
+def _level(jaxpr: Jaxpr, decisions: list[Decision], early: bool) -> Jaxpr:
+    """Rounds: what one loop's outputs are known to be makes slots of the next.
+
+    With `early`, before differentiation, reads become inputs at any price: their gradients would go over all of a
+    buffer in every step.
+    """
+    left: set[Any] = set()
     while any(eqn.primitive.name == "scan" for eqn in jaxpr.eqns):
         level = Level(jaxpr)
         counters = level_counters(jaxpr)
@@ -53,6 +59,14 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
                 continue
             facts = body_facts(loop, counters)
             slots = find_slots(loop, facts, level.read_by)
+            dear = [] if early else [slot for slot in slots if is_copied(slot, loop)]
+            slots = [slot for slot in slots if slot not in dear]
+            for slot in dear:
+                if slot.eqn.outvars[0] not in left:
+                    left.add(slot.eqn.outvars[0])
+                    decisions.append(
+                        Decision(NAME, slot.what, where(slot.eqn), False, "it would be copied for the loop")
+                    )
             if slots:
                 edits.append(_rewrite(place, loop, slots, facts))
                 decisions += [
@@ -65,6 +79,19 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     return jaxpr
 
 
+# Bytes of a copy that cost less than anything a loop does.
+SMALL_COPY = 65_536
+
+
+def is_copied(slot: Slot, loop: Loop) -> bool:
+    """Whether a read of a constant, as an input of the steps, is first copied: part of it, or another order of it."""
+    if slot.carry is not None:
+        return False
+    shape, dtype = slot.buffer.aval.shape, slot.buffer.aval.dtype
+    as_it_is = slot.dim == 0 and slot.place.scale > 0 and loop.length == shape[0]
+    return not as_it_is and loop.length * (slot.buffer.aval.size // shape[slot.dim]) * dtype.itemsize > SMALL_COPY
+
+
 def _rewrite(place: int, loop: Loop, slots: list[Slot], facts: dict[Var, Affine]) -> Edit:
     # Slots that are filled from the end: the same steps, counted the other way.
     turned = not loop.xs and all(slot.place.scale < 0 for slot in slots)
@@ -74,15 +101,20 @@ def _rewrite(place: int, loop: Loop, slots: list[Slot], facts: dict[Var, Affine]
         facts = {v: fact.turned(loop.length) for v, fact in facts.items()}
     new = LoopBuilder(loop.eqn, loop.length, loop.reverse != turned)
     env, setters = _inputs(new, loop, {slot.carry for slot in slots})
-    _copy_body(new, loop, slots, env)
+    earlier = [_earlier_rows(new, slot, loop) for slot in slots]
+    _copy_body(new, loop, slots, env, earlier)
     outs = [substitute(x, env) for x in loop.body.outvars]
     for set_next, out in zip(setters, outs, strict=False):
         if set_next is not None:
             set_next(out)
     results: dict[Var, Atom] = {}
-    for slot in slots:
+    for slot, rows_before in zip(slots, earlier, strict=True):
         if slot.update is not None and slot.carry is not None:
-            rows = new.y(_entry(new, slot, substitute(slot.update, env)))
+            entry = _entry(new, slot, substitute(slot.update, env))
+            rows = new.y(entry)
+            for row, set_next in rows_before:
+                set_next(entry)
+                entry = row
             results[loop.finals[slot.carry]] = _final(new, slot, loop, rows)
     for y, old, out in zip(loop.ys, loop.body_ys, outs[len(setters) :], strict=True):
         if is_var(old) and old in facts:
@@ -113,12 +145,36 @@ def _inputs(new: LoopBuilder, loop: Loop, gone: set[int | None]) -> tuple[dict[V
     return dict(zip(loop.body.invars, ins, strict=True)), setters
 
 
-def _copy_body(new: LoopBuilder, loop: Loop, slots: list[Slot], env: dict[Var, Atom]) -> None:
-    """The body without the writes of slots; their reads become inputs of the step."""
+Rows = list[tuple[Var, Callable[[Atom], None]]]
+
+
+def _earlier_rows(new: LoopBuilder, slot: Slot, loop: Loop) -> Rows:
+    """Carries of what was written 1, 2, ... steps before, each with what sets its next value."""
+    carries: Rows = []
+    for row in slot.rows:
+        assert slot.carry is not None
+
+        def entry(buffer: Any, row: int = row) -> Any:
+            return lax.squeeze(lax.slice_in_dim(buffer, row, row + 1, axis=slot.dim), [slot.dim])
+
+        (start,) = new.before.call(entry, loop.init[slot.carry])
+        var, set_next, _ = new.carry(start)
+        carries.append((var, set_next))
+    return carries
+
+
+def _copy_body(new: LoopBuilder, loop: Loop, slots: list[Slot], env: dict[Var, Atom], earlier: list[Rows]) -> None:
+    """The body without the writes of slots; their reads become inputs of the step, or carries."""
+    before = {
+        id(eqn): rows[back - 1][0] for slot, rows in zip(slots, earlier, strict=True) for eqn, back in slot.earlier
+    }
     reads = {id(slot.read): slot for slot in slots if slot.read is not None}
     writes = {id(slot.write) for slot in slots if slot.write is not None}
     for eqn in loop.body.eqns:
-        if id(eqn) in reads:
+        if id(eqn) in before:
+            shape = eqn.outvars[0].aval.shape
+            (env[eqn.outvars[0]],) = new.body.call(lambda v, shape=shape: lax.reshape(v, shape), before[id(eqn)])
+        elif id(eqn) in reads:
             env[eqn.outvars[0]] = _read(new, reads[id(eqn)], loop)
         elif id(eqn) not in writes:
             new.body.eqns.append(copy_equation(eqn, env))
@@ -174,7 +230,11 @@ def _final(new: LoopBuilder, slot: Slot, loop: Loop, rows: Var) -> Atom:
         if slot.adds:
             old = lax.slice_in_dim(init[0], lowest, lowest + loop.length, axis=dim)
             part = old + part
-        return lax.dynamic_update_slice_in_dim(init[0], part, np.int32(lowest), dim)
+            return lax.dynamic_update_slice_in_dim(init[0], part, np.int32(lowest), dim)
+        # parts side by side: what reads them need not know of the whole
+        ends = [lax.slice_in_dim(init[0], 0, lowest, axis=dim), part]
+        ends.append(lax.slice_in_dim(init[0], lowest + loop.length, init[0].shape[dim], axis=dim))
+        return lax.concatenate([x for x in ends if x.shape[dim]], dim)
 
     covers = loop.length == slot.buffer.aval.shape[dim] and not slot.adds
     (out,) = new.after.call(whole, rows, *([] if covers else [init]))

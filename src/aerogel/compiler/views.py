@@ -1,0 +1,203 @@
+"""Equations that only show a part of a value, in their simplest form: a `slice`.
+
+A `split` is its slices; a `gather` at indices that are known and evenly spaced is a slice; a slice of a broadcast is a
+smaller broadcast. The passes then have one form to know.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+
+from .program import Builder, is_var, with_equations
+
+# Arrays of indices of at most this many elements are followed.
+LARGEST_KNOWN = 256
+
+
+class Views:
+    """A walk over a jaxpr that gives each equation in its simplest form.
+
+    It remembers who makes a variable, and the values of small arrays of integers.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Var, np.ndarray] = {}
+        self.makers: dict[Var, JaxprEqn] = {}
+
+    def simplest(self, eqn: JaxprEqn) -> list[JaxprEqn]:
+        """Equations that make the results of `eqn` by slices or broadcasts; `[eqn]` itself where there are none."""
+        found = self._simplest(eqn)
+        for one in found:
+            note_known(one, self.known)
+            self.makers.update(dict.fromkeys(one.outvars, one))
+        return found
+
+    def _simplest(self, eqn: JaxprEqn) -> list[JaxprEqn]:
+        name = eqn.primitive.name
+        if name not in ("split", "gather", "slice", "rev") or any(_jax.explicit_mesh(v.aval) for v in eqn.outvars):
+            return [eqn]
+        if name == "split":
+            return [one for part in _of_split(eqn) for one in self._simplest(part)]
+        if name == "gather":
+            return _of_gather(eqn, self.known)
+        x = eqn.invars[0]
+        maker = self.makers.get(x) if is_var(x) else None
+        if maker is None:
+            return [eqn]
+        if maker.primitive.name == "broadcast_in_dim":
+            return _of_broadcast(eqn, maker)
+        if maker.primitive.name == "scatter" and name == "slice":
+            found = _of_written(eqn, maker, self.known)
+            return [eqn] if found is None else [one for part in found for one in self._simplest(part)]
+        return [eqn]
+
+
+def with_slices(jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr with the simplest form of its own equations (not of those in bodies and branches)."""
+    views = Views()
+    return with_equations(jaxpr, [one for eqn in jaxpr.eqns for one in views.simplest(eqn)])
+
+
+def _of_split(eqn: JaxprEqn) -> list[JaxprEqn]:
+    (x,), axis, sizes = eqn.invars, eqn.params["axis"], [int(n) for n in eqn.params["sizes"]]
+    made: list[JaxprEqn] = []
+    for var, size, end in zip(eqn.outvars, sizes, np.cumsum(sizes).tolist(), strict=True):
+        if isinstance(var, DropVar):
+            continue
+        part = _named(eqn, var, lambda x, a=end - size, b=end: lax.slice_in_dim(x, a, b, axis=axis), x)
+        if part is None:
+            return [eqn]
+        made += part
+    return made
+
+
+def _named(eqn: JaxprEqn, var: Var, fun: Any, x: Atom) -> list[JaxprEqn] | None:
+    """Equations that make `var` as `fun` of `x`, in the place of `eqn`; None if that is no value of its type."""
+    builder = Builder(eqn)
+    (out,) = builder.call(fun, x)
+    if not builder.eqns or builder.eqns[-1].outvars != [out] or out.aval != var.aval:
+        return None
+    builder.eqns[-1] = builder.eqns[-1].replace(outvars=[var])
+    return builder.eqns
+
+
+def _of_gather(eqn: JaxprEqn, known: Mapping[Var, np.ndarray]) -> list[JaxprEqn]:
+    """Rows at known places, all of them in range and at one distance from each other."""
+    operand, index = eqn.invars
+    p, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    value = known.get(index) if is_var(index) else None
+    shape, out = operand.aval.shape, eqn.outvars[0].aval.shape
+    if value is None or p.operand_batching_dims or len(p.start_index_map) != 1 or not value.size:
+        return [eqn]
+    (dim,) = p.start_index_map
+    if tuple(p.collapsed_slice_dims) != (dim,) or any(sizes[d] != shape[d] for d in range(len(shape)) if d != dim):
+        return [eqn]
+    rows = value.reshape(-1).astype(np.int64)
+    places = [d for d in range(len(out)) if d not in p.offset_dims]
+    steps = np.diff(rows)
+    even = len(steps) == 0 or (steps[0] > 0 and np.all(steps == steps[0]))
+    in_order = len(places) == 0 or places == list(range(dim, dim + len(places)))
+    if not even or not in_order or len(places) > 1 or rows[0] < 0 or rows[-1] >= shape[dim]:
+        return [eqn]
+    stride = int(steps[0]) if len(steps) else 1
+
+    def rows_of(x: Any) -> Any:
+        part = lax.slice_in_dim(x, int(rows[0]), int(rows[-1]) + 1, stride, dim)
+        return part if places else lax.squeeze(part, [dim])
+
+    return _named(eqn, eqn.outvars[0], rows_of, operand) or [eqn]
+
+
+def _of_broadcast(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn]:
+    """A slice along dimensions that a broadcast made, or their reversal."""
+    if len(maker.invars) > 1 or maker.params.get("sharding") is not None:
+        return [eqn]
+    p, shape, whole = eqn.params, eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape
+    (source,), to = maker.invars, maker.params["broadcast_dimensions"]
+    kept = {d: source.aval.shape[k] for k, d in enumerate(to)}
+    if eqn.primitive.name == "rev":
+        cut = set(p["dimensions"])
+    else:
+        strides = p["strides"] or (1,) * len(whole)
+        cut = {d for d in range(len(whole)) if shape[d] != whole[d] or strides[d] != 1}
+    if any(kept.get(d, 1) != 1 for d in cut):
+        return [eqn]
+    return _named(eqn, eqn.outvars[0], lambda v: lax.broadcast_in_dim(v, shape, to), source) or [eqn]
+
+
+def _of_written(eqn: JaxprEqn, maker: JaxprEqn, known: Mapping[Var, np.ndarray]) -> list[JaxprEqn] | None:
+    """A slice of an array of which `maker` wrote one row at a known place: that row, or a slice of the others."""
+    operand, index, update = maker.invars
+    p, q, shape = maker.params["dimension_numbers"], eqn.params, operand.aval.shape
+    row = known.get(index) if is_var(index) else None
+    if maker.params["update_jaxpr"] is not None or row is None or row.shape != (1,):
+        return None
+    if len(p.inserted_window_dims) != 1 or p.operand_batching_dims:
+        return None
+    (dim,), place = p.inserted_window_dims, int(row[0])
+    rest = (*shape[:dim], *shape[dim + 1 :])
+    if tuple(p.scatter_dims_to_operand_dims) != (dim,) or update.aval.shape != rest or not 0 <= place < shape[dim]:
+        return None
+    if tuple(p.update_window_dims) != tuple(range(len(rest))):
+        return None
+    first, last = q["start_indices"][dim], q["limit_indices"][dim]
+    if not first <= place < last:
+        return [eqn.replace(invars=[operand])]
+    if last - first > 1 or eqn.outvars[0].aval.shape != (*shape[:dim], 1, *shape[dim + 1 :]):
+        return None
+    return _named(eqn, eqn.outvars[0], lambda u: lax.expand_dims(u, [dim]), update)
+
+
+def note_known(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> None:
+    """Adds to `known` what an equation makes of literals and known values: small arrays of integers and booleans."""
+    name, out = eqn.primitive.name, eqn.outvars[0] if eqn.outvars else None
+    if name not in KNOWN or out is None or getattr(out.aval, "size", LARGEST_KNOWN + 1) > LARGEST_KNOWN:
+        return
+    if not isinstance(out.aval.dtype, np.dtype) or out.aval.dtype.kind not in "iub":
+        return
+    values = [_value(x, known) for x in eqn.invars]
+    if any(v is None or v.dtype.kind not in "iub" for v in values):
+        return
+    found = np.asarray(KNOWN[name](eqn, *values))
+    info = np.iinfo(out.aval.dtype) if out.aval.dtype.kind != "b" else None
+    fits = info is None or (found.size and info.min <= found.min() and found.max() <= info.max)
+    if fits and found.shape == out.aval.shape:
+        known[out] = found
+
+
+def _value(x: Atom, known: Mapping[Var, np.ndarray]) -> np.ndarray | None:
+    """A value in 64 bits: whether it fits into fewer is looked at once it is known."""
+    if isinstance(x, Literal):
+        value = np.asarray(x.val)
+        if value.dtype == np.uint64:
+            return None
+        return value.astype(np.int64) if value.dtype.kind in "iu" else value
+    return known.get(x)
+
+
+def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    shape, to = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    spread = [1] * len(shape)
+    for k, d in enumerate(to):
+        spread[d] = x.shape[k]
+    return np.broadcast_to(x.reshape(spread), shape)
+
+
+KNOWN: dict[str, Any] = {
+    "add": lambda _, a, b: a + b,
+    "sub": lambda _, a, b: a - b,
+    "mul": lambda _, a, b: a * b,
+    "lt": lambda _, a, b: a < b,
+    "ge": lambda _, a, b: a >= b,
+    "select_n": lambda _, which, *cases: np.where(which, cases[-1], cases[0]) if len(cases) == 2 else None,
+    "broadcast_in_dim": _broadcast,
+    "reshape": lambda eqn, x: x.reshape(eqn.params["new_sizes"]),
+    "squeeze": lambda eqn, x: x.reshape(eqn.outvars[0].aval.shape),
+    "convert_element_type": lambda _, x: x,
+    "iota": lambda eqn: np.arange(eqn.params["shape"][0]) if len(eqn.params["shape"]) == 1 else np.zeros(()),
+}
