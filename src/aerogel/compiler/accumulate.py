@@ -14,6 +14,7 @@ from .axes import Monoid
 from .centered import MOMENTS, SOFTMAX
 from .loop import Loop, LoopBuilder, strong
 from .program import is_var
+from .running import joining
 from .window import Window, in_window, position
 
 # A running sum of T terms loses up to T ulp, a stacked and then reduced one about log2(T). From this many steps on,
@@ -41,10 +42,12 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
         return _stacked(new, monoid, partial, start, hit)
     carries = [new.carry(atom) for atom in start]
 
+    join = joining(monoid, new.reverse)
+
     def combine(*values: Any) -> list[Any]:
         k = len(avals)
         old, fresh, hits = values[:k], values[k : 2 * k], values[2 * k :]
-        out = monoid.combine(tuple(old), tuple(fresh))
+        out = join(old, fresh)
         return [_where(hits[0], a, b) if hits else a for a, b in zip(out, old, strict=True)]
 
     outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *([] if hit is None else [hit]))
