@@ -48,6 +48,7 @@ class _Fusion:
         self.moved = {k for site in self.sites for k in (site.index, *site.chain)}
         self.producers = Producers(self.level, self.new, self.region.index, self.moved)
         self.derived = derived_sums(self.sites)
+        self.totals: dict[tuple[Any, ...], Sequence[Atom]] = {}  # of sums around a late center, which may share them
         self.steps: dict[Var, Atom] = {}  # a stacked value with time in front -> its entry in the body
 
     def run(self) -> tuple[Edit, JaxprEqn]:
@@ -116,6 +117,9 @@ class _Fusion:
             return
         if isinstance(answer, Reduced) and (site.eqn.outvars[0]) in self.derived:
             return  # comes out of another site's accumulators
+        if isinstance(answer, Reduced) and site.late and _held(site) in self.totals:
+            self._finish(site, answer, self.totals[_held(site)])
+            return
         ins = [self._block(x, place, site.window) for x, place in zip(site.reads, site.places, strict=True)]
         index: list[Atom] = [self.new.index()] if answer.uses_start else []
 
@@ -146,6 +150,8 @@ class _Fusion:
     def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom]) -> None:
         step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
         totals = accumulate(self.new, answer.monoid, parts, site.window, step_size)
+        if site.late and answer.monoid.name in (MOMENTS, SOFTMAX):  # ties are counted in the type of their sum
+            self.totals[_held(site)] = totals
         self._finish(site, answer, totals)
 
     def _finish(self, site: Site, answer: Reduced, totals: Sequence[Atom]) -> None:
@@ -203,11 +209,10 @@ Derived = dict[Var, tuple[Site, Callable[..., Any]]]
 def derived_sums(sites: Sequence[Site]) -> Derived:
     """The sums and maxima that need no accumulator: a variance carries its mean, a logsumexp its maximum."""
     found: Derived = {}
-    rich = {
-        (site.reads[0], tuple(site.eqn.params["axes"]), site.window, site.answer.monoid.name): site
-        for site in sites
-        if isinstance(site.answer, Reduced) and site.late
-    }
+    rich: dict[tuple[Any, ...], Site] = {}
+    for site in sites:
+        if isinstance(site.answer, Reduced) and site.late:
+            rich.setdefault(_held(site), site)
     for site in sites:
         name, out = site.eqn.primitive.name, site.eqn.outvars[0]
         if not isinstance(site.answer, Reduced) or name not in HELD or site.late:
@@ -217,6 +222,12 @@ def derived_sums(sites: Sequence[Site]) -> Derived:
             if source is not None:
                 found[out] = (source, partial(_typed, value, out.aval.dtype))
     return found
+
+
+def _held(site: Site) -> tuple[Any, ...]:
+    """What the accumulators of a site around a late center are of: sites for which it is the same can share them."""
+    assert isinstance(site.answer, Reduced)
+    return site.reads[0], tuple(site.eqn.params["axes"]), site.window, site.answer.monoid.name
 
 
 def _typed(value: Callable[..., Any], dtype: Any, *totals: Any) -> Any:
