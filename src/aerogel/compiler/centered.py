@@ -150,14 +150,13 @@ def centered_sum(
     if not all(d >= len(center_shape) or center_shape[d] == 1 for d in axes):
         return None
     if link.form == "difference":
-        # what reads the terms besides has them made anyway: the site stands for its sum alone
         varies = any(d in axes for factor in link.factors for d in factor.dims)
         return None if varies else (_differences(eqn, axes, link.factors), replace(link, chain=()))
+    make = _squares if link.form == "square" else _exponentials
     if len(readers.get(link.var, ())) != 1:
-        return None
+        return make(eqn, axes), replace(link, chain=())
     difference = centered[link.difference] if link.difference is not None else link
     private = len(readers.get(difference.var, ())) == 1
-    make = _squares if link.form == "square" else _exponentials
     return make(eqn, axes), link if private else replace(link, chain=link.chain[1:])
 
 
