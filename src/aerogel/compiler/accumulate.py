@@ -18,9 +18,10 @@ from .running import joining
 from .window import Window, in_window, position
 
 # A running sum of T terms loses up to T ulp, a stacked and then reduced one about log2(T). From this many steps on,
-# partial sums that are small beside what a step reduces are stacked: it costs no more than a carry (measured).
+# partial sums that are small beside what a step reduces are stacked: it costs no more than a carry (measured), and less
+# than a hundredth of the memory of all steps.
 STACKED_FROM = 64
-SMALL = 16
+SMALL = 128
 
 
 def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window: Window, step_size: int) -> list[Atom]:
