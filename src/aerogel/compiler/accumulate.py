@@ -14,7 +14,7 @@ from .axes import Monoid
 from .centered import MOMENTS, SOFTMAX
 from .loop import Loop, LoopBuilder, strong
 from .program import is_var
-from .running import joining
+from .running import running
 from .window import Window, in_window, position
 
 # A running sum of T terms loses up to T ulp, a stacked and then reduced one about log2(T). From this many steps on,
@@ -41,20 +41,41 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
     sums = monoid.name in (MOMENTS, SOFTMAX) or (monoid.name == "add" and jnp.issubdtype(first.dtype, jnp.inexact))
     if sums and small and window.count >= STACKED_FROM:
         return _stacked(new, monoid, partial, start, hit)
+    how = running(monoid, new.reverse)
+    inside, outside = _origin(new, partial[how.origin], hit) if how.origin >= 0 else ([], [])
     carries = [new.carry(atom) for atom in start]
-
-    join = joining(monoid, new.reverse)
 
     def combine(*values: Any) -> list[Any]:
         k = len(avals)
-        old, fresh, hits = values[:k], values[k : 2 * k], values[2 * k :]
-        out = join(old, fresh)
-        return [_where(hits[0], a, b) if hits else a for a, b in zip(out, old, strict=True)]
+        old, fresh, rest = values[:k], values[k : 2 * k], list(values[2 * k :])
+        out = how.join(old, fresh, rest.pop(0) if inside else None)
+        return [_where(rest[0], a, b) if rest else a for a, b in zip(out, old, strict=True)]
 
-    outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *([] if hit is None else [hit]))
+    hits = [] if hit is None else [hit]
+    outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *inside, *hits)
     for (_, set_next, _), out in zip(carries, outs, strict=True):
         set_next(out)
-    return [final for _, _, final in carries]
+    finals = [final for _, _, final in carries]
+    return new.after.call(lambda *values: list(how.total(values[: len(avals)], values[-1])), *finals, *outside)
+
+
+def _origin(new: LoopBuilder, atom: Atom, hit: Atom | None) -> tuple[list[Atom], list[Atom]]:
+    """The first value of an atom of the body: as an atom of the body, and as one after the loop."""
+    first = new.first(atom) if hit is None else None
+    if first is not None:
+        return [new.const(first)], [first]
+    # a carry that changes once
+    zero, unset = new.before.call(lambda: [lax.full(atom.aval.shape, 0, atom.aval.dtype), np.bool_(True)])
+    (var, set_next, final), (is_unset, set_seen, _) = new.carry(zero), new.carry(unset)
+
+    def take(is_unset: Any, old: Any, value: Any, *hit: Any) -> list[Any]:
+        takes = lax.bitwise_and(is_unset, *hit) if hit else is_unset
+        return [_where(takes, value, old), lax.bitwise_and(is_unset, lax.bitwise_not(takes))]
+
+    now, seen = new.body.call(take, is_unset, var, atom, *([] if hit is None else [hit]))
+    set_next(now)
+    set_seen(seen)
+    return [now], [final]
 
 
 def _stacked(

@@ -6,7 +6,7 @@ in every step first (jaxlib 0.10.2, CPU: up to half the time of a running varian
 of what the others change, what they have written already:
 
     n' = n + k;  mean' = mean + (y - mean) * k / n'      for k new values with mean y and squares m2 around it
-    M2' = M2 + m2 + (y - mean')^2 * k * n' / (n' - k)    Welford's form
+    M2' = M2 + m2 + (y - mean')^2 * k * n' / (n' - k)    Welford's form, of distances from the first y
     at' = t where y beats best, else at;                 best' = y where at' = t, else best
     s' = s * exp(m - max(m, y)) + ...;                   m' = max(m, y), made to wait for s'
 
@@ -14,6 +14,7 @@ Steps come in order: the first of equal values is known without comparing indice
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,40 +25,65 @@ from .axes.monoid import highest
 from .centered import MOMENTS, SOFTMAX, TIES
 
 Values = Sequence[Any]
-# `join(accumulators, a step's partial results) -> accumulators`
 Join = Callable[[Values, Values], Values]
 
 
-def joining(monoid: Monoid, backwards: bool) -> Join:
-    """How a step's partial results join the accumulators, which start as the identity.
+@dataclass(frozen=True)
+class Running:
+    """Accumulators that steps join one after the other.
 
-    Laws: any number of joins gives what `monoid.combine` gives, up to rounding; no result is computed from an old
-    accumulator that another result replaces, but for the first of those that read it.
+    Laws: after any number of joins `total` gives what `Monoid.combine` gives of all partial results, up to rounding;
+    of the results of `join` that read an accumulator, the first alone may be computed beside the one that replaces it.
+
+    Attributes:
+        join: `join(accumulators, a step's partial results, the first step's) -> accumulators`.
+        total: `total(accumulators, the first step's partial results)`: the accumulators as the monoid's values.
+        origin: which of the first step's partial results `join` and `total` want, by position; -1: none.
+    """
+
+    join: Callable[[Values, Values, Any], Values]
+    total: Callable[[Values, Any], Values]
+    origin: int = -1
+
+
+def running(monoid: Monoid, backwards: bool) -> Running:
+    """How the steps of a loop join accumulators, which start as the identity.
 
     Args:
         monoid: the meaning.
         backwards: whether a step's indices are smaller than those of all steps before it; else they are larger.
     """
+    if monoid.name == MOMENTS:
+        return Running(_moments, lambda values, first: (values[0], first + values[1], values[2]), origin=1)
     if monoid.name in BESTS:
         better, at_least = BESTS[monoid.name]
-        return _best(at_least if backwards else better)
-    if monoid.name in TIES:
-        return _ties(TIES[monoid.name][2])
-    return {MOMENTS: _moments, SOFTMAX: _softmax}.get(monoid.name, monoid.combine)
+        join = _best(at_least if backwards else better)
+    elif monoid.name in TIES:
+        join = _ties(TIES[monoid.name][2])
+    else:
+        join = _softmax if monoid.name == SOFTMAX else monoid.combine
+    return Running(lambda old, fresh, _: join(old, fresh), lambda values, _: values)
 
 
 BESTS = {"argmax": (lax.gt, lax.ge), "argmin": (lax.lt, lax.le)}
 
 
-def _moments(old: Values, fresh: Values) -> Values:
+def _moments(old: Values, fresh: Values, first: Any) -> Values:
+    """Joins `(n, mean - first, squares)`.
+
+    A running mean is rounded in each step, to the digits of the mean and not of the spread: the squares would lose
+    `mean / deviation` times as much as those of two passes. The first step's mean is one of the data: the distance
+    from it is at most `sqrt(n)` deviations.
+    """
     (n, mean, squares), (k, other, more) = old, fresh
     total = n + k
-    # 0 / 0 when both are empty; the share is then of nothing
-    mean = mean + (other - mean) * (k / lax.max(total, lax.full_like(total, 1)))
-    off = other - mean
     before = total - k
+    # 0 / 0 when both are empty; the share is then of nothing
+    mean = mean + ((other - first) - mean) * (k / lax.max(total, lax.full_like(total, 1)))
+    # The other sign: XLA would write one difference to memory for its two readers.
+    off = (first - other) + mean
     # The first step is not off: it is the mean.
-    weight = lax.select(lax.gt(before, lax.full_like(before, 0)), k * total / before, before)
+    weight = lax.select(lax.gt(before, lax.full_like(before, 0)), k * total / before, lax.full_like(before, 0))
     return total, mean, squares + more + off * off * weight
 
 
