@@ -42,12 +42,12 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
     if sums and small and window.count >= STACKED_FROM:
         return _stacked(new, monoid, partial, start, hit)
     how = running(monoid, new.reverse)
-    inside, outside = _origin(new, partial[how.origin], hit) if how.origin >= 0 else ([], [])
-    carries = [new.carry(atom) for atom in start]
+    inside, outside = ([], []) if how.origin is None else _origin(new, partial[how.origin], hit)
+    carries = [new.carry(atom) for k, atom in enumerate(start) if k != how.origin]
 
     def combine(*values: Any) -> list[Any]:
-        k = len(avals)
-        old, fresh, rest = values[:k], values[k : 2 * k], list(values[2 * k :])
+        k, m = len(carries), len(carries) + len(avals)
+        old, fresh, rest = values[:k], values[k:m], list(values[m:])
         out = how.join(old, fresh, rest.pop(0) if inside else None)
         return [_where(rest[0], a, b) if rest else a for a, b in zip(out, old, strict=True)]
 
@@ -55,8 +55,8 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
     outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *inside, *hits)
     for (_, set_next, _), out in zip(carries, outs, strict=True):
         set_next(out)
-    finals = [final for _, _, final in carries]
-    return new.after.call(lambda *values: list(how.total(values[: len(avals)], values[-1])), *finals, *outside)
+    totals: list[Atom] = [final for _, _, final in carries]
+    return totals if how.origin is None else [*totals[: how.origin], *outside, *totals[how.origin :]]
 
 
 def _origin(new: LoopBuilder, atom: Atom, hit: Atom | None) -> tuple[list[Atom], list[Atom]]:

@@ -209,8 +209,8 @@ def _squares(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
     dtype = eqn.outvars[0].aval.dtype
     wide = _wide(dtype)
 
-    def finish(n: Any, mean: Any, squares: Any, center: Any) -> list[Any]:
-        off = mean - _center(lax.convert_element_type(center, wide), axes, mean.shape)
+    def finish(n: Any, base: Any, mean: Any, squares: Any, center: Any) -> list[Any]:
+        off = (base - _center(lax.convert_element_type(center, wide), axes, mean.shape)) + mean
         return [lax.convert_element_type(squares + n * off * off, dtype)]
 
     return _moments(axes, wide, finish)
@@ -221,8 +221,9 @@ def _differences(eqn: JaxprEqn, axes: tuple[int, ...], factors: Sequence[Factor]
     dtype = eqn.outvars[0].aval.dtype
     wide = _wide(dtype)
 
-    def finish(n: Any, mean: Any, squares: Any, center: Any, *values: Any) -> list[Any]:
-        total = n * (mean - _center(lax.convert_element_type(center, wide), axes, mean.shape))
+    def finish(n: Any, base: Any, mean: Any, squares: Any, center: Any, *values: Any) -> list[Any]:
+        # What is summed up here is the rounding of the center, mostly: `base + mean`, rounded, would be no better.
+        total = n * ((base - _center(lax.convert_element_type(center, wide), axes, mean.shape)) + mean)
         left = list(values)
         for factor in factors:
             if factor.atom is None:
@@ -237,25 +238,27 @@ def _differences(eqn: JaxprEqn, axes: tuple[int, ...], factors: Sequence[Factor]
 
 
 def _moments(axes: tuple[int, ...], wide: Any, finish: Callable[..., list[Any]]) -> Reduced:
+    """Accumulates `(n, base, mean - base, squares around the mean)`: a mean has more digits in two parts than in one."""
+
 
     def block(start: Any, size: int, y: Any) -> list[Any]:
         y = lax.convert_element_type(y, wide)
         n = int(np.prod([y.shape[d] for d in axes]))
         if n == 1:
             mean = lax.squeeze(y, axes)
-            return [lax.full((), 1, wide), mean, lax.full_like(mean, 0)]
+            return [lax.full((), 1, wide), mean, lax.full_like(mean, 0), lax.full_like(mean, 0)]
         mean = lax.reduce_sum(y, axes) / np.asarray(n, wide)
         kept = tuple(d for d in range(y.ndim) if d not in axes)
         rest = y - lax.broadcast_in_dim(mean, y.shape, kept)
-        return [lax.full((), n, wide), mean, lax.reduce_sum(rest * rest, axes)]
+        return [lax.full((), n, wide), mean, lax.full_like(mean, 0), lax.reduce_sum(rest * rest, axes)]
 
     def combine(a: Any, b: Any) -> Any:
-        (n, mean, squares), (k, other, more) = a, b
+        (n, base, mean, squares), (k, other, rest, more) = a, b
         total = n + k
         # 0 / 0 when both are empty; the share is then of nothing
         share = k / lax.max(total, np.asarray(1, wide))
-        delta = other - mean
-        return total, mean + delta * share, squares + more + delta * delta * (n * share)
+        delta = (other - base) + (rest - mean)
+        return total, base, mean + delta * share, squares + more + delta * delta * (n * share)
 
     monoid = Monoid(MOMENTS, combine, lambda avals: tuple(lax.full(a.shape, 0, a.dtype) for a in avals))
     return Reduced((None,), monoid, block, finish)

@@ -235,7 +235,7 @@ def _typed(value: Callable[..., Any], dtype: Any, *totals: Any) -> Any:
 
 
 HELD: dict[str, dict[str, Callable[..., Any]]] = {
-    "reduce_sum": {MOMENTS: lambda n, mean, squares: n * mean},
+    "reduce_sum": {MOMENTS: lambda n, base, mean, squares: n * (base + mean)},
     "reduce_max": {SOFTMAX: lambda m, s: m, "max ties": lambda m, n: m},
     "reduce_min": {"min ties": lambda m, n: m},
 }

@@ -32,18 +32,17 @@ Join = Callable[[Values, Values], Values]
 class Running:
     """Accumulators that steps join one after the other.
 
-    Laws: after any number of joins `total` gives what `Monoid.combine` gives of all partial results, up to rounding;
-    of the results of `join` that read an accumulator, the first alone may be computed beside the one that replaces it.
+    Laws: any number of joins gives what `Monoid.combine` gives of all partial results, up to rounding; one result of
+    `join` at most reads an old accumulator that another result replaces.
 
     Attributes:
-        join: `join(accumulators, a step's partial results, the first step's) -> accumulators`.
-        total: `total(accumulators, the first step's partial results)`: the accumulators as the monoid's values.
-        origin: which of the first step's partial results `join` and `total` want, by position; -1: none.
+        join: `join(accumulators, a step's partial results, origin) -> accumulators`.
+        origin: the accumulator that keeps the first step's partial result, by position; `join` takes and gives the
+            others only.
     """
 
     join: Callable[[Values, Values, Any], Values]
-    total: Callable[[Values, Any], Values]
-    origin: int = -1
+    origin: int | None = None
 
 
 def running(monoid: Monoid, backwards: bool) -> Running:
@@ -54,34 +53,34 @@ def running(monoid: Monoid, backwards: bool) -> Running:
         backwards: whether a step's indices are smaller than those of all steps before it; else they are larger.
     """
     if monoid.name == MOMENTS:
-        return Running(_moments, lambda values, first: (values[0], first + values[1], values[2]), origin=1)
+        return Running(_moments, origin=1)
     if monoid.name in BESTS:
         better, at_least = BESTS[monoid.name]
-        join = _best(at_least if backwards else better)
+        join = _best(at_least if backwards else better, backwards)
     elif monoid.name in TIES:
         join = _ties(TIES[monoid.name][2])
     else:
         join = _softmax if monoid.name == SOFTMAX else monoid.combine
-    return Running(lambda old, fresh, _: join(old, fresh), lambda values, _: values)
+    return Running(lambda old, fresh, _: join(old, fresh))
 
 
 BESTS = {"argmax": (lax.gt, lax.ge), "argmin": (lax.lt, lax.le)}
 
 
 def _moments(old: Values, fresh: Values, first: Any) -> Values:
-    """Joins `(n, mean - first, squares)`.
+    """Joins `(n, mean - first, squares)`, where `first` is the base of the first step's mean.
 
     A running mean is rounded in each step, to the digits of the mean and not of the spread: the squares would lose
     `mean / deviation` times as much as those of two passes. The first step's mean is one of the data: the distance
     from it is at most `sqrt(n)` deviations.
     """
-    (n, mean, squares), (k, other, more) = old, fresh
+    (n, mean, squares), (k, base, rest, more) = old, fresh
     total = n + k
     before = total - k
     # 0 / 0 when both are empty; the share is then of nothing
-    mean = mean + ((other - first) - mean) * (k / lax.max(total, lax.full_like(total, 1)))
+    mean = mean + (((base - first) + rest) - mean) * (k / lax.max(total, lax.full_like(total, 1)))
     # The other sign: XLA would write one difference to memory for its two readers.
-    off = (first - other) + mean
+    off = ((first - base) - rest) + mean
     # The first step is not off: it is the mean.
     weight = lax.select(lax.gt(before, lax.full_like(before, 0)), k * total / before, lax.full_like(before, 0))
     return total, mean, squares + more + off * off * weight
@@ -107,13 +106,14 @@ def _ties(better: Callable[[Any, Any], Any]) -> Join:
     return join
 
 
-def _best(beats: Callable[[Any, Any], Any]) -> Join:
+def _best(beats: Callable[[Any, Any], Any], takes_ties: bool) -> Join:
     def join(old: Values, fresh: Values) -> Values:
         (best, at), (value, index) = old, fresh
         takes = beats(value, best)
-        # the identity may be equal to the first value; nan beats what is none
+        # the identity may be equal to the first value; nan beats every number
         takes = lax.bitwise_or(takes, lax.eq(at, lax.full_like(at, highest(at.dtype))))
-        takes = lax.bitwise_or(takes, lax.bitwise_and(lax.ne(value, value), lax.eq(best, best)))
+        undefined = lax.ne(value, value)
+        takes = lax.bitwise_or(takes, undefined if takes_ties else lax.bitwise_and(undefined, lax.eq(best, best)))
         at = lax.select(takes, index, at)
         return lax.select(lax.eq(at, index), value, best), at
 
