@@ -96,7 +96,9 @@ def test_no_carry_is_copied(name: str) -> None:
 
     assert not made(jax.make_jaxpr(ag.optimize(f))(x).jaxpr, 16 * x.size)
     compiled = jax.jit(ag.optimize(f)).lower(x).compile().as_text()
-    bodies = [part for part in compiled.split("\n\n") if "ROOT %tuple" in part and "copy(" in part or " fusion(" in part]
+    bodies = [
+        part for part in compiled.split("\n\n") if ("ROOT %tuple" in part and "copy(" in part) or " fusion(" in part
+    ]
     steps = [part for part in bodies if "ENTRY" not in part and "f32[4096]" in part and "get-tuple-element" in part]
     assert steps
     assert not [line for part in steps for line in part.split("\n") if "[4096]" in line and " copy(" in line]
@@ -121,9 +123,6 @@ def test_digits(name: str, gradient: bool) -> None:
 
     f = jax.grad(lambda *args: (value(*args) ** 2).sum(), 1) if gradient else value
     args = [np.asarray(x, np.float32) for x in ILL[name]()]
-
-    def wide(x0: Any, xs: Any) -> Any:
-        return (x0 + xs).astype(np.float64).var(0)
 
     with jax.enable_x64(True):
         ys = jnp.asarray((args[0] + args[1]).astype(np.float64))
@@ -182,14 +181,16 @@ def test_a_gradient_reads_the_stack_once() -> None:
         def passes(jaxpr: Any) -> list[str]:
             stack = lambda v: getattr(v.aval, "size", 0) >= 64 * 4096  # noqa: E731
             inner = [p for e in jaxpr.eqns for one in inner_jaxprs(e) for p in passes(one)]
-            return inner + [e.primitive.name for e in jaxpr.eqns if e.primitive.name == "reduce_sum" and stack(e.invars[0])]
+            return inner + [
+                e.primitive.name for e in jaxpr.eqns if e.primitive.name == "reduce_sum" and stack(e.invars[0])
+            ]
 
         assert passes(before)
         assert not passes(after)
 
 
 def test_sums_of_differences_with_factors() -> None:
-    """`sum(a * (y - mean))` for factors of every kind that does not vary along the sum, and left alone for one that does."""
+    """`sum(a * (y - mean))` for every kind of factor that does not vary along the sum, and for one that does."""
 
     def f(x0: Any, w: Any) -> Any:
         ys = lax.scan(lambda c, _: (0.9 * c, c), x0, None, length=16)[1]

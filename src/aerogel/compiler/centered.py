@@ -91,7 +91,7 @@ def _scaled(eqn: JaxprEqn, index: int, centered: dict[Var, Centered], late: Afte
     """The link of a difference with one more factor."""
     for a, b in (eqn.invars[:2], eqn.invars[::-1][:2]) if len(eqn.invars) == 2 else ((eqn.invars[0], None),):
         link = centered.get(a) if is_var(a) else None
-        if link is None or link.form != "difference" or (is_var(b) and b in centered):
+        if link is None or link.form != "difference" or (b is not None and is_var(b) and b in centered):
             continue
         factor = Factor(None) if b is None else _factor(b, late)
         if factor is not None:
@@ -238,8 +238,7 @@ def _differences(eqn: JaxprEqn, axes: tuple[int, ...], factors: Sequence[Factor]
 
 
 def _moments(axes: tuple[int, ...], wide: Any, finish: Callable[..., list[Any]]) -> Reduced:
-    """Accumulates `(n, base, mean - base, squares around the mean)`: a mean has more digits in two parts than in one."""
-
+    """Accumulates `(n, base, mean - base, squares around the mean)`: a mean in two parts has more digits."""
 
     def block(start: Any, size: int, y: Any) -> list[Any]:
         y = lax.convert_element_type(y, wide)

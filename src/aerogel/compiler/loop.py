@@ -15,11 +15,13 @@ from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .axes.elementwise import NAMES as ELEMENTWISE
+from .cost.primitives import DEAR
 from .program import Builder, copy_equation, is_var, substitute
 
 # A step more is little beside this many; of what is light it is always.
 MANY_STEPS = 32
-LIGHT = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "iota", "reduce_sum"))
+SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "iota", "reduce_sum")
+LIGHT = frozenset((*ELEMENTWISE, *SHAPING)) - DEAR
 
 
 @dataclass(frozen=True)

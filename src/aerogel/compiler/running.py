@@ -60,7 +60,7 @@ def running(monoid: Monoid, backwards: bool) -> Running:
     elif monoid.name in TIES:
         join = _ties(TIES[monoid.name][2])
     else:
-        join = _softmax if monoid.name == SOFTMAX else monoid.combine
+        join = _softmax if monoid.name == SOFTMAX else lambda old, fresh: monoid.combine(tuple(old), tuple(fresh))
     return Running(lambda old, fresh, _: join(old, fresh))
 
 

@@ -62,7 +62,9 @@ def _same(a: Jaxpr, b: Jaxpr) -> bool:
 def _same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
     if p.primitive is not q.primitive or p.primitive.name in KEPT_APART or p.effects or q.effects or p.ctx != q.ctx:
         return False
-    return p.params.keys() == q.params.keys() and all(param_key(p.params[k]) == param_key(q.params[k]) for k in p.params)
+    return p.params.keys() == q.params.keys() and all(
+        param_key(p.params[k]) == param_key(q.params[k]) for k in p.params
+    )
 
 
 def _type(v: Var) -> Any:
