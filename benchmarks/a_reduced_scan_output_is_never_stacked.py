@@ -270,6 +270,8 @@ REDUCTIONS = (
         start(B),
         grad=(0,),
         bounds=SAVES,
+        notes="the shift of the shifted sums is the initial state: free of memory, good here, and wrong in every digit "
+        "where the states go far from it; Aerogel keeps the first output, one array more",
     ),
     Case(
         "weighted sum over time",

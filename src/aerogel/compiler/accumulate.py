@@ -14,12 +14,14 @@ from .axes import Axis, Monoid, Reduced, along
 from .centered import MOMENTS, SOFTMAX
 from .loop import Loop, LoopBuilder, strong
 from .program import is_var
+from .running import running
 from .window import Window, in_window, position
 
 # A running sum of T terms loses up to T ulp, a stacked and then reduced one about log2(T). From this many steps on,
-# partial sums that are small beside what a step reduces are stacked: it costs no more than a carry (measured).
+# partial sums that are small beside what a step reduces are stacked: it costs no more than a carry (measured), and less
+# than a hundredth of the memory of all steps.
 STACKED_FROM = 64
-SMALL = 16
+SMALL = 128
 
 
 def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window: Window, step_size: int) -> list[Atom]:
@@ -39,18 +41,41 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
     sums = monoid.name in (MOMENTS, SOFTMAX) or (monoid.name == "add" and jnp.issubdtype(first.dtype, jnp.inexact))
     if sums and small and window.count >= STACKED_FROM:
         return _stacked(new, monoid, partial, start, hit)
-    carries = [new.carry(atom) for atom in start]
+    how = running(monoid, is_backwards(new, window))
+    inside, outside = ([], []) if how.origin is None else _origin(new, partial[how.origin], hit)
+    carries = [new.carry(atom) for k, atom in enumerate(start) if k != how.origin]
 
     def combine(*values: Any) -> list[Any]:
-        k = len(avals)
-        old, fresh, hits = values[:k], values[k : 2 * k], values[2 * k :]
-        out = monoid.combine(tuple(old), tuple(fresh))
-        return [chosen(hits[0], a, b) if hits else a for a, b in zip(out, old, strict=True)]
+        k, m = len(carries), len(carries) + len(avals)
+        old, fresh, rest = values[:k], values[k:m], list(values[m:])
+        out = how.join(old, fresh, rest.pop(0) if inside else None)
+        return [chosen(rest[0], a, b) if rest else a for a, b in zip(out, old, strict=True)]
 
-    outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *([] if hit is None else [hit]))
+    hits = [] if hit is None else [hit]
+    outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *inside, *hits)
     for (_, set_next, _), out in zip(carries, outs, strict=True):
         set_next(out)
-    return [final for _, _, final in carries]
+    totals: list[Atom] = [final for _, _, final in carries]
+    return totals if how.origin is None else [*totals[: how.origin], *outside, *totals[how.origin :]]
+
+
+def _origin(new: LoopBuilder, atom: Atom, hit: Atom | None) -> tuple[list[Atom], list[Atom]]:
+    """The first value of an atom of the body: as an atom of the body, and as one after the loop."""
+    first = new.first(atom) if hit is None else None
+    if first is not None:
+        return [new.const(first)], [first]
+    # a carry that changes once
+    zero, unset = new.before.call(lambda: [lax.full(atom.aval.shape, 0, atom.aval.dtype), np.bool_(True)])
+    (var, set_next, final), (is_unset, set_seen, _) = new.carry(zero), new.carry(unset)
+
+    def take(is_unset: Any, old: Any, value: Any, *hit: Any) -> list[Any]:
+        takes = lax.bitwise_and(is_unset, *hit) if hit else is_unset
+        return [chosen(takes, value, old), lax.bitwise_and(is_unset, lax.bitwise_not(takes))]
+
+    now, seen = new.body.call(take, is_unset, var, atom, *([] if hit is None else [hit]))
+    set_next(now)
+    set_seen(seen)
+    return [now], [final]
 
 
 def _stacked(
@@ -140,6 +165,11 @@ def is_hit(new: LoopBuilder, window: Window) -> Atom | None:
         return None
     (hit,) = new.body.call(lambda t: in_window(t, window), new.index())
     return hit
+
+
+def is_backwards(new: LoopBuilder, window: Window) -> bool:
+    """Whether the steps come in the order of falling places within the window."""
+    return new.reverse != (window.stride < 0)
 
 
 def chosen(hit: Any, a: Any, b: Any) -> Any:

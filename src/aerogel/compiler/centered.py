@@ -8,9 +8,11 @@ maximum of all `y`: the variance and the logsumexp are two passes over the data.
     sum(exp(y - c)) = S * exp(m - c)               m the maximum so far, S = sum(exp(y - m))   (online softmax)
 
 The gradient of a maximum counts its ties, `sum(y == max(y))`: the count so far starts anew at each larger value.
+That of a variance sums up `a * (y - c)` with an `a` that does not vary along the sum either: `a * n * (mean - c)`, from
+the moments that the variance itself has accumulated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +33,7 @@ class Centered:
 
     `center` does not vary along time; `chain` are the places of the equations so far, `difference` the variable
     that the form was taken of. Ties (`form` "max ties" or "min ties") are counted over the dimensions `axes`.
+    A difference may be multiplied by `factors`.
     """
 
     value: Var
@@ -40,6 +43,15 @@ class Centered:
     var: Var
     difference: Var | None = None
     axes: tuple[int, ...] = ()
+    factors: tuple["Factor", ...] = ()
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of a difference: `atom`, whose dimension `k` is dimension `dims[k]` of the product; or a sign."""
+
+    atom: Atom | None
+    dims: tuple[int, ...] = ()
 
 
 def next_centered(
@@ -60,7 +72,11 @@ def next_centered(
     link = centered.get(eqn.invars[0]) if is_var(eqn.invars[0]) else None
     if link is not None and link.form in TIES and name == "convert_element_type":
         return replace(link, chain=(*link.chain, index), var=out, difference=link.var)
-    if link is None or link.form != "difference":
+    if name in ("mul", "neg"):
+        scaled = _scaled(eqn, index, centered, late)
+        if scaled is not None:
+            return scaled
+    if link is None or link.form != "difference" or link.factors:
         return None
     is_square = (
         name == "square"
@@ -69,6 +85,32 @@ def next_centered(
     )
     form = "square" if is_square else "exp" if name == "exp" else None
     return None if form is None else replace(link, form=form, chain=(*link.chain, index), var=out, difference=link.var)
+
+
+def _scaled(eqn: JaxprEqn, index: int, centered: dict[Var, Centered], late: After) -> Centered | None:
+    """The link of a difference with one more factor."""
+    for a, b in (eqn.invars[:2], eqn.invars[::-1][:2]) if len(eqn.invars) == 2 else ((eqn.invars[0], None),):
+        link = centered.get(a) if is_var(a) else None
+        if link is None or link.form != "difference" or (b is not None and is_var(b) and b in centered):
+            continue
+        factor = Factor(None) if b is None else _factor(b, late)
+        if factor is not None:
+            return replace(link, chain=(*link.chain, index), var=eqn.outvars[0], factors=(*link.factors, factor))
+    return None
+
+
+def _factor(atom: Atom, late: After) -> Factor | None:
+    """What is broadcast to a factor; None for one that may hold something else in each step."""
+    if not atom.aval.shape:
+        return Factor(atom)
+    place = late.level.made_by.get(atom) if is_var(atom) else None
+    maker = None if place is None else late.level.eqns[place]
+    if maker is None or maker.primitive.name != "broadcast_in_dim":
+        return None
+    dims = tuple(int(d) for d in maker.params["broadcast_dimensions"])
+    operand = maker.invars[0]
+    full = all(n == atom.aval.shape[d] for n, d in zip(operand.aval.shape, dims, strict=True))
+    return Factor(operand, dims) if full else None
 
 
 TIES = {"max ties": ("reduce_max", lax.reduce_max, lax.max), "min ties": ("reduce_min", lax.reduce_min, lax.min)}
@@ -99,7 +141,7 @@ def centered_sum(
     if eqn.primitive.name != "reduce_sum" or not is_var(eqn.invars[0]):
         return None
     link = centered.get(eqn.invars[0])
-    if link is None or link.form == "difference":
+    if link is None:
         return None
     axes = tuple(eqn.params["axes"])
     if link.form in TIES:
@@ -107,11 +149,14 @@ def centered_sum(
     center_shape = link.center.aval.shape
     if not all(d >= len(center_shape) or center_shape[d] == 1 for d in axes):
         return None
+    if link.form == "difference":
+        varies = any(d in axes for factor in link.factors for d in factor.dims)
+        return None if varies else (_differences(eqn, axes, link.factors), replace(link, chain=()))
+    make = _squares if link.form == "square" else _exponentials
     if len(readers.get(link.var, ())) != 1:
-        return None
+        return make(eqn, axes), replace(link, chain=())
     difference = centered[link.difference] if link.difference is not None else link
     private = len(readers.get(difference.var, ())) == 1
-    make = _squares if link.form == "square" else _exponentials
     return make(eqn, axes), link if private else replace(link, chain=link.chain[1:])
 
 
@@ -160,31 +205,59 @@ SOFTMAX = "online softmax"
 
 
 def _squares(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
+    """`sum((y - c)^2)`."""
     dtype = eqn.outvars[0].aval.dtype
     wide = _wide(dtype)
+
+    def finish(n: Any, base: Any, mean: Any, squares: Any, center: Any) -> list[Any]:
+        off = (base - _center(lax.convert_element_type(center, wide), axes, mean.shape)) + mean
+        return [lax.convert_element_type(squares + n * off * off, dtype)]
+
+    return _moments(axes, wide, finish)
+
+
+def _differences(eqn: JaxprEqn, axes: tuple[int, ...], factors: Sequence[Factor]) -> Reduced:
+    """`sum(a * b * ... * (y - c))`."""
+    dtype = eqn.outvars[0].aval.dtype
+    wide = _wide(dtype)
+
+    def finish(n: Any, base: Any, mean: Any, squares: Any, center: Any, *values: Any) -> list[Any]:
+        # What is summed up here is the rounding of the center, mostly: `base + mean`, rounded, would be no better.
+        total = n * ((base - _center(lax.convert_element_type(center, wide), axes, mean.shape)) + mean)
+        left = list(values)
+        for factor in factors:
+            if factor.atom is None:
+                total = lax.neg(total)
+                continue
+            kept = [d - sum(axis < d for axis in axes) for d in factor.dims]
+            value = lax.convert_element_type(left.pop(0), wide)
+            total = total * lax.broadcast_in_dim(value, total.shape, kept)
+        return [lax.convert_element_type(total, dtype)]
+
+    return _moments(axes, wide, finish)
+
+
+def _moments(axes: tuple[int, ...], wide: Any, finish: Callable[..., list[Any]]) -> Reduced:
+    """Accumulates `(n, base, mean - base, squares around the mean)`: a mean in two parts has more digits."""
 
     def block(start: Any, size: int, y: Any) -> list[Any]:
         y = lax.convert_element_type(y, wide)
         n = int(np.prod([y.shape[d] for d in axes]))
         if n == 1:
             mean = lax.squeeze(y, axes)
-            return [lax.full((), 1, wide), mean, lax.full_like(mean, 0)]
+            return [lax.full((), 1, wide), mean, lax.full_like(mean, 0), lax.full_like(mean, 0)]
         mean = lax.reduce_sum(y, axes) / np.asarray(n, wide)
         kept = tuple(d for d in range(y.ndim) if d not in axes)
         rest = y - lax.broadcast_in_dim(mean, y.shape, kept)
-        return [lax.full((), n, wide), mean, lax.reduce_sum(rest * rest, axes)]
+        return [lax.full((), n, wide), mean, lax.full_like(mean, 0), lax.reduce_sum(rest * rest, axes)]
 
     def combine(a: Any, b: Any) -> Any:
-        (n, mean, squares), (k, other, more) = a, b
+        (n, base, mean, squares), (k, other, rest, more) = a, b
         total = n + k
         # 0 / 0 when both are empty; the share is then of nothing
         share = k / lax.max(total, np.asarray(1, wide))
-        delta = other - mean
-        return total, mean + delta * share, squares + more + delta * delta * (n * share)
-
-    def finish(n: Any, mean: Any, squares: Any, center: Any) -> list[Any]:
-        off = mean - _center(lax.convert_element_type(center, wide), axes, mean.shape)
-        return [lax.convert_element_type(squares + n * off * off, dtype)]
+        delta = (other - base) + (rest - mean)
+        return total, base, mean + delta * share, squares + more + delta * delta * (n * share)
 
     monoid = Monoid(MOMENTS, combine, lambda avals: tuple(lax.full(a.shape, 0, a.dtype) for a in avals))
     return Reduced((None,), monoid, block, finish)

@@ -194,7 +194,12 @@ def seconds_to_cross(region: Region, value: Var, machine: Machine) -> float:
 
 def seconds_to_reduce(level: Level, site: Site, machine: Machine) -> float:
     """Time to reduce a value over time after the loop: reading it, and slowly where other dimensions are kept."""
-    if not isinstance(site.answer, Reduced) or not _fuses(site.eqn) or not is_var(site.reads[0]):
+    if not isinstance(site.answer, Reduced) or not is_var(site.reads[0]):
+        return 0.0
+    if site.eqn.primitive.name == "dot_general":
+        steps = site.window.count * jaxpr_seconds(step_program(site).jaxpr, machine)
+        return max(0.0, equation_seconds(site.eqn, machine) - steps)
+    if not _fuses(site.eqn):
         return 0.0
     aval = site.reads[0].aval
     speed = machine.bytes_per_second if nbytes(aval) > machine.cache_bytes else machine.cache_bytes_per_second

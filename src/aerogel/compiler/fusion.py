@@ -53,6 +53,7 @@ class _Fusion:
         self.producers = Producers(self.level, self.new, self.region.index, self.moved)
         self.derived = derived_sums(self.sites)
         self.delays = Delays(self.new, self.region, self.sites)
+        self.totals: dict[tuple[Any, ...], Sequence[Atom]] = {}  # of sums around a late center, which may share them
         self.steps: dict[Var, Atom] = {}  # a stacked value with time in front -> its entry in the body
 
     def run(self) -> tuple[Edit, JaxprEqn]:
@@ -155,13 +156,14 @@ class _Fusion:
             return
         if isinstance(answer, Reduced) and (site.eqn.outvars[0]) in self.derived:
             return  # comes out of another site's accumulators
+        if isinstance(answer, Reduced) and site.late and _held(site) in self.totals:
+            self._finish(site, answer, self.totals[_held(site)])
+            return
         ins = self._reads(site)
         if isinstance(answer, Reduced) and site.index in self.searched:
             body = self.new.body
             body.like = site.eqn
-            totals = search(
-                self.new, answer, site.eqn, self._place_in_window(site), ins[0], is_hit(self.new, site.window)
-            )
+            totals = search(self.new, answer, site.eqn, self._place_in_window(site), ins[0], site.window)
             self._finish(site, answer, totals)
             body.like = self.loop.eqn
             return
@@ -205,6 +207,8 @@ class _Fusion:
         self.new.body.like = site.eqn
         totals = accumulate(self.new, answer.monoid, parts, site.window, step_size)
         self.new.body.like = self.loop.eqn
+        if site.late and answer.monoid.name in (MOMENTS, SOFTMAX):  # ties are counted in the type of their sum
+            self.totals[_held(site)] = totals
         self._finish(site, answer, totals)
 
     def _finish(self, site: Site, answer: Reduced, totals: Sequence[Atom]) -> None:
@@ -263,11 +267,10 @@ Derived = dict[Var, tuple[Site, Callable[..., Any]]]
 def derived_sums(sites: Sequence[Site]) -> Derived:
     """The sums and maxima that need no accumulator: a variance carries its mean, a logsumexp its maximum."""
     found: Derived = {}
-    rich = {
-        (site.reads[0], tuple(site.eqn.params["axes"]), site.window, site.answer.monoid.name): site
-        for site in sites
-        if isinstance(site.answer, Reduced) and site.late
-    }
+    rich: dict[tuple[Any, ...], Site] = {}
+    for site in sites:
+        if isinstance(site.answer, Reduced) and site.late:
+            rich.setdefault(_held(site), site)
     for site in sites:
         name, out = site.eqn.primitive.name, site.eqn.outvars[0]
         if not isinstance(site.answer, Reduced) or name not in HELD or site.late:
@@ -279,12 +282,18 @@ def derived_sums(sites: Sequence[Site]) -> Derived:
     return found
 
 
+def _held(site: Site) -> tuple[Any, ...]:
+    """What the accumulators of a site around a late center are of: sites for which it is the same can share them."""
+    assert isinstance(site.answer, Reduced)
+    return site.reads[0], tuple(site.eqn.params["axes"]), site.window, site.answer.monoid.name
+
+
 def _typed(value: Callable[..., Any], dtype: Any, *totals: Any) -> Any:
     return lax.convert_element_type(value(*totals), dtype)
 
 
 HELD: dict[str, dict[str, Callable[..., Any]]] = {
-    "reduce_sum": {MOMENTS: lambda n, mean, squares: n * mean},
+    "reduce_sum": {MOMENTS: lambda n, base, mean, squares: n * (base + mean)},
     "reduce_max": {SOFTMAX: lambda m, s: m, "max ties": lambda m, n: m},
     "reduce_min": {"min ties": lambda m, n: m},
 }

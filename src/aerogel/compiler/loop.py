@@ -14,7 +14,14 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from .program import Builder, is_var
+from .axes.elementwise import NAMES as ELEMENTWISE
+from .cost.primitives import DEAR
+from .program import Builder, copy_equation, is_var, substitute
+
+# A step more is little beside this many; of what is light it is always.
+MANY_STEPS = 32
+SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "iota", "reduce_sum")
+LIGHT = frozenset((*ELEMENTWISE, *SHAPING)) - DEAR
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,27 @@ class LoopBuilder:
             entry.next = atom
 
         return entry.var, set_next, entry.final
+
+    def first(self, atom: Atom) -> Atom | None:
+        """What `atom` of the body is in the first step, made before the loop; None where that is much of its work.
+
+        What is made step by step is made once more: elementwise work only, unless there are many steps.
+        """
+        env: dict[Any, Atom] = {entry.var: entry.init for entry in self._carries}
+        env.update((inside, outside) for outside, inside in self._consts.items())
+        needed, taken = {atom}, list[JaxprEqn]()
+        for eqn in reversed(self.body.eqns):
+            if any(v in needed for v in eqn.outvars):
+                needed.update(x for x in eqn.invars if is_var(x))
+                taken.append(eqn)
+        if self.length < MANY_STEPS and not all(eqn.primitive.name in LIGHT for eqn in taken):
+            return None
+        at = self.length - 1 if self.reverse else 0
+        for stacked, inside in self._xs.items():
+            if inside in needed:
+                (env[inside],) = self.before.call(lambda x: lax.index_in_dim(x, at, 0, keepdims=False), stacked)
+        self.before.eqns += [copy_equation(eqn, env) for eqn in reversed(taken)]
+        return substitute(atom, env)
 
     def keep_carry(self, init: Atom, final: Var) -> tuple[Var, Callable[[Atom], None]]:
         """A carry taken over from another loop: types and the final variable stay."""

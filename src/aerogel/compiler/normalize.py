@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from jax import lax
 
 from aerogel import _jax
@@ -17,15 +16,13 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from .identities import simplify_equation
 from .program import Builder, Program, copy_equation, inner_jaxprs, is_var, rename, substitute, with_equations
 from .report import Decision
+from .same import KEPT_APART, literal_key, param_key
 from .tidy import stacked_once, tidy_loop
 from .views import Views
 
 # A call that stands in a program once is always inlined. One that is called from several places stays a function
 # (JAX lowers it once) unless its body is this small: jnp's own helpers (`where`, `clip`, ...) are.
 SMALL_CALL = 24
-
-# Equal equations that must stay two: one is a new draw each time though it has no effect, the other a barrier.
-KEPT_APART = frozenset({"rng_uniform", "optimization_barrier"})
 
 LOOPS_AND_BRANCHES = frozenset({"scan", "while", "cond", "jit", "closed_call", "checkpoint", "remat2", "remat"})
 
@@ -240,14 +237,12 @@ def with_static_starts(eqn: JaxprEqn) -> JaxprEqn:
 
 def _key(eqn: JaxprEqn) -> Any:
     """Two equations with one key compute the same; None when that cannot be told."""
-    if any(isinstance(v, _jax.DropVar) for v in eqn.outvars):
-        return None
     try:
         key = (
             eqn.primitive,
             tuple(_atom_key(x) for x in eqn.invars),
-            tuple((k, _param_key(v)) for k, v in sorted(eqn.params.items())),
-            tuple(v.aval for v in eqn.outvars),
+            tuple((k, param_key(v)) for k, v in sorted(eqn.params.items())),
+            tuple((isinstance(v, _jax.DropVar), v.aval) for v in eqn.outvars),
             eqn.ctx,
         )
         hash(key)
@@ -257,20 +252,7 @@ def _key(eqn: JaxprEqn) -> Any:
 
 
 def _atom_key(x: Atom) -> Any:
-    if is_var(x):
-        return id(x)
-    assert isinstance(x, Literal)
-    value = np.asarray(x.val)
-    # bytes, not equality: 0.0 == -0.0, and nan != nan
-    return ("literal", value.tobytes(), value.dtype.str, value.shape, x.aval)
-
-
-def _param_key(value: Any) -> Any:
-    if isinstance(value, ClosedJaxpr):  # JAX's own dead-code elimination closes a body that loops share once for each
-        return (id(value.jaxpr), *map(id, value.consts))
-    if isinstance(value, tuple):
-        return tuple(map(_param_key, value))
-    return id(value) if isinstance(value, Jaxpr) else (type(value), value)
+    return id(x) if is_var(x) else literal_key(x)
 
 
 def drop_dead(jaxpr: Jaxpr) -> Jaxpr:

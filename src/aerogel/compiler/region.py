@@ -145,7 +145,8 @@ def _site(
         reduced, link = found
         window = region.stacked[link.value].window
         axis = region.stacked[link.value].axis
-        return Site(eqn, index, reduced, (link.value,), (axis,), window, (link.center,), link.chain)
+        late = (link.center, *(f.atom for f in link.factors if f.atom is not None))
+        return Site(eqn, index, reduced, (link.value,), (axis,), window, late, link.chain)
     link = next_centered(eqn, index, centered, region.stacked, region.late)
     if link is not None:
         return link

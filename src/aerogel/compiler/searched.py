@@ -11,11 +11,13 @@ from jax import lax
 
 from aerogel._jax import Atom, JaxprEqn
 
+from .accumulate import is_backwards, is_hit
 from .axes import Reduced
 from .cost import Machine
 from .loop import LoopBuilder, strong
 from .program import is_var
 from .region import Site
+from .window import Window
 
 # Below, the branch costs what it saves.
 SMALLEST_STEP = 512
@@ -30,11 +32,11 @@ def is_searched(site: Site, machine: Machine) -> bool:
     return is_var(x) and x.aval.size >= SMALLEST_STEP * site.window.count
 
 
-def search(new: LoopBuilder, answer: Reduced, eqn: JaxprEqn, index: Atom, x: Atom, hit: Atom | None) -> list[Atom]:
-    """The best value of all steps (those with `hit`) and its index, as atoms after the loop.
+def search(new: LoopBuilder, answer: Reduced, eqn: JaxprEqn, index: Atom, x: Atom, window: Window) -> list[Atom]:
+    """The best value of the steps in `window` and its index, as atoms after the loop.
 
     Args:
-        new: the loop under construction; `index`, `x` and `hit` are atoms of its body.
+        new: the loop under construction; `index` (within the window) and `x` are atoms of its body.
         answer: how one step gives its best value and the index of that.
         eqn: the `argmax` or `argmin`.
     """
@@ -43,8 +45,9 @@ def search(new: LoopBuilder, answer: Reduced, eqn: JaxprEqn, index: Atom, x: Ato
     carries = [new.carry(atom) for atom in new.before.call(lambda: list(answer.monoid.identity(avals)))]
     reduce, better, at_least = EXTREMES[eqn.primitive.name]
     floating = jnp.issubdtype(x.aval.dtype, jnp.floating)
-    # Steps in order need a strictly better value: of equal ones the first counts. An integer may equal the identity.
-    raises = better if floating and not new.reverse else at_least
+    # Indices that rise need a strictly better value: of equal ones the first counts. An integer may equal the identity.
+    raises = better if floating and not is_backwards(new, window) else at_least
+    hit = is_hit(new, window)
 
     def step(best: Any, at: Any, start: Any, x: Any, *hit: Any) -> list[Any]:
         look = raises(reduce(x, range(x.ndim)), lax.reshape(best, ()))

@@ -17,7 +17,7 @@ from ..parts import joins_a_loop, take_apart
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision
-from ..running import as_scan, is_running, rounds
+from ..totals import as_scan, is_running, rounds
 from ..views import with_slices
 
 NAME = "loop-parts"
