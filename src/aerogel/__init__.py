@@ -13,13 +13,18 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from . import compiler as compiler
     from .module import AbstractField as AbstractField
     from .module import FieldError as FieldError
+    from .module import FileError as FileError
     from .module import FrozenError as FrozenError
+    from .module import MismatchError as MismatchError
     from .module import Module as Module
     from .module import PathError as PathError
+    from .module import SaveError as SaveError
     from .module import StructureError as StructureError
     from .module import Tie as Tie
     from .module import TieError as TieError
     from .module import field as field
+    from .module import load as load
+    from .module import save as save
     from .module import tie as tie
     from .module import ties as ties
     from .module import untie as untie
@@ -30,11 +35,13 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
 _HOME = {
     **dict.fromkeys(("AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"), ".module"),
     **dict.fromkeys(("FieldError", "FrozenError", "PathError", "StructureError", "TieError"), ".module"),
+    **dict.fromkeys(("FileError", "MismatchError", "SaveError", "load", "save"), ".module"),
     **dict.fromkeys(("explain", "optimize", "verify"), ".transform"),
 }
 __all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError"]
 __all__ += ["AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"]
 __all__ += ["FieldError", "FrozenError", "PathError", "StructureError", "TieError"]
+__all__ += ["FileError", "MismatchError", "SaveError", "load", "save"]
 __all__ += ["explain", "optimize", "verify"]
 
 
