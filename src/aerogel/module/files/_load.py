@@ -137,7 +137,7 @@ def _renamed(archive: Archive, rename: Rename) -> tuple[dict[str, str], dict[str
     """The names of the file's entries by their new ones, and the new aliases."""
     renamed = renaming(rename)
     entries: dict[str, str] = {}
-    for name in archive.header.arrays:
+    for name in archive.manifest.leaves:
         to = renamed(name)
         if to in entries:
             got, wanted = f"{entries[to]!r} and {name!r} to {to!r}", "different names for different leaves"

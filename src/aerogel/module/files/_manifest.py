@@ -89,9 +89,10 @@ def _leaves(said: Any, arrays: Mapping[str, Stored], place: str) -> dict[str, Sp
     if type(said) is not dict or said.keys() != arrays.keys():
         raise FileError(what="the manifest and the header name different arrays.", place=place)
     found = {}
-    for name, array in arrays.items():
+    for name, entry in said.items():  # in the order of the tree; that of the header is the file's
         here = f"{place}: {shown(name)}"
-        found[name] = _spec(said[name], here)
+        array = arrays[name]
+        found[name] = _spec(entry, here)
         if not found[name].is_stored_as(array):
             got = f"{array.dtype}{list(array.shape)}"
             raise FileError(what="the header contradicts the manifest.", place=here, got=got, wanted=str(found[name]))
