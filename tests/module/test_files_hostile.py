@@ -44,11 +44,11 @@ def file_of(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-def load_bytes(content: bytes, like: Any = None) -> Any:
+def load_bytes(content: bytes, like: Any = None, **options: Any) -> Any:
     """What is loaded from a file with this content."""
     with new_file() as path:
         path.write_bytes(content)
-        return ag.load(path, like=like)
+        return ag.load(path, like=like, **options)
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -123,6 +123,7 @@ ATTACKS: dict[str, bytes] = {
     "offsets beyond 64 bits": file_of(entry(data_offsets=[2**64, 2**64 + 2]), b"ab"),
     "three offsets": file_of(entry(data_offsets=[0, 1, 2]), b"ab"),
     "size that is not the shape's": file_of(entry(data_offsets=[0, 1]), b"a"),
+    "end that is not the shape's": file_of(entry(data_offsets=[0, 1]), b"ab"),
     "overlap": file_of(entry() | {"b": {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]}}, b"abc"),
     "one place for two": file_of(entry() | {"b": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}, b"ab"),
     "gap": file_of(entry() | {"b": {"dtype": "U8", "shape": [2], "data_offsets": [3, 5]}}, b"abcde"),
@@ -194,6 +195,20 @@ def test_ties_that_lead_back_end(chain: dict[str, str]) -> None:
     np.testing.assert_array_equal(load_bytes(content)["a"], [97, 98])
     with pytest.raises(MismatchError):
         load_bytes(content, like=[np.zeros(2, np.uint8)])
+
+
+def test_long_chains_and_many_names_take_no_time() -> None:
+    """Following ties and proposing names stays linear in the file: a million pairs would take minutes."""
+    count = 20_000
+    chain = {f"t{i}": {"source": f"t{i + 1}"} for i in range(count)} | {f"t{count}": {"source": "a"}}
+    content = file_of(manifest(ties=chain), b"ab")
+    like = {f"t{i}": np.zeros(2, np.uint8) for i in range(0, count, 10)} | {"a": np.zeros(2, np.uint8)}
+    loaded = load_bytes(content, like=like, convention="torch")
+    np.testing.assert_array_equal(loaded["t10"], [97, 98])
+    entries = {f"n{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(3000)}
+    with pytest.raises(MismatchError) as caught:
+        load_bytes(file_of(entries), like={f"m{i}": np.zeros(0, np.uint8) for i in range(3000)})
+    assert len(caught.value.differences) == 6000
 
 
 def test_names_in_messages_move_no_cursor() -> None:

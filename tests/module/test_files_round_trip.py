@@ -267,3 +267,30 @@ def test_uncommitted_arrays_stay_so() -> None:
         free, placed = ag.load(path, like=[jnp.zeros(2), jax.device_put(jnp.zeros(2), device)])
     assert not free.committed
     assert placed.devices() == {device}
+
+
+def test_shapes_made_under_a_mesh() -> None:
+    """`eval_shape` of a constructor that shards tells axes and no devices: those are the mesh's that is in use."""
+    sharding = NamedSharding(mesh(), PartitionSpec("x", "y"))
+
+    def make() -> Any:
+        return {"w": jax.device_put(jnp.arange(32.0).reshape(8, 4), sharding), "key": jax.random.key(0)}
+
+    with new_file() as path:
+        ag.save(path, make())
+        with jax.set_mesh(mesh()):
+            shapes = jax.eval_shape(make)
+            assert isinstance(shapes["w"].sharding.mesh, jax.sharding.AbstractMesh)
+            loaded = ag.load(path, like=shapes)
+            check_same(loaded, make())
+        assert loaded["w"].sharding == sharding
+        with pytest.raises(ag.UsageError, match="set_mesh"):
+            ag.load(path, like=shapes)
+
+
+def test_loading_into_traced_arrays() -> None:
+    """Inside jit, `like` may be the function's own argument: what is loaded is a constant of the program."""
+    tree = {"w": jnp.arange(3.0), "key": jax.random.key(0)}
+    with new_file() as path:
+        ag.save(path, tree)
+        check_same(jax.jit(lambda like: ag.load(path, like=like))(zeros_like(tree)), tree)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 
 import jax.numpy as jnp
 
@@ -10,6 +11,8 @@ from ._encoding import ENCODINGS
 from ._errors import Difference, MismatchError
 from ._names import followed
 from ._spec import Spec
+
+MOST_TRIED = 50  # names that are compared for a proposal
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,13 @@ def fit(
         aliases: further names of entries, from ties in the file.
         cast: whether another dtype will do.
     """
+    aliases = followed(aliases)
     places: dict[str, list[str]] = {}
-    for place in ties:
-        places.setdefault(followed(place, ties), []).append(place)
+    for place, name in followed(ties).items():
+        places.setdefault(name, []).append(place)
     sources, copies, differences = {}, [], []
     for name, spec in wanted.items():
-        names = [followed(each, aliases) for each in (name, *places.get(name, ()))]
+        names = [aliases.get(each, each) for each in (name, *places.get(name, ()))]
         entries = list(dict.fromkeys(each for each in names if each in found))
         if not entries:
             differences.append(Difference("missing", name, in_tree=str(spec)))
@@ -91,8 +95,8 @@ def refusal(differences: Iterable[Difference], place: str) -> MismatchError:
 def _advice(differences: tuple[Difference, ...]) -> str:
     missing = {each.name: each.in_tree for each in differences if each.kind == "missing"}
     unexpected = {each.name: each.in_file for each in differences if each.kind == "unexpected"}
-    for name, spec in missing.items():
-        alike = [other for other, its in unexpected.items() if its == spec]
+    for name, spec in islice(missing.items(), MOST_TRIED):
+        alike = list(islice((other for other, its in unexpected.items() if its == spec), MOST_TRIED))
         near = get_close_matches(name, alike, n=1, cutoff=0.4)
         if near:
             return f"if the names changed: load(..., rename={{{near[0]!r}: {name!r}}})"

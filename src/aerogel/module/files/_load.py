@@ -9,9 +9,10 @@ from typing import Any, TypeVar, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
 
 from ..._errors import UsageError
-from ..._jax import with_weak_type
+from ..._jax import Tracer, with_weak_type
 from ._archive import Archive, opened
 from ._errors import Difference
 from ._fit import Fit, fit, refusal
@@ -221,7 +222,24 @@ def _made(leaf: Any, spec: Spec, source: _Source) -> Any:
 
 
 def _sharding_of(leaf: Any) -> Any:
-    """Where the leaf is to be; None for wherever JAX puts an array that nobody gave a place."""
+    """Where the leaf is to be; None for wherever JAX puts an array that nobody gave a place. Tracers are nowhere."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf.sharding
-    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+        return _with_devices(leaf.sharding)
+    is_placed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
+    return leaf.sharding if is_placed else None
+
+
+def _with_devices(sharding: Any) -> Any:
+    """The sharding on the mesh in use, if it came from a trace, where meshes have no devices.
+
+    Raises:
+        UsageError: no mesh of that form is in use.
+    """
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
+        return sharding
+    mesh = jax.sharding.get_mesh()
+    if mesh.abstract_mesh != sharding.mesh:
+        wanted = "shapes whose shardings have devices"
+        to_fix = "load inside of `with jax.set_mesh(mesh):`, as the shapes were made"
+        raise UsageError(argument="like", got=sharding, wanted=wanted, function="load", to_fix=to_fix)
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)

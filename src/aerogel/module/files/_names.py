@@ -52,11 +52,16 @@ def tied_names(tree: Any, convention: Convention) -> dict[str, tuple[str, str | 
     return found
 
 
-def followed(name: str, aliases: Mapping[str, str]) -> str:
-    """Where a tie leads to in the end. A file may say that it leads back: then anywhere on the way."""
-    for _ in range(len(aliases)):
-        name = aliases.get(name, name)
-    return name
+def followed(aliases: Mapping[str, str]) -> dict[str, str]:
+    """The aliases with the names that they lead to in the end; without circles, which a file may have."""
+    ends: dict[str, str | None] = {}
+    for name in aliases:
+        way: dict[str, None] = {}
+        while name in aliases and name not in ends and name not in way:
+            way[name] = None
+            name = aliases[name]
+        ends |= dict.fromkeys(way, None if name in way else ends.get(name, name))
+    return {name: end for name, end in ends.items() if end is not None}
 
 
 def renaming(rename: Rename) -> Callable[[str], str | None]:
