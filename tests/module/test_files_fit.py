@@ -199,6 +199,21 @@ def test_transforms_that_return_nothing() -> None:
         assert not path.exists()
 
 
+def test_transforms_that_go_by_values() -> None:
+    """What a transform makes of zeros decides the header: if the array becomes something else, that is an error."""
+
+    def by_value(x: np.ndarray) -> np.ndarray:
+        return x.astype(np.int32) if x.any() else x
+
+    with new_file() as path:
+        with pytest.raises(ag.UsageError, match="zeros"):
+            ag.save(path, np.ones(2, np.float32), transform={"*": by_value})
+        assert not path.exists()
+        ag.save(path, np.ones(2, np.float32))
+        with pytest.raises(ag.UsageError, match="zeros"):
+            ag.load(path, like=np.ones(2, np.float32), transform={"*": by_value})
+
+
 def test_ties_in_the_file_and_in_the_tree() -> None:
     """A file of a tied model fills an untied one, and the other way round, if both copies are equal."""
     with new_file() as path:

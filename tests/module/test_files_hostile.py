@@ -135,6 +135,7 @@ ATTACKS: dict[str, bytes] = {
     "bool of 2": file_of(entry(dtype="BOOL"), b"\x01\x02"),
     "manifest that is no JSON": file_of({"__metadata__": {"aerogel": "x"}, **entry()}, b"ab"),
     "manifest that is a list": file_of({"__metadata__": {"aerogel": "[]"}, **entry()}, b"ab"),
+    "NaN where nobody looks": file_of(manifest(note=float("nan")), b"ab"),
     "no schema": file_of(manifest(schema=None), b"ab"),
     "schema true": file_of(manifest(schema=True), b"ab"),
     "schema of tomorrow": file_of(manifest(schema=2), b"ab"),
@@ -288,6 +289,52 @@ def test_mutated_files(good: bytes, seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(10):
         check_outcome(mutated(good, dice))
+
+
+ODD: list[Any] = [None, True, 0, 1, 2, 3, 4, 8, -1, 2**63, 2.5, "", "U8", "I8", "F32", "BOOL", "uint8", "int4", "key"]
+ODD += ["number", "array", "rbg", "complex", [], [2], [0, 2], [3, 2], [2, 2, 2], {}, {"source": "['w']"}, "['w']"]
+
+
+def replaced(said: Any, dice: random.Random) -> Any:
+    """A value of JSON with one place in it changed: another value there, or it is gone, or doubled."""
+    if not isinstance(said, dict | list) or not said or dice.random() < 0.1:
+        return said + dice.choice([-1, 1, 8]) if type(said) is int and dice.random() < 0.5 else dice.choice(ODD)
+    found = said.copy()
+    place = dice.choice(list(said) if isinstance(said, dict) else range(len(said)))
+    if dice.random() < 0.8:
+        found[place] = replaced(said[place], dice)
+    elif dice.random() < 0.5:
+        del found[place]
+    elif isinstance(found, dict):
+        found[str(dice.choice(ODD))] = said[place]
+    else:
+        found.insert(place, said[place])
+    return found
+
+
+def mutated_within(content: bytes, dice: random.Random) -> bytes:
+    """The file with changes that are still JSON, in its header, in its manifest, and other bytes in its arrays."""
+    end = 8 + struct.unpack("<Q", content[:8])[0]
+    header, data = json.loads(content[8:end]), bytearray(content[end:])
+    said = json.loads(header["__metadata__"]["aerogel"])
+    header |= {"__metadata__": {}} if dice.random() < 0.02 else {}
+    for _ in range(dice.randint(0, 2)):
+        header = replaced(header, dice)
+    for _ in range(dice.randint(0, 2)):
+        said = replaced(said, dice)
+    if isinstance(header, dict) and isinstance(header.get("__metadata__"), dict) and header["__metadata__"]:
+        header["__metadata__"]["aerogel"] = json.dumps(said)
+    for _ in range(dice.randint(0, 3)):
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    return file_of(header, bytes(data))
+
+
+@given(st.integers(0, 2**32))
+def test_changed_headers(good: bytes, seed: int) -> None:
+    """A header that is JSON and says something else gives our error, or loads as what it should be."""
+    dice = random.Random(seed)
+    for _ in range(10):
+        check_outcome(mutated_within(good, dice))
 
 
 def test_every_length(good: bytes) -> None:

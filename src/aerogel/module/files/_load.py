@@ -183,7 +183,9 @@ class _Source:
     def whole(self) -> np.ndarray:
         """All of it."""
         array = self.archive.read(self.name)
-        return transformed(self.transform, self.to, array) if self.spec.kind == "array" else array
+        if self.spec.kind != "array":
+            return array
+        return transformed(self.transform, self.to, array, transformed_spec(self.transform, self.to, self.spec))
 
     def part(self, box: Sequence[slice]) -> np.ndarray:
         """A part of it, without reading the rest where there is nothing to be done to the whole."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..._errors import UsageError, clip
+from ..._errors import clip
 from ..._jax import Tracer
 from . import _manifest
 from ._encoding import ENCODINGS
@@ -94,14 +94,12 @@ def _write(
     start = header_bytes(placed, metadata)
     with replacing(path) as file:
         file.write(start)
-        for to, stored in placed.items():
+        for to in placed:
             item = items[to]
             array = _on_host(item.leaf, item.spec)
             if item.spec.kind == "array":
-                array = transformed(transform, item.name, array)
+                array = transformed(transform, item.name, array, item.outgoing[0])
             data = item.outgoing[0].encoding.encode(array)
-            if data.shape != stored.shape:
-                raise UsageError(argument="transform", got=transform, wanted="a function that goes by shape and dtype")
             file.write(data.reshape(-1).view(np.uint8).data)
 
 

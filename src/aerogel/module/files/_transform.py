@@ -12,8 +12,20 @@ from ._spec import Spec, spec_of
 Transform = Mapping[str, Callable[[np.ndarray], Any]] | Callable[[str, np.ndarray], Any] | None
 
 
-def transformed(transform: Transform, name: str, array: np.ndarray) -> np.ndarray:
-    """The array after the transform of its name; the same one if there is none."""
+def transformed(transform: Transform, name: str, array: np.ndarray, promised: Spec) -> np.ndarray:
+    """The array after the transform of its name; the same one if there is none.
+
+    Raises:
+        UsageError: it is not what the transform made of zeros, by which the rest was decided.
+    """
+    result = _applied(transform, name, array)
+    if spec_of(result) != promised:
+        wanted = f"a function that goes by dtype and shape: {promised} it was for zeros"
+        raise UsageError(argument="transform", got=spec_of(result), wanted=wanted)
+    return result
+
+
+def _applied(transform: Transform, name: str, array: np.ndarray) -> np.ndarray:
     if transform is None:
         return array
     if not isinstance(transform, Mapping):
@@ -27,7 +39,7 @@ def transformed_spec(transform: Transform, name: str, spec: Spec) -> Spec:
     if transform is None or spec.kind != "array":
         return spec
     zeros = np.broadcast_to(np.zeros((), spec.encoding.dtype), spec.shape)
-    result = spec_of(transformed(transform, name, zeros))
+    result = spec_of(_applied(transform, name, zeros))
     if result is None:
         raise UsageError(argument="transform", got=transform, wanted="a function that returns an array of numbers")
     return result
