@@ -130,6 +130,7 @@ ATTACKS: dict[str, bytes] = {
     "gap at the beginning": file_of(entry(data_offsets=[1, 3]), b"abc"),
     "bytes at the end": file_of(entry(), b"abc"),
     "cut off": file_of(entry(), b"a"),
+    "huge array in a small file": file_of(entry(shape=[2**40], data_offsets=[0, 2**40]), b"ab"),
     "metadata that is no object": file_of({"__metadata__": [1], **entry()}, b"ab"),
     "metadata that is no text": file_of({"__metadata__": {"a": 1}, **entry()}, b"ab"),
     "bool of 2": file_of(entry(dtype="BOOL"), b"\x01\x02"),
