@@ -220,6 +220,8 @@ def test_names_in_messages_move_no_cursor() -> None:
         load_bytes(file_of(header, b"ab"), like=[])
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 2000
+    with pytest.raises(FileError):  # before the kind of keys could stand in a list of differences
+        load_bytes(ATTACKS["keys with a name that moves the cursor"], like=[])
 
 
 def test_memory_stays_within_the_files_size() -> None:
