@@ -16,19 +16,24 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import FrozenError as FrozenError
     from .module import Module as Module
     from .module import PathError as PathError
+    from .module import StateError as StateError
     from .module import StructureError as StructureError
     from .module import Tie as Tie
     from .module import TieError as TieError
+    from .module import Variable as Variable
     from .module import field as field
     from .module import tie as tie
     from .module import ties as ties
     from .module import untie as untie
     from .transform import explain as explain
     from .transform import optimize as optimize
+    from .transform import stateful as stateful
     from .transform import verify as verify
 
 _HOME = {
     **dict.fromkeys(("AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"), ".module"),
+    **dict.fromkeys(("StateError", "Variable"), ".module"),
+    **dict.fromkeys(("stateful",), ".transform"),
     **dict.fromkeys(("FieldError", "FrozenError", "PathError", "StructureError", "TieError"), ".module"),
     **dict.fromkeys(("explain", "optimize", "verify"), ".transform"),
 }
@@ -36,6 +41,7 @@ __all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError"]
 __all__ += ["AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"]
 __all__ += ["FieldError", "FrozenError", "PathError", "StructureError", "TieError"]
 __all__ += ["explain", "optimize", "verify"]
+__all__ += ["StateError", "Variable", "stateful"]
 
 
 # The command `aerogel` stands in this package, so Python runs this file before any script starts, and importing JAX

@@ -3,6 +3,7 @@
 from ._errors import FieldError as FieldError
 from ._errors import FrozenError as FrozenError
 from ._errors import PathError as PathError
+from ._errors import StateError as StateError
 from ._errors import StructureError as StructureError
 from ._errors import TieError as TieError
 from ._field import AbstractField as AbstractField
@@ -13,3 +14,4 @@ from ._module import Module as Module
 from ._ties import tie as tie
 from ._ties import ties as ties
 from ._ties import untie as untie
+from ._variable import Variable as Variable

@@ -3,3 +3,4 @@
 from .explain import explain as explain
 from .explain import verify as verify
 from .optimize import optimize as optimize
+from .stateful import stateful as stateful
