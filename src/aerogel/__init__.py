@@ -25,6 +25,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import tie as tie
     from .module import ties as ties
     from .module import untie as untie
+    from .transform import assign as assign
     from .transform import explain as explain
     from .transform import optimize as optimize
     from .transform import stateful as stateful
@@ -33,7 +34,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
 _HOME = {
     **dict.fromkeys(("AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"), ".module"),
     **dict.fromkeys(("StateError", "Variable"), ".module"),
-    **dict.fromkeys(("stateful",), ".transform"),
+    **dict.fromkeys(("assign", "stateful"), ".transform"),
     **dict.fromkeys(("FieldError", "FrozenError", "PathError", "StructureError", "TieError"), ".module"),
     **dict.fromkeys(("explain", "optimize", "verify"), ".transform"),
 }
@@ -41,7 +42,7 @@ __all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError"]
 __all__ += ["AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"]
 __all__ += ["FieldError", "FrozenError", "PathError", "StructureError", "TieError"]
 __all__ += ["explain", "optimize", "verify"]
-__all__ += ["StateError", "Variable", "stateful"]
+__all__ += ["StateError", "Variable", "assign", "stateful"]
 
 
 # The command `aerogel` stands in this package, so Python runs this file before any script starts, and importing JAX

@@ -411,7 +411,26 @@ trace_key = jax_config.trace_context
 # A place that a program reads and writes while it is traced: JAX's type of mutable arrays. `get` and `swap`, JAX's
 # own operations on it, are not enough: under `vmap` they refuse values that are one for the whole batch, and under
 # `checkpoint` they happen again in the backward pass.
-place_type = AbstractRef
+def is_place(aval: Any) -> bool:
+    """Whether a type is that of a place."""
+    return isinstance(aval, AbstractRef)
+
+
+def trace_places(flat_fun: Callable[..., Sequence[Any]], values: Sequence[Any]) -> ClosedJaxpr:
+    """The program of a function of places that hold `values`; it returns flat results."""
+    debug_info = api_util.debug_info("stateful", flat_fun, tuple(values), {})
+    return trace_flat(flat_fun, debug_info, [AbstractRef(core.shaped_abstractify(value)) for value in values])
+
+
+@contextlib.contextmanager
+def refused_branches(error: Callable[[], Exception]):
+    """JAX's refusal of branches with places under `vmap` as another error."""
+    try:
+        yield
+    except NotImplementedError as found:
+        if "not supported in vmap-of-cond" not in str(found):
+            raise
+        raise error() from found
 
 
 def without_places(program: ClosedJaxpr) -> ClosedJaxpr:

@@ -235,8 +235,14 @@ def fitted(value: Any, like: Any, name: str) -> Any:
         place=name,
         got=type(value).__name__ if array is None else show_array(array),
         wanted=show_array(like),
-        to_fix=f"give `set` a value of that type, such as value.astype({like.dtype.name!r})",
+        to_fix=_fix(array, like),
     )
+
+
+def _fix(array: Any, like: Any) -> str:
+    if array is not None and array.shape == like.shape:
+        return f"convert it: .set(value.astype({str(like.dtype)!r}))"
+    return f"set an array of shape {like.shape}; for a part of it, .set(variable.get().at[index].set(part))"
 
 
 def _widens(array: jax.Array, dtype: Any) -> bool:

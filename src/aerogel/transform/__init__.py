@@ -3,4 +3,5 @@
 from .explain import explain as explain
 from .explain import verify as verify
 from .optimize import optimize as optimize
+from .stateful import assign as assign
 from .stateful import stateful as stateful
