@@ -12,6 +12,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from . import audit as audit
     from . import compiler as compiler
     from .module import AbstractField as AbstractField
+    from .module import At as At
     from .module import FieldError as FieldError
     from .module import FrozenError as FrozenError
     from .module import Module as Module
@@ -21,14 +22,27 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import Tie as Tie
     from .module import TieError as TieError
     from .module import Variable as Variable
+    from .module import Where as Where
+    from .module import at as at
+    from .module import cast as cast
+    from .module import combine as combine
+    from .module import count_params as count_params
     from .module import field as field
+    from .module import freeze as freeze
+    from .module import frozen as frozen
+    from .module import map_leaves as map_leaves
+    from .module import partition as partition
     from .module import tie as tie
     from .module import ties as ties
+    from .module import trainable as trainable
+    from .module import unfreeze as unfreeze
     from .module import untie as untie
+    from .transform import Summary as Summary
     from .transform import assign as assign
     from .transform import explain as explain
     from .transform import optimize as optimize
     from .transform import stateful as stateful
+    from .transform import summary as summary
     from .transform import verify as verify
 
 _HOME = {
@@ -36,13 +50,17 @@ _HOME = {
     **dict.fromkeys(("StateError", "Variable"), ".module"),
     **dict.fromkeys(("assign", "stateful"), ".transform"),
     **dict.fromkeys(("FieldError", "FrozenError", "PathError", "StructureError", "TieError"), ".module"),
-    **dict.fromkeys(("explain", "optimize", "verify"), ".transform"),
+    **dict.fromkeys(("At", "Where", "at", "freeze", "frozen", "trainable", "unfreeze"), ".module"),
+    **dict.fromkeys(("cast", "combine", "count_params", "map_leaves", "partition"), ".module"),
+    **dict.fromkeys(("Summary", "explain", "optimize", "summary", "verify"), ".transform"),
 }
 __all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError"]
 __all__ += ["AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"]
 __all__ += ["FieldError", "FrozenError", "PathError", "StructureError", "TieError"]
-__all__ += ["explain", "optimize", "verify"]
 __all__ += ["StateError", "Variable", "assign", "stateful"]
+__all__ += ["At", "Where", "at", "freeze", "frozen", "trainable", "unfreeze"]
+__all__ += ["cast", "combine", "count_params", "map_leaves", "partition"]
+__all__ += ["Summary", "explain", "optimize", "summary", "verify"]
 
 
 # The command `aerogel` stands in this package, so Python runs this file before any script starts, and importing JAX

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._jax import Tracer
 from ._decide import form_of
-from ._form import Form
+from ._form import Form, always_frozen
 from ._kinds import Kind, kind_of
 from ._paths import Path
 
@@ -69,7 +69,8 @@ def _item(module: Any, form: Form, name: str, place: Path, ties: dict[Path, str]
         value = getattr(module, name)
     except AttributeError:
         return "<tied>"
-    return _shown(value, place, ties, depth + 1)
+    shown = _shown(value, place, ties, depth + 1)
+    return f"frozen({shown})" if (name, "") in form.frozen and (name, "") not in always_frozen(form.cls) else shown
 
 
 def _shown_container(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
@@ -79,7 +80,15 @@ def _shown_container(value: Any, path: Path, ties: dict[Path, str], depth: int) 
     else:
         found = [(jax.tree_util.SequenceKey(i), "", item) for i, item in enumerate(value)]
         left, right = "[]" if isinstance(value, list) else "()"
-    items = [before + _shown(item, (*path, key), ties, depth + 1) for key, before, item in found]
+    frozen = (
+        {form_of(value).entry(slot) for slot, rest in form_of(value).frozen if not rest}
+        if kind_of(value) is Kind.NODE
+        else ()
+    )
+    items = []
+    for key, before, item in found:
+        shown = _shown(item, (*path, key), ties, depth + 1)
+        items.append(before + (f"frozen({shown})" if key in frozen else shown))
     if len(items) == 1 and left == "(":
         right = ",)"
     return _laid_out(left, items, right, depth)

@@ -7,14 +7,13 @@ store, which exists for that call. Outside of such a call a variable is a module
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from .._jax import Tracer
 from ._display import show_array
 from ._errors import StateError
 from ._field import field
@@ -129,11 +128,13 @@ class Variable(Module, ArrayLike):
     (1.5, 2)
     """
 
+    _constant_fields: ClassVar = ("value",)
+
     value: Any = field(converter=_strong)
 
     def get(self) -> Any:
-        """The value, as a constant for differentiation."""
-        return jax.lax.stop_gradient(self.value) if isinstance(self.value, Tracer) else self.value
+        """The value, which is a constant for differentiation."""
+        return self.value
 
     def set(self, value: Any) -> None:
         """Gives the variable another value of its shape and dtype, inside a call of `stateful`.
