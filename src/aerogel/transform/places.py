@@ -30,8 +30,8 @@ _WHY = {
         "keep the value that the condition needs in the loop's carry",
     ),
     "rule": (
-        "a function with a derivative of its own uses a variable.",
-        "read it before and pass the value as an argument; update it after, with what the function returns",
+        "a function with a derivative of its own, or one that a solver calls, uses a variable.",
+        "read it before, value = variable.get(); update it after, with what the function returns",
     ),
     "shard_map": (
         "a function under `shard_map` uses a variable from outside of it.",
@@ -45,6 +45,10 @@ def refusal(name: str, reason: str) -> StateError:
     what, to_fix = _WHY[reason]
     return StateError(what=what, place=name, to_fix=to_fix)
 
+
+# What JAX takes places out of correctly, as far as `check_places` lets it. Elsewhere it would drop a derivative rule,
+# or it has no way to.
+_FOLLOWED = {"read_place", "write_place", "scan", "while", "cond", "jit", "remat2", "closed_call"}
 
 _read, _write = _jax.place_primitives(refusal)
 
@@ -81,14 +85,14 @@ def check_places(program: Any) -> None:
     """Refuses the programs whose places JAX would take out wrongly.
 
     Raises:
-        StateError: a function with a derivative of its own uses a variable; or a loop's condition does, and its body
-            updates it; or a loop does whose length differs between the elements of a `vmap`.
+        StateError: a function with a derivative of its own uses a variable, or one that a solver calls; or a loop's
+            condition does, and its body updates it; or a loop does whose length differs between elements of a `vmap`.
     """
     for equation in program.eqns:
         if not any(_jax.is_place(v.aval) for v in equation.invars):
             continue
-        if equation.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
-            raise refusal(_name_in(equation), "rule")
+        if equation.primitive.name not in _FOLLOWED and _name_in(equation):
+            raise refusal(_named(equation), "rule")
         if equation.primitive.name == "while":
             _check_loop(equation)
         for inner in _jax.jaxprs_in_params(equation.params):
@@ -98,20 +102,25 @@ def check_places(program: Any) -> None:
 def _check_loop(equation: Any) -> None:
     condition, body = equation.params["cond_jaxpr"], equation.params["body_jaxpr"]
     if condition.out_avals[0].shape != ():
-        raise refusal(_name_in(equation), "branch")
+        raise refusal(_named(equation), "branch")
     split = equation.params["cond_nconsts"]
     written = {v for v, yes in zip(equation.invars[split:], _jax.written_places(body), strict=True) if yes}
     if any(v in written for v in equation.invars[:split] if _jax.is_place(v.aval)):
-        raise refusal(_name_in(equation), "condition")
+        raise refusal(_named(equation), "condition")
 
 
-def _name_in(equation: Any) -> str:
-    """The path of the first variable that an equation reads or writes, and the user's line."""
-    pending, name = [equation], None
-    while pending and name is None:
-        first = pending.pop(0)
-        name = first.params["name"] if first.primitive in (_read, _write) else None
-        pending += [e for inner in _jax.jaxprs_in_params(first.params) for e in inner.eqns]
+def _named(equation: Any) -> str:
+    """The path of a variable that an equation uses, and the user's line."""
     line = _jax.source_lines(equation)
-    at = f", in the call at {line[0].rsplit('/', 1)[-1]}:{line[1]}" if line else ""
-    return f"{name or 'a reference'}{at}"
+    return (_name_in(equation) or "a reference") + (f", at {line[0].rsplit('/', 1)[-1]}:{line[1]}" if line else "")
+
+
+def _name_in(equation: Any) -> str | None:
+    """The path of the first variable that an equation reads or writes; None if its places are somebody else's."""
+    pending = [equation]
+    while pending:
+        first = pending.pop(0)
+        if first.primitive in (_read, _write):
+            return first.params["name"]
+        pending += [each for inner in _jax.jaxprs_in_params(first.params) for each in inner.eqns]
+    return None
