@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -300,7 +301,7 @@ REFUSED = {
     ),
     "shard_map": (shard_mapped, "shard_map"),
     "grad": (differentiated, "gradient cannot leave"),
-    "part": (lambda m, x: jax.vmap(lambda m: m(1.0))(jax.tree.map(lambda v: v[None], m)), "keeps its shape|a part of"),
+    "part": (lambda m, x: jax.vmap(lambda m: m(1.0))(m), "a part of"),
     "over": (lambda m, x: escaping(), "is over"),
 }
 
@@ -312,7 +313,8 @@ def test_no_update_escapes(name: str) -> None:
     model = Counter(ag.Variable(0), ag.Variable(jnp.float32(2)))
     if name == "part":
         model = jax.tree.map(lambda v: jnp.stack([v, v]), model)
-        f = lambda m, x: jax.vmap(lambda m: m(1.0))(m)  # noqa: E731
-    with jax.checking_leaks(), pytest.raises(ag.StateError, match=text) as caught:
+    # JAX's check for leaks cannot itself linearize a loop over a reference.
+    leaks = nullcontext() if name == "grad" else jax.checking_leaks()
+    with leaks, pytest.raises(ag.StateError, match=text) as caught:
         ag.stateful(f)(model, jnp.float32(1))
     assert "model." in caught.value.place or "a Variable" in caught.value.place or name == "branch"
