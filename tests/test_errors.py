@@ -18,7 +18,7 @@ from aerogel._errors import (
     ProgramCheckError,
     UsageError,
 )
-from aerogel.module import FieldError, FrozenError, PathError, StructureError, TieError
+from aerogel.module import FieldError, FrozenError, PathError, StateError, StructureError, TieError
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -50,6 +50,18 @@ SAMPLES: dict[str, AerogelError] = {
     "AG104-nothing-near": PathError(path="optimizer", inside="Model"),
     "AG105": TieError(
         what="nothing is tied there.", place="head.weight", to_fix="name one of the tied places: decoder.weight"
+    ),
+    "AG111": StateError(
+        what="under `vmap`, what a variable is set to must be one value for all elements.",
+        place="model.norm.mean",
+        to_fix="take it over the mapped axis, jax.lax.pmean(value, axis_name); or map over ag.stateful(f)",
+    ),
+    "AG111-type": StateError(
+        what="a variable keeps its shape and dtype.",
+        place="model.count",
+        got="f32[]",
+        wanted="i32[]",
+        to_fix="convert it: .set(value.astype('int32'))",
     ),
     "AG201": ProgramCheckError(
         what="the type of result 0 changed.",

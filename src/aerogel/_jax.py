@@ -416,10 +416,20 @@ def is_place(aval: Any) -> bool:
     return isinstance(aval, AbstractRef)
 
 
-def trace_places(flat_fun: Callable[..., Sequence[Any]], values: Sequence[Any]) -> ClosedJaxpr:
-    """The program of a function of places that hold `values`; it returns flat results."""
-    debug_info = api_util.debug_info("stateful", flat_fun, tuple(values), {})
-    return trace_flat(flat_fun, debug_info, [AbstractRef(core.shaped_abstractify(value)) for value in values])
+def trace_places(body: Callable[..., Any], user_function: Any, values: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
+    """The program of a function of places that hold `values`, and the structure of its result."""
+    debug_info = api_util.debug_info("stateful", user_function, (), {}).with_unknown_names()
+    out_tree: Any = None
+
+    def flat(*places: Any) -> list[Any]:
+        nonlocal out_tree
+        out = body(*places)
+        leaves, out_tree = flatten(out)
+        check_returned(debug_info, out, leaves)
+        return leaves
+
+    types = [AbstractRef(core.shaped_abstractify(value)) for value in values]
+    return trace_flat(flat, debug_info, types), out_tree
 
 
 @contextlib.contextmanager

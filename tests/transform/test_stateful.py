@@ -283,6 +283,11 @@ def differentiated(model: Any, x: Any) -> Any:
     return jax.grad(lambda x: lax.scan(lambda c, _: (2 * c, model.weight.set(c)), x, None, length=2)[0])(x)
 
 
+def sharded(model: Any, x: Any) -> Any:
+    sharding = jax.sharding.NamedSharding(jax.make_mesh((1,), ("i",)), PartitionSpec())
+    return jax.jit(lambda x: model(x), out_shardings=sharding)(x)
+
+
 REFUSED = {
     "vmap": (lambda m, x: jax.vmap(lambda x: m.weight.set(x))(jnp.ones(3) * x), "one value for all elements"),
     "vmap of jit of scan": (
@@ -299,6 +304,7 @@ REFUSED = {
         lambda m, x: lax.custom_linear_solve(lambda v: m.weight * v, x, lambda f, b: b / 2, symmetric=True),
         "derivative of its own",
     ),
+    "sharding": (sharded, "shardings of its own"),
     "shard_map": (shard_mapped, "shard_map"),
     "grad": (differentiated, "gradient cannot leave"),
     "part": (lambda m, x: jax.vmap(lambda m: m(1.0))(m), "a part of"),

@@ -171,9 +171,7 @@ WRAPPERS = ("jit", "checkpoint", "scan", "fori", "vmap", "vmap argument", "neste
 
 
 def bodies(depth: int, is_mapped: bool = False, is_grad: bool = False) -> st.SearchStrategy[tuple[Node, ...]]:
-    """Programs of at most `depth` levels. JAX has no branches with state under `vmap`, and no reverse mode of `while`.
-
-    """
+    """Programs of at most `depth` levels. JAX has no branches with state under `vmap`, and no reverse mode of `while`."""
     leaf = st.sampled_from(LEAVES).map(Node)
     if depth == 0:
         return st.tuples(leaf, leaf)

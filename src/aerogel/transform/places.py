@@ -33,6 +33,10 @@ _WHY = {
         "a function with a derivative of its own, or one that a solver calls, uses a variable.",
         "read it before, value = variable.get(); update it after, with what the function returns",
     ),
+    "sharding": (
+        "a `jit` with shardings of its own uses a variable from outside of it.",
+        "jax.jit(ag.stateful(f), in_shardings=...), or jax.lax.with_sharding_constraint inside",
+    ),
     "shard_map": (
         "a function under `shard_map` uses a variable from outside of it.",
         "map the stateful function: jax.shard_map(ag.stateful(f), ...)(model, ...)",
@@ -86,7 +90,8 @@ def check_places(program: Any) -> None:
 
     Raises:
         StateError: a function with a derivative of its own uses a variable, or one that a solver calls; or a loop's
-            condition does, and its body updates it; or a loop does whose length differs between elements of a `vmap`.
+            condition does, and its body updates it; or a loop does whose length differs between elements of a `vmap`;
+            or a `jit` with shardings does.
     """
     for equation in program.eqns:
         if not any(_jax.is_place(v.aval) for v in equation.invars):
@@ -95,6 +100,9 @@ def check_places(program: Any) -> None:
             raise refusal(_named(equation), "rule")
         if equation.primitive.name == "while":
             _check_loop(equation)
+        shardings = (*equation.params.get("in_shardings", ()), *equation.params.get("out_shardings", ()))
+        if not all(map(_jax.is_unspecified, shardings)):
+            raise refusal(_named(equation), "sharding")
         for inner in _jax.jaxprs_in_params(equation.params):
             check_places(inner)
 

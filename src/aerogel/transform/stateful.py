@@ -62,7 +62,7 @@ def stateful(f: Callable[..., Any]) -> Callable[..., Any]:
                 out = f(structure.unflatten(_with(nodes, where, bound)), *args, **kwargs)
                 return jax.tree.map(_settled, out, is_leaf=is_variable)
 
-        out, finals = _threaded(body, initial)
+        out, finals = _threaded(f, body, initial)
         new = [_renewed(nodes[i], value) for i, value in zip(where, finals, strict=True)]
         return out, structure.unflatten(_with(nodes, where, new))
 
@@ -110,7 +110,7 @@ def _settled(leaf: Any) -> Any:
     return Variable(jax.tree.leaves(leaf)[0]) if type(leaf) is Bound else leaf
 
 
-def _threaded(body: Callable[[Any], Any], initial: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+def _threaded(f: Any, body: Callable[[Any], Any], initial: tuple[Any, ...]) -> tuple[Any, list[Any]]:
     """The result of `body`, called with places that hold `initial`, and the values that these hold at its end.
 
     Updates of calls further out go through it: their stores are exchanged for places of this program, so that it is
@@ -121,22 +121,19 @@ def _threaded(body: Callable[[Any], Any], initial: tuple[Any, ...]) -> tuple[Any
     targets = [(store, i) for store in outer for i in range(len(store.places))]
     inputs = [*initial, *(store.read(i) for store, i in targets)]
     own, total = len(initial), len(inputs)
-    out_tree: Any = None
 
-    def flat(*places: Any) -> list[Any]:
-        nonlocal out_tree
+    def exchanged(*places: Any) -> Any:
         rest = iter(places[own:])
         try:
             for store, before in zip(outer, outside, strict=True):
                 store.places = tuple(next(rest) for _ in before)
-            leaves, out_tree = _jax.flatten(body(places[:own]))
+            return body(places[:own])
         finally:
             for store, before in zip(outer, outside, strict=True):
                 store.places = before
-        return leaves
 
     with _jax.refused_branches(lambda: refusal("a variable of the model", "branch")):
-        program = _jax.trace_places(flat, inputs)
+        program, out_tree = _jax.trace_places(exchanged, f, inputs)
     check_places(program)
     is_written = _jax.written_places(program)
     results = _jax.evaluate(_jax.without_places(program), inputs)
