@@ -53,12 +53,14 @@ class Around:
 
 
 def updated(mean: Any, x: Any, around: Around) -> Any:
+    """What `mean` is set to."""
     return 0.5 * mean + around.one(jnp.tanh(x))
 
 
-# Each of the next two runs a body: `Stateful` with a bound model, `Threaded` with the state as an argument and a result.
 @dataclass(frozen=True)
 class Stateful:
+    """Runs programs with a bound model; `threaded` runs them with the state as an argument and a result."""
+
     model: Model
 
     def run(self, body: tuple[Node, ...], x: Any, around: Around) -> Any:
@@ -124,6 +126,8 @@ def threaded(body: tuple[Node, ...], x: Any, s: Any, around: Around) -> tuple[An
 
 
 def threaded_step(node: Node, x: Any, s: Any, around: Around) -> tuple[Any, Any]:
+    """One step of it."""
+
     def part(i: int, around: Around = around) -> Callable[..., Any]:
         return lambda x, s: threaded(node.inner[i], x, s, around)
 
@@ -171,7 +175,7 @@ WRAPPERS = ("jit", "checkpoint", "scan", "fori", "vmap", "vmap argument", "neste
 
 
 def bodies(depth: int, is_mapped: bool = False, is_grad: bool = False) -> st.SearchStrategy[tuple[Node, ...]]:
-    """Programs of at most `depth` levels. JAX has no branches with state under `vmap`, and no reverse mode of `while`."""
+    """Programs of at most `depth` levels. JAX has no state in branches under `vmap`, no reverse mode of `while`."""
     leaf = st.sampled_from(LEAVES).map(Node)
     if depth == 0:
         return st.tuples(leaf, leaf)
@@ -204,6 +208,7 @@ def both(body: tuple[Node, ...]) -> tuple[Callable[..., Any], Callable[..., Any]
 
 
 def assert_same(got: Any, want: Any) -> None:
+    """Equal to what another order of fusion explains."""
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
@@ -232,11 +237,11 @@ def test_drawn_programs_are_what_threading_by_hand_gives(around: str, body: tupl
         assert_same(jax.jit(under(ours))(X, MEAN, COUNT), jax.jit(under(by_hand))(X, MEAN, COUNT))
 
 
-EACH = [Node(kind, ((Node("count"), Node("update"), Node("read")),)) for kind in (*WRAPPERS, "while", "grad")]
-EACH += [Node("cond", ((Node("count"), Node("update")), (Node("count"), Node("count"))))]
+INSIDE = [Node(kind, ((Node("count"), Node("update"), Node("read")),)) for kind in (*WRAPPERS, "while", "grad")]
+INSIDE += [Node("cond", ((Node("count"), Node("update")), (Node("count"), Node("count"))))]
 
 
-@pytest.mark.parametrize("node", EACH, ids=lambda node: node.kind)
+@pytest.mark.parametrize("node", INSIDE, ids=lambda node: node.kind)
 @pytest.mark.parametrize("outer", ["scan", "checkpoint", "grad", "vmap"])
 def test_each_transformation_inside_each(node: Node, outer: str) -> None:
     """The same law, for every pair of transformations that JAX allows."""

@@ -5,7 +5,7 @@ store, which exists for that call. Outside of such a call a variable is a module
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -46,7 +46,7 @@ def open_stores() -> list[Store]:
 
 
 @contextmanager
-def opened(call: int, store: Store) -> Iterator[None]:
+def opened(call: int, store: Store) -> Generator[None]:
     """The variables that are bound to `call` are in `store` inside."""
     _stores.of_call[call] = store
     try:
@@ -60,20 +60,35 @@ def _strong(value: Any) -> Any:
     return jnp.asarray(value, jnp.result_type(value)) if isinstance(value, bool | int | float | complex) else value
 
 
+Operator = Callable[..., Any]
+
+
+def _operator(name: str) -> Operator:
+    def operate(self: "ArrayLike", *others: Any) -> Any:
+        return getattr(self.get(), name)(*(o.get() if isinstance(o, ArrayLike) else o for o in others))
+
+    operate.__name__ = name
+    return operate
+
+
+def _both(name: str) -> tuple[Operator, Operator]:
+    return _operator(f"__{name}__"), _operator(f"__r{name}__")
+
+
 class ArrayLike:
     """What reads as the array that `get` returns: in arithmetic, in comparisons, as an argument of `jax.numpy`."""
 
     __slots__ = ()
     __array_priority__ = 100  # NumPy's arrays leave arithmetic to us
 
-    def get(self) -> jax.Array:
+    def get(self) -> Any:
         """The value."""
         raise NotImplementedError
 
-    def __jax_array__(self) -> jax.Array:
+    def __jax_array__(self) -> Any:
         return self.get()
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: Any) -> Any:
         return self.get()[index]
 
     @property
@@ -88,20 +103,23 @@ class ArrayLike:
     def ndim(self) -> int:
         return self.get().ndim
 
-
-def _forwarded(name: str) -> Any:
-    def operate(self: ArrayLike, *others: Any) -> Any:
-        return getattr(self.get(), name)(*(o.get() if isinstance(o, ArrayLike) else o for o in others))
-
-    operate.__name__ = name
-    return operate
-
-
-_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
-for _name in [prefix + name for name in _BINARY.split() for prefix in ("", "r")] + "neg pos abs invert".split():
-    setattr(ArrayLike, f"__{_name}__", _forwarded(f"__{_name}__"))
-for _name in "lt le gt ge".split():
-    setattr(ArrayLike, f"__{_name}__", _forwarded(f"__{_name}__"))
+    __add__, __radd__ = _both("add")
+    __sub__, __rsub__ = _both("sub")
+    __mul__, __rmul__ = _both("mul")
+    __truediv__, __rtruediv__ = _both("truediv")
+    __floordiv__, __rfloordiv__ = _both("floordiv")
+    __mod__, __rmod__ = _both("mod")
+    __pow__, __rpow__ = _both("pow")
+    __matmul__, __rmatmul__ = _both("matmul")
+    __and__, __rand__ = _both("and")
+    __or__, __ror__ = _both("or")
+    __xor__, __rxor__ = _both("xor")
+    __lshift__, __rlshift__ = _both("lshift")
+    __rshift__, __rrshift__ = _both("rshift")
+    __lt__, __le__ = _operator("__lt__"), _operator("__le__")
+    __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
+    __neg__, __pos__ = _operator("__neg__"), _operator("__pos__")
+    __abs__, __invert__ = _operator("__abs__"), _operator("__invert__")
 
 
 class Variable(Module, ArrayLike):
@@ -264,7 +282,7 @@ def _children(node: Bound) -> tuple[Any, ...]:
 jax.tree_util.register_pytree_with_keys(
     Bound,
     lambda node: (((GetAttrKey("value"), _children(node)[0]),), (node.call, node.index)),
-    lambda place, children: Bound(*place, children[0]),
+    lambda place, children: Bound(*place, *children),
     lambda node: (_children(node), (node.call, node.index)),
 )
 Variable.register(Bound)
