@@ -237,8 +237,10 @@ def test_drawn_programs_are_what_threading_by_hand_gives(around: str, body: tupl
         assert_same(jax.jit(under(ours))(X, MEAN, COUNT), jax.jit(under(by_hand))(X, MEAN, COUNT))
 
 
-INSIDE = [Node(kind, ((Node("count"), Node("update"), Node("read")),)) for kind in (*WRAPPERS, "while", "grad")]
-INSIDE += [Node("cond", ((Node("count"), Node("update")), (Node("count"), Node("count"))))]
+INSIDE = [
+    *(Node(kind, ((Node("count"), Node("update"), Node("read")),)) for kind in (*WRAPPERS, "while", "grad")),
+    Node("cond", ((Node("count"), Node("update")), (Node("count"), Node("count")))),
+]
 
 
 @pytest.mark.parametrize("node", INSIDE, ids=lambda node: node.kind)
@@ -249,6 +251,6 @@ def test_each_transformation_inside_each(node: Node, outer: str) -> None:
         node = Node("jit", node.inner)  # see test_stateful.py for the error
     if (outer, node.kind) == ("grad", "while"):
         node = Node("fori", node.inner)
-    body = (Node("update"), node, Node("read"))
+    body = (Node("update"), node, Node("count"), Node("read"))
     ours, by_hand = both((Node(outer, (body,)), Node("count")))
     assert_same(jax.jit(ours)(X, MEAN, COUNT), jax.jit(by_hand)(X, MEAN, COUNT))
