@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aerogel import _errors, module
+from aerogel import _errors, module, transform
 from aerogel._errors import (
     AerogelError,
     Disagreement,
@@ -19,6 +19,7 @@ from aerogel._errors import (
     UsageError,
 )
 from aerogel.module import FieldError, FrozenError, PathError, StateError, StructureError, TieError
+from aerogel.transform import CarryError, GradientError, TooManyTraces
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -83,9 +84,19 @@ SAMPLES: dict[str, AerogelError] = {
         tolerance="64 ulp",
     ),
     "AG301-type": Disagreement(function="loss", path="result[0]", got="f16[8]", wanted="f32[8]"),
+    "AG302": TooManyTraces(function="step", traces=2, allowed=1, changes="batch['x']  f32[8,4] -> f32[7,4]"),
+    "AG302-none": TooManyTraces(function="step", traces=1, allowed=0, changes=""),
+    "AG303": GradientError(
+        what="nothing in the arguments has a gradient.",
+        place="`grad(loss)`, arguments 0",
+        got="argument 0: i32[]",
+        wanted="an array of floating-point numbers that is not frozen",
+        to_fix="pass 1.0 for 1, choose another argument with `argnums`, or other parts with `wrt`",
+    ),
+    "AG304": CarryError(loop="scan", path="carry.layers[0].scale", got="2.0", wanted="1.0"),
 }
 
-HOMES = (_errors, module._errors)  # the files in which errors are written
+HOMES = (_errors, module._errors, transform._errors)  # the files in which errors are written
 CLASSES = list(
     {c: None for home in HOMES for c in vars(home).values() if isinstance(c, type) and issubclass(c, AerogelError)}
 )

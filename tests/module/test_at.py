@@ -113,6 +113,8 @@ def test_replacing_the_source_of_a_tie() -> None:
     assert gone.head.weight is MODEL.embed.weight
     assert tie_texts(gone) == ["layers[1] = layers[0]"]
     assert len(jax.tree.leaves(gone)) == 4
+    direct = at(Any3(Linear(W), W)).a.set("nothing")
+    assert jax.tree.leaves(direct)[0] is direct.b is W
     assert at(Any3(W, W)).b.set(None).a is None, "it is one parameter: it is gone in both places"
 
 
@@ -143,6 +145,7 @@ def test_a_place_that_is_a_function_of_another() -> None:
     np.testing.assert_array_equal(at(model).head.weight.get(), MODEL.embed.weight.T)
     gone = at(model).embed.weight.set(None)
     np.testing.assert_array_equal(gone.head.weight, MODEL.embed.weight.T)
+    assert gone.head.weight is gone.head.weight, "it is computed once more, for good"
     assert tie_texts(gone) == ["layers[1] = layers[0]"]
 
 
@@ -268,6 +271,9 @@ def test_any_pytree() -> None:
     assert held.a.activation is net.activation
     assert jax.tree.structure(held) == jax.tree.structure(Any3(net, net.layers[0].bias))
     assert at(W).set(1) == 1
+    assert at({"a": {"0": 5, "x.y": 6}})["a.0"].get() == 5
+    assert at({"a": {"0": 5, "x.y": 6}})["a"]["x.y"].get() == 6
+    assert at(tree)["a[-1].x"].get() == at(tree)["a"][-1].x.get() == 1
 
 
 def test_many_places() -> None:

@@ -11,7 +11,7 @@ from ._freeze import freeze, is_data
 from ._holes import copied, fill, implanted, reach
 from ._kinds import Kind, kind_of
 from ._paths import Path, show_path
-from ._steps import keys_below, part, with_parts
+from ._steps import is_node, part, parts_below, with_parts
 
 Changes = dict[Path, Any]
 
@@ -149,12 +149,17 @@ def _is_same(one: Any, other: Any) -> bool:
 def _check(new: Any, old: Any, given: set[int]) -> None:
     if new is old or new is MISSING or id(new) in given:
         return
-    form = form_if_node(new)
-    computed = {tie.place for tie in form.ties if tie.via is not None} if form is not None else set()
-    for key in keys_below(new):
-        if (key,) not in computed:
-            _check(part(new, key), MISSING if old is MISSING else part(old, key), given)
+    before = {} if old is MISSING else dict(parts_below(old))
+    for key, value in parts_below(new):
+        _check(value, before.get(key, MISSING), given)
     checks = getattr(type(new), "_checks", ())
-    if checks and not holds_other_things(new):
+    if checks and _is_whole(new):
         for check in checks:
             check(new)
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether an array stands in every place for one: in half of a model there is nothing to check."""
+    if not is_node(node):
+        return kind_of(node) is Kind.ARRAY
+    return node is not None and all(_is_whole(value) for _, value in parts_below(node) if value is not MISSING)

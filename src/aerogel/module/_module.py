@@ -207,7 +207,8 @@ class Module(metaclass=ModuleMeta):
     Array([3., 3., 3., 3.], dtype=float32)
     """
 
-    __slots__ = ("__weakref__", "_flat", "_form", "_late", "_shadow")
+    __slots__ = ("__dict__", "__weakref__", "_form", "_late", "_shadow")
+    _flat = _boundary.FirstCrossing()
 
     if TYPE_CHECKING:
         _form: ClassVar[Form]  # a slot; annotated for checkers only, else it were a field
