@@ -98,6 +98,25 @@ def test_batch_statistics_under_jit_and_grad() -> None:
     np.testing.assert_array_equal(new.weight, model.weight)
 
 
+def test_under_the_transformations_of_aerogel() -> None:
+    """`ag.jit`, `ag.value_and_grad`, `ag.vmap`, `ag.scan`, `ag.checkpoint`; the gradient is None for counters too."""
+
+    def loss(model: Any, xs: Any) -> Any:
+        run = ag.checkpoint(ag.vmap(lambda x: model[0](model[1](x)).sum(), axis_name="batch"))
+        return ag.scan(lambda c, _: (c + run(xs).sum(), None), 0.0, None, length=3)[0]
+
+    @ag.jit
+    def step(model: Any, xs: Any) -> Any:
+        return ag.value_and_grad(ag.stateful(loss), has_aux=True)(model, xs)
+
+    model = (counter(), Norm(ag.Variable(jnp.zeros(2))))
+    for calls in (3, 6):
+        (_, model), grads = step(model, XS)
+        assert int(model[0].count.value) == calls
+        assert grads[0].count.value is grads[1].mean.value is None
+    np.testing.assert_allclose(model[1].mean.value, (1 - 0.5**6) * XS.mean(0), rtol=1e-6)
+
+
 def test_reading_needs_no_call() -> None:
     """Inference: a model reads its variables as arrays anywhere."""
     model = Norm(ag.Variable(jnp.ones(2)), is_training=False)
