@@ -274,6 +274,11 @@ def test_the_program_is_pure() -> None:
     assert "loop-fusion" in [d.rule for d in ag.explain(ag.stateful(f))(counter(), jnp.ones(1000)).fired]
 
 
+def test_a_summary_calls_a_model_with_state() -> None:
+    """`ag.summary` shows results and flops of a model that updates variables when it is called."""
+    assert "f32[7]" in str(ag.summary(counter(), jnp.ones(7)))
+
+
 def test_it_is_kept_as_any_leaf() -> None:
     """Pickle, deepcopy, tree_map, paths."""
     model = call(counter(), 1.0)[1]
