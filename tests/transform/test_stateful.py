@@ -145,6 +145,9 @@ def test_a_variable_is_a_constant_for_differentiation() -> None:
         assert (grads[1] != 0).all()
     params, _ = ag.partition(model, ag.trainable)
     assert len(jax.tree.leaves(params)) == 1
+    assert ag.stateful(lambda m: len(ag.trainable(m)))(model)[0] == 1
+    inside, _ = ag.stateful(lambda m: ag.grad(loss)(m))(model)
+    assert inside[0].mean.value is None
     assert len(jax.tree.leaves(optax.sgd(1e-3, momentum=0.9).init(cast(Any, params)))) == 1
 
 

@@ -90,6 +90,8 @@ def frozen_mask(tree: Any) -> tuple[bool, ...]:
 
 def _is_frozen(node: Any, path: Path) -> bool:
     for depth, key in enumerate(path):
+        if getattr(key, "name", None) in getattr(type(node), "_constant_fields", ()):
+            return True
         form = form_if_node(node)
         if form is not None and form.frozen and (form.slot_of(key), show_path(path[depth + 1 :])) in form.frozen:
             return True

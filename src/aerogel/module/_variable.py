@@ -177,6 +177,7 @@ class Bound(ArrayLike):
     """
 
     __slots__ = ("call", "index", "value")
+    _constant_fields: ClassVar = ("value",)
 
     call: int
     index: int
@@ -208,6 +209,13 @@ class Bound(ArrayLike):
                 to_fix="use the model that the call returned, and keep none from inside of it",
             )
         return store
+
+    @property
+    def seen(self) -> Any:
+        """What a transformation sees: the value now, of the place itself; else what stands in its place."""
+        store = _stores.of_call.get(self.call)
+        is_whole = store is not None and self.value is store.initial[self.index]
+        return store.read(self.index) if store is not None and is_whole else self.value
 
     def is_part(self, store: Store) -> bool:
         """Whether a transformation took a part of the value, or put something else in its place."""
@@ -272,17 +280,10 @@ def _shown(value: Any) -> str:
     return show_array(value) if hasattr(value, "dtype") and hasattr(value, "shape") else type(value).__name__
 
 
-def _children(node: Bound) -> tuple[Any, ...]:
-    store = _stores.of_call.get(node.call)
-    # The place itself shows its present value; what a transformation made of it stays what it made.
-    is_whole = store is not None and node.value is store.initial[node.index]
-    return (store.read(node.index) if store is not None and is_whole else node.value,)
-
-
 jax.tree_util.register_pytree_with_keys(
     Bound,
-    lambda node: (((GetAttrKey("value"), _children(node)[0]),), (node.call, node.index)),
+    lambda node: (((GetAttrKey("value"), node.seen),), (node.call, node.index)),
     lambda place, children: Bound(*place, *children),
-    lambda node: (_children(node), (node.call, node.index)),
+    lambda node: ((node.seen,), (node.call, node.index)),
 )
 Variable.register(Bound)

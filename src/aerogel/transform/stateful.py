@@ -107,7 +107,7 @@ def _renewed(variable: Any, value: Any) -> Any:
 
 def _settled(leaf: Any) -> Any:
     """A variable that the function returns keeps the value it has now."""
-    return Variable(jax.tree.leaves(leaf)[0]) if type(leaf) is Bound else leaf
+    return Variable(leaf.seen) if type(leaf) is Bound else leaf
 
 
 def _threaded(f: Any, body: Callable[[Any], Any], initial: tuple[Any, ...]) -> tuple[Any, list[Any]]:
