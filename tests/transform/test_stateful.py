@@ -332,7 +332,7 @@ REFUSED = {
     ),
     "branch": (lambda m, x: jax.vmap(lambda x: lax.cond(x > 1, m, lambda x: x, x))(jnp.ones(3) * x), "a branch"),
     "loop": (lambda m, x: jax.vmap(lambda x: lax.while_loop(lambda x: x < 9, m, x))(jnp.ones(3) + x), "a branch"),
-    "condition": (lambda m, x: lax.while_loop(lambda x: m.count.get() < 4, m, x), "condition of a loop"),
+    "condition": (lambda m, x: lax.while_loop(lambda x: (m.count.get() < 4) & (x < 99), m, x), "condition of a loop"),
     "custom rule": (in_custom_rule, "derivative of its own"),
     "solver": (
         lambda m, x: lax.custom_linear_solve(lambda v: m.weight * v, x, lambda f, b: b / 2, symmetric=True),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,13 @@ from .places import Places, check_places, refusal
 
 _jax.exclude_from_tracebacks(__file__)
 
-M = TypeVar("M")
+M = TypeVar("M", bound=Any)  # so that the argument of a lambda is anything
+R = TypeVar("R")
+P = ParamSpec("P")
 _calls = count()
 
 
-def stateful(f: Callable[..., Any]) -> Callable[..., Any]:
+def stateful(f: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], tuple[R, M]]:
     """A function that returns what `f` returns, and its first argument with the updates that `f` made to it.
 
     `f` may update the variables of its first argument (a module, or any tree of them) by `variable.set(value)`, also
@@ -48,7 +50,7 @@ def stateful(f: Callable[..., Any]) -> Callable[..., Any]:
     _jax.check_callable(f)
 
     @_jax.wraps(f)
-    def run(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def run(model: M, *args: P.args, **kwargs: P.kwargs) -> tuple[R, M]:
         found, structure = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_variable)
         nodes = [node for _, node in found]
         where = [i for i, node in enumerate(nodes) if is_variable(node) and _holds_array(node)]
