@@ -137,7 +137,7 @@ def test_a_variable_is_a_constant_for_differentiation() -> None:
     model = (Norm(ag.Variable(jnp.ones(2)), is_training=False), jnp.ones(2))
 
     def loss(model: Any) -> Any:
-        return ((model[0](XS) + model[0].mean.value) * model[1]).sum()
+        return ((model[0](XS) + 3 * model[0].mean.value) * model[1]).sum()
 
     for each in (model, ag.unfreeze(model)):
         grads = jax.grad(loss)(each)
