@@ -159,7 +159,7 @@ def threaded_step(node: Node, x: Any, s: Any, around: Around) -> tuple[Any, Any]
         case "grad":
 
             def loss(x: Any) -> Any:
-                y, new = part(0, Around(around.axes, True))(x, lax.stop_gradient(s))
+                y, new = part(0, Around(around.axes, True))(x, s)
                 return y.sum(), new
 
             slope, s = jax.grad(loss, has_aux=True)(x)

@@ -5,7 +5,7 @@ store, which exists for that call. Outside of such a call a variable is a module
 """
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from ._array_like import ArrayLike
 from ._display import show_array
 from ._errors import StateError
 from ._field import field
@@ -58,68 +59,6 @@ def opened(call: int, store: Store) -> Generator[None]:
 def _strong(value: Any) -> Any:
     """Numbers as arrays of a type of their own: a counter that starts at 0 is not promoted by what is added."""
     return jnp.asarray(value, jnp.result_type(value)) if isinstance(value, bool | int | float | complex) else value
-
-
-Operator = Callable[..., Any]
-
-
-def _operator(name: str) -> Operator:
-    def operate(self: "ArrayLike", *others: Any) -> Any:
-        return getattr(self.get(), name)(*(o.get() if isinstance(o, ArrayLike) else o for o in others))
-
-    operate.__name__ = name
-    return operate
-
-
-def _both(name: str) -> tuple[Operator, Operator]:
-    return _operator(f"__{name}__"), _operator(f"__r{name}__")
-
-
-class ArrayLike:
-    """What reads as the array that `get` returns: in arithmetic, in comparisons, as an argument of `jax.numpy`."""
-
-    __slots__ = ()
-    __array_priority__ = 100  # NumPy's arrays leave arithmetic to us
-
-    def get(self) -> Any:
-        """The value."""
-        raise NotImplementedError
-
-    def __jax_array__(self) -> Any:
-        return self.get()
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.get()[index]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.get().shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.get().dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.get().ndim
-
-    __add__, __radd__ = _both("add")
-    __sub__, __rsub__ = _both("sub")
-    __mul__, __rmul__ = _both("mul")
-    __truediv__, __rtruediv__ = _both("truediv")
-    __floordiv__, __rfloordiv__ = _both("floordiv")
-    __mod__, __rmod__ = _both("mod")
-    __pow__, __rpow__ = _both("pow")
-    __matmul__, __rmatmul__ = _both("matmul")
-    __and__, __rand__ = _both("and")
-    __or__, __ror__ = _both("or")
-    __xor__, __rxor__ = _both("xor")
-    __lshift__, __rlshift__ = _both("lshift")
-    __rshift__, __rrshift__ = _both("rshift")
-    __lt__, __le__ = _operator("__lt__"), _operator("__le__")
-    __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
-    __neg__, __pos__ = _operator("__neg__"), _operator("__pos__")
-    __abs__, __invert__ = _operator("__abs__"), _operator("__invert__")
 
 
 class Variable(Module, ArrayLike):
