@@ -1,8 +1,8 @@
 """What it costs that XLA computes a value anew for each of its readers.
 
 On CPU, elementwise work is fused into everything that reads it, and repeated there: a cosine whose step is accumulated
-in two carries is computed twice. Stacked, it was computed once. What a step carries on exists anyway and is not
-repeated. Where it pays, a value is therefore written to memory in its step (`written_once`).
+in two carries is computed twice. Stacked, it was computed once. What the loop itself carries on is one such reader.
+Where it pays, a value is therefore written to memory in its step (`written_once`).
 """
 
 from typing import Any

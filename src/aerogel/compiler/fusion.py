@@ -20,7 +20,7 @@ from .delays import Delays
 from .level import Edit, Level
 from .loop import Loop, LoopBuilder
 from .producers import Producers
-from .program import is_var
+from .program import is_var, rename, substitute
 from .region import Joined, Region, Site, Sliced, is_view
 from .searched import search
 from .window import Window, position
@@ -81,17 +81,27 @@ class _Fusion:
             setters.append(set_next)
         ins += [self._step_of(x) for x in loop.xs]
         outs = self.new.body.inline(loop.body, ins)
-        once: dict[Atom, Atom] = {}
-        for y, out in zip(loop.ys, outs[len(setters) :], strict=True):
-            self.steps[y] = written_once(self.new, out) if y in self.written else out
-            if is_var(out):
-                once[out] = self.steps[y]
+        made = zip(loop.ys, outs[len(setters) :], strict=True)
+        once = self._write_once({out for y, out in made if y in self.written})
+        outs = [substitute(out, once) for out in outs]
+        self.steps.update(zip(loop.ys, outs[len(setters) :], strict=True))
         for set_next, out in zip(setters, outs[: len(setters)], strict=True):
-            set_next(once.get(out, out) if is_var(out) else out)
+            set_next(out)
         for carry, nxt in zip(ins[len(loop.consts) :], loop.next_carry, strict=False):
             for y, out in zip(loop.ys, loop.body_ys, strict=True):
                 if out is nxt:
                     self.delays.is_before(y, carry)
+
+    def _write_once(self, values: set[Atom]) -> dict[Var, Atom]:
+        """What stands for values of the body that are to be computed once, in the body's own equations already."""
+        body, once = self.new.body, dict[Var, Atom]()
+        copied, body.eqns = body.eqns, []
+        for eqn in copied:
+            body.eqns.append(rename(eqn, once))
+            for v in eqn.outvars:
+                if v in values:
+                    once[v] = written_once(self.new, v)
+        return once
 
     def _copy_waiting(self, site: Site, loop: Loop) -> None:
         """Runs a second loop's body in the new one; at steps that are not its own, its carries stay as they are."""

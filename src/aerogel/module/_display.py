@@ -1,6 +1,7 @@
 """`repr` of modules: code with arrays by dtype and shape, and tied places by where they are read from."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 from .._jax import Tracer
 from ._decide import form_of
-from ._form import Form
+from ._form import Form, always_frozen
 from ._kinds import Kind, kind_of
 from ._paths import Path
 
@@ -25,12 +26,16 @@ def show(module: Any) -> str:
 
 def show_array(value: Any) -> str:
     """`f32[64,4]`, `key<fry>[]`, `bool[3]`."""
-    name = str(value.dtype)
+    return show_type(str(value.dtype), value.shape)
+
+
+def show_type(dtype: str, shape: Iterable[int]) -> str:
+    """`f32[64,4]` for "float32" and (64, 4)."""
     for long, short in _SHORT.items():
-        if name.startswith(long) and name[len(long) :].isdigit():
-            name = short + name[len(long) :]
+        if dtype.startswith(long) and dtype[len(long) :].isdigit():
+            dtype = short + dtype[len(long) :]
             break
-    return f"{name}[{','.join(map(str, value.shape))}]"
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _shown(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
@@ -70,7 +75,7 @@ def _item(module: Any, form: Form, name: str, place: Path, ties: dict[Path, str]
     except AttributeError:
         return "<tied>"
     shown = _shown(value, place, ties, depth + 1)
-    return f"frozen({shown})" if (name, "") in form.frozen else shown
+    return f"frozen({shown})" if (name, "") in form.frozen and (name, "") not in always_frozen(form.cls) else shown
 
 
 def _shown_container(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:

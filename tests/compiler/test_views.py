@@ -1,0 +1,59 @@
+"""Equations that only show a part of a value become slices, with the same bits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aerogel._jax import ClosedJaxpr, evaluate
+from aerogel.compiler.normalize import normalize
+
+X, ROW = np.arange(24.0, dtype=np.float32).reshape(6, 4), np.arange(4.0, dtype=np.float32)[None]
+# What is shown, and the primitive that is gone.
+SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "split": ("split", lambda x: jnp.split(x, (2, 5))),
+    "row by an array": ("gather", lambda x: jnp.take(x, 3, axis=0)),
+    "rows at one distance": ("gather", lambda x: x[jnp.arange(1, 6, 2)]),
+    "reversed broadcast": ("rev", lambda x: jnp.broadcast_to(x[0], (5, 4))[::-1]),
+    "a row of what was written": ("scatter", lambda x: x.at[3].set(x[0])[3:4]),
+    "rows beside what was written": ("scatter", lambda x: x.at[0].set(7.0)[1:]),
+}
+KEPT: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "rows backwards": ("gather", lambda x: x[jnp.arange(5, 0, -2)]),
+    "rows that repeat": ("gather", lambda x: jnp.take(x, jnp.zeros(3, int), axis=0)),
+    "rows around what was written": ("scatter", lambda x: x.at[2].set(7.0)[1:4]),
+    "rows that may be out of range": ("gather", lambda x: jnp.take(x, jnp.arange(4, 8), axis=0)),
+}
+
+
+def names(program: ClosedJaxpr) -> list[str]:
+    """The primitives of a program."""
+    return [eqn.primitive.name for eqn in program.jaxpr.eqns]
+
+
+@pytest.mark.parametrize("name", [*SHOWN, *KEPT])
+def test_parts_are_slices(name: str) -> None:
+    """The primitive is there in the program as written; in normal form it is gone, or kept; the bits are the same."""
+    primitive, f = {**SHOWN, **KEPT}[name]
+    natural = jax.make_jaxpr(jax.jit(f, inline=True))(X)
+    program, _ = normalize(natural)
+    assert primitive in str(natural)
+    assert (primitive in names(program)) == (name in KEPT)
+    for got, want in zip(evaluate(program, [jnp.asarray(X)]), evaluate(natural, [jnp.asarray(X)]), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_a_row_of_a_broadcast_row(first: int) -> None:
+    """`broadcast(row)[k : k + 1]` is the row itself for every `k`, not row `k` of it."""
+
+    def f(row: Any) -> Any:
+        return lax.slice_in_dim(lax.broadcast_in_dim(row, (5, 4), (0, 1)), first, first + 1)
+
+    program, _ = normalize(jax.make_jaxpr(f)(ROW))
+    np.testing.assert_array_equal(evaluate(program, [jnp.asarray(ROW)])[0], ROW)
