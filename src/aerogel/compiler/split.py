@@ -238,3 +238,12 @@ def _entry(x: Any, t: Any) -> Any:
 
 def _literal(value: int) -> Literal:
     return Literal(np.int32(value), _jax.ShapedArray((), np.dtype(np.int32)))
+
+
+def in_order(builder: Builder, pieces: list[tuple[Part, Atom]]) -> Atom:
+    """The entries of all full steps, by index."""
+    ordered = [atom for _, atom in sorted(pieces, key=lambda piece: piece[0].start)]
+    if len(ordered) == 1:
+        return ordered[0]
+    (whole,) = builder.call(lambda *parts: lax.concatenate(parts, 0), *ordered)
+    return whole

@@ -5,17 +5,19 @@
 
 from dataclasses import dataclass
 
-from aerogel._jax import Jaxpr
+from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from ..axes import No
 from ..cost import nbytes
 from ..exactness import Exactness
+from ..first import SMALLEST_OUTPUT, knotted_outputs, without_first
 from ..level import Level, apply_edits
 from ..levels import rewrite_levels
+from ..loop import as_loop
 from ..normalize import drop_dead
 from ..parts import joins_a_loop, take_apart
 from ..pipeline import Context
-from ..program import Program, where, with_equations
+from ..program import Program, is_var, where, with_equations
 from ..report import Decision
 from ..totals import as_scan, is_running, rounds
 from ..views import with_slices
@@ -42,28 +44,70 @@ class LoopParts:
 
 
 def _level(jaxpr: Jaxpr, decisions: list[Decision], totals: bool) -> Jaxpr:
-    left: set[object] = set()
     if totals:
         jaxpr = _with_loops(jaxpr, decisions)
+    return _without_joints(_without_knots(jaxpr, decisions), decisions)
+
+
+def _without_joints(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
+    """Concatenations over time, taken part by part."""
+    what = "a concatenation over time is taken part by part"
+    left: set[object] = set()
     while True:
         level = Level(jaxpr)
-        for place, eqn in enumerate(level.eqns):
+        for eqn in level.eqns:
             out = eqn.outvars[0] if eqn.outvars else None
             if out in left or not joins_a_loop(level, eqn) or eqn.outvars[0].aval.size < SMALLEST:
                 continue
             left.add(out)
-            found = take_apart(level, place)
-            what = "a concatenation over time is taken part by part"
-            if isinstance(found, No):
-                decisions.append(Decision(NAME, what, where(eqn), False, found.reason))
+            taken = _taken(jaxpr, eqn.outvars[0])
+            if isinstance(taken, str):
+                decisions.append(Decision(NAME, what, where(eqn), False, taken))
                 continue
-            jaxpr = drop_dead(with_slices(apply_edits(jaxpr, [found])[0]))
-            size = nbytes(eqn.outvars[0].aval)
-            reason = "what is read of it needs no whole"
-            decisions.append(Decision(NAME, what, where(eqn), True, reason, 0, 2 * size, size, Exactness.REASSOCIATES))
+            jaxpr = taken
+            decisions.append(_fired(what, eqn, "what is read of it needs no whole", nbytes(eqn.outvars[0].aval)))
             break
         else:
             return jaxpr
+
+
+def _taken(jaxpr: Jaxpr, whole: Var) -> Jaxpr | str:
+    """`jaxpr` without the concatenation that makes `whole`; or why not."""
+    level = Level(jaxpr)
+    found = take_apart(level, level.made_by[whole])
+    return found.reason if isinstance(found, No) else drop_dead(with_slices(apply_edits(jaxpr, [found])[0]))
+
+
+def _without_knots(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
+    """Loops whose first output meets the others run their first step in front; none where that leaves a whole."""
+    what = "the first step, whose output the others meet, runs before the loop"
+    loops = [eqn.outvars[-1] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    for last in loops:
+        level = Level(jaxpr)
+        place = level.made_by.get(last)
+        loop = None if place is None else as_loop(level.eqns[place])
+        knotted = [] if loop is None else knotted_outputs(level, loop)
+        if loop is None or place is None or not knotted:
+            continue
+        edit = without_first(level, place)
+        found: Jaxpr | str = apply_edits(jaxpr, [edit])[0]
+        for y in loop.ys:
+            # Small ones may stay as they are.
+            if y in edit.results and nbytes(y.aval) >= SMALLEST_OUTPUT and isinstance(found, Jaxpr):
+                whole = edit.results[y]
+                assert is_var(whole)
+                found = _taken(found, whole)
+        eqn = loop.eqn
+        if isinstance(found, str):
+            decisions.append(Decision(NAME, what, where(eqn), False, found))
+        else:
+            jaxpr = found
+            decisions.append(_fired(what, eqn, "they wait for no whole", sum(nbytes(y.aval) for y in knotted)))
+    return jaxpr
+
+
+def _fired(what: str, eqn: JaxprEqn, reason: str, size: int) -> Decision:
+    return Decision(NAME, what, where(eqn), True, reason, 0, 2 * size, size, Exactness.REASSOCIATES)
 
 
 def _with_loops(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:

@@ -20,7 +20,7 @@ from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Builder, Program, count_equations, is_var, where
 from ..report import Decision
-from ..split import Part, Split, parts_of
+from ..split import Split, in_order, parts_of
 from ..window import Window
 
 NAME = "loop-split"
@@ -168,22 +168,13 @@ def _split(level: Level, index: int, loop: Loop, needs: _Needs) -> Edit:
     for k in range(len(loop.ys)):
         if not needs.slices[k]:
             continue
-        entries = _in_order(builder, pieces[k])
+        entries = in_order(builder, pieces[k])
         for place in needs.slices[k]:
             gone.add(place)
             eqn = level.eqns[place]
             (results[eqn.outvars[0]],) = _slice_again(builder, eqn, entries, needs.window, loop.length)
     results = {v: x for v, x in results.items() if not isinstance(v, DropVar)}
     return Edit(index, frozenset(gone), [*split.eqns, *builder.eqns], results, frozenset(gone))
-
-
-def _in_order(builder: Builder, pieces: list[tuple[Part, Atom]]) -> Atom:
-    """The entries of all full steps, by index."""
-    ordered = [atom for _, atom in sorted(pieces, key=lambda piece: piece[0].start)]
-    if len(ordered) == 1:
-        return ordered[0]
-    (whole,) = builder.call(lambda *parts: lax.concatenate(parts, 0), *ordered)
-    return whole
 
 
 def _slice_again(builder: Builder, eqn: JaxprEqn, entries: Atom, window: Window, length: int) -> list[Atom]:
