@@ -197,8 +197,16 @@ def test_sums_of_differences_with_factors() -> None:
         mean = ys.mean(0)
         d = ys - (mean + 1)
         v = ys.var(0)
-        return (-2 * d * v).sum(0), (d * v[0]).sum((0, 1)), (w[:, None, None] * d).sum(0), (d * v).sum((0, 1)), v
+        return (
+            (-(2 * d) * v).sum(0),
+            (-(ys - ys.mean()) * v[0]).sum((0, 1)),
+            (w[:, None, None] * d).sum(0),
+            (d * v).sum((0, 1)),
+            v,
+        )
 
     x, w = normal(0, 4, 256), normal(1, 16)
+    sums = [d.fired for d in ag.explain(f)(x, w).decisions if "moments" in d.what]
+    assert sum(sums) == 3
     for got, want in zip(jax.jit(ag.optimize(f))(x, w), jax.jit(f)(x, w), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

@@ -55,7 +55,12 @@ def test_equal_loops_are_one(name: str) -> None:
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_unequal_loops_stay_two(name: str) -> None:
     """Whatever differs, a literal's sign, an operand's place, a length, keeps results apart."""
-    f, x = UNEQUAL[name], normal(0, 8192)
-    for got, want in zip(jax.jit(ag.optimize(f))(x), jax.jit(f)(x), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
-        np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
+    def f(x: Any) -> Any:
+        # the last rows: something fires, else the program stays as it was and shows nothing
+        return [ys[-1] for ys in UNEQUAL[name](x)], trajectory(x, 0.7).sum(0)
+
+    x = normal(0, 8192)
+    assert ag.explain(f)(x).fired
+    assert loops(ag.optimize(f), x) >= (2 if name in ("another order", "another direction") else 3)
+    for got, want in zip(jax.tree.leaves(jax.jit(ag.optimize(f))(x)), jax.tree.leaves(jax.jit(f)(x)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
