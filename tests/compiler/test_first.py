@@ -62,7 +62,8 @@ def test_no_stack_is_made(name: str, reverse: bool) -> None:
     f = program(KNOTTED[name], reverse)
     assert large(f) > 0
     assert large(ag.optimize(f)) == 0
-    for want, got in zip(jax.tree.leaves(jax.jit(f)(X0, XS)), jax.tree.leaves(jax.jit(ag.optimize(f))(X0, XS))):
+    wanted, found = (jax.tree.leaves(jax.jit(g)(X0, XS)) for g in (f, ag.optimize(f)))
+    for want, got in zip(wanted, found, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
 
 

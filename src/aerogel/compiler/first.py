@@ -63,10 +63,8 @@ def without_first(level: Level, place: int) -> Edit:
     loop = as_loop(level.eqns[place])
     assert loop is not None
     n = loop.length
-    if loop.reverse:
-        parts = [Part(n - 1, 1, 1, 0), Part(0, n - 1, 1, 0)]
-    else:
-        parts = [Part(0, 1, 1, 0), Part(1, n - 1, 1, 0)]
+    first, rest = (n - 1, 0) if loop.reverse else (0, 1)
+    parts = [Part(first, 1, 1, 0), Part(rest, n - 1, 1, 0)]
     split = Split(loop, Window(0, 1, n), {})
     carry, pieces = split.run(parts)
     results: dict[Var, Atom] = dict(zip(loop.finals, carry, strict=True))
