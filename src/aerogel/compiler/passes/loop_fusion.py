@@ -12,6 +12,7 @@ from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 from ..accumulate import summed_in_steps
 from ..axes import Mapped, Reduced
 from ..axes.elementwise import NAMES as ELEMENTWISE
+from ..canonical import canonical
 from ..choose import Plan, block_length, choose, stacked_bytes
 from ..exactness import Exactness
 from ..fusion import fuse
@@ -53,6 +54,8 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
         return jaxpr
     decisions += _left(jaxpr)
     done: set[Var] = set()
+    original, jaxpr = jaxpr, canonical(jaxpr)
+    fired = False
     while True:
         level = Level(jaxpr)
         edits: list[Edit] = []
@@ -73,7 +76,8 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
                 edits.append(edit)
                 made.append((loop, new, found))
         if not edits:
-            return jaxpr
+            return jaxpr if fired else original
+        fired = True
         jaxpr, count = apply_edits(jaxpr, edits)
         for loop, new, found in made[:count]:
             done.update(loop.eqn.outvars)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
+from ..cost import Machine
 from ..exactness import Exactness
 from ..level import Level
 from ..levels import rewrite_levels
@@ -32,19 +33,22 @@ class ResidualChoice:
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr) -> Jaxpr:
-            return _choose_level(jaxpr, context, decisions)
+            return choose_residuals(jaxpr, context.machine, decisions)
 
         return rewrite_levels(program, level), decisions
 
 
-def _choose_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
-    """Rounds: all loops that share no reader change together."""
+def choose_residuals(jaxpr: Jaxpr, machine: Machine, decisions: list[Decision]) -> Jaxpr:
+    """One level with what its loops store chosen; the same object when nothing changes.
+
+    In rounds: all loops that share no reader change together.
+    """
     while True:
         level = Level(jaxpr)
         new: dict[int, JaxprEqn] = {}
         for place, eqn in enumerate(jaxpr.eqns):
             loop = as_loop(eqn)
-            found = None if loop is None else cheapest(level, place, loop, context.machine)
+            found = None if loop is None else cheapest(level, place, loop, machine)
             if found is not None and new.keys().isdisjoint((place, *found.readers)):
                 new.update(rebuilt(level, found))
                 decisions.append(_decision(found))
