@@ -27,7 +27,7 @@ COLUMN_SECONDS = 2e-9
 CENTERED_SECONDS = 1e-10
 # Accumulators that read the value on their own.
 CARRIES = {"moments": 2, "online softmax": 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
-SMALLEST_STREAM = 16 * 2**20
+SMALLEST_STREAM = 4 * 2**20
 BLOCK_BYTES = 2 * 2**20
 FEWEST_BLOCKS = 16
 # What XLA does not fuse into its neighbours: it reads and writes whole arrays.
