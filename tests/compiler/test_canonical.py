@@ -20,7 +20,8 @@ MODES = ("fill", "clip", "promise_in_bounds")
 
 def forms(f: Any, *args: Any) -> tuple[list[str], list[Any], list[Any]]:
     """The primitives of the canonical form, its results, and those of the program as it was."""
-    before = normalize(jax.make_jaxpr(f)(*args))[0]
+    traced: Any = jax.make_jaxpr(f)(*args)
+    before = normalize(traced)[0]
     after = ClosedJaxpr(canonical(before.jaxpr), before.consts)
     check_program(after, before)
     names = [eqn.primitive.name for eqn in after.jaxpr.eqns]

@@ -93,6 +93,7 @@ def of_sequences(p: dict[str, Any], xs: Any, labels: Any) -> Any:
 
 def in_the_scan(p: dict[str, Any], xs: Any, labels: Any) -> Any:
     """The head is in the step, the loss after the loop."""
+
     def body(h: Any, x: Any) -> tuple[Any, Any]:
         h = jnp.tanh(h @ p["recurrent"] + x)
         return h, h @ p["head"]

@@ -163,7 +163,7 @@ def test_a_gradient_stores_states_only(name: str, reverse: bool) -> None:
     # rows so long that what is stored matters
     args = 0.1 * normal(0, 4, 8192), normal(1, T, 4, 8192)
     g = jax.value_and_grad(f, (0, 1))
-    plans = [jax.jit(h).lower(*args).compile().memory_analysis() for h in (g, ag.optimize(g))]
+    plans: list[Any] = [jax.jit(h).lower(*args).compile().memory_analysis() for h in (g, ag.optimize(g))]
     before, after = (plan.temp_size_in_bytes / (4 * T * 4 * 8192) for plan in plans)
     assert before > 6
     assert after < 1.9  # the states, and some rows
