@@ -119,7 +119,8 @@ def misses(m: Measured, bounds: Bounds) -> tuple[str, ...]:
     # a partial result per step is no stack: below a hundredth of what the natural form needs, ratios say nothing
     smallest = max(1, m.temp_bytes["natural"] // 100)
     temp = {name: max(size, smallest) for name, size in m.temp_bytes.items()}
-    memory_over_hand, saving = temp["optimised"] / temp["hand"], temp["natural"] / temp["optimised"]
+    memory_over_hand = temp["optimised"] / temp["hand"]
+    saving = m.temp_bytes["natural"] / max(m.temp_bytes["optimised"], 1)
     same = same_code(m)
     if bounds.over_hand is not None and over_hand > bounds.over_hand and "hand" not in same:
         found.append(f"time {over_hand:.3f} of hand, bound {bounds.over_hand:g}")

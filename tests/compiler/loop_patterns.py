@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from aerogel._jax import Jaxpr, jaxprs_in_params
+from aerogel._jax import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 
 LENGTH, ROWS, COLUMNS = 64, 8, 2048
 # States and logits of the language models: the logits of all steps are 4 MiB.
@@ -272,22 +272,48 @@ def in_jit(f: Callable[..., Any]) -> Callable[..., Any]:
 SURROUNDINGS = {"plain": plain, "vmap": in_vmap, "cond": in_cond, "scan": in_scan, "jit": in_jit}
 
 
+# A buffer that goes through these is the same array afterwards: XLA updates it in place.
+IN_PLACE = ("scan", "while", "dynamic_update_slice", "jit")
+
+
 def made(jaxpr: Jaxpr, size: int) -> list[tuple[int, ...]]:
-    """Shapes of all values of at least `size` elements that equations make, those in bodies and branches too."""
+    """Shapes of all values of at least `size` elements that equations make, those in bodies and branches too.
+
+    What a loop carries was made before it or is made in its body; an update in place makes nothing.
+    """
     found: list[tuple[int, ...]] = []
     for eqn in jaxpr.eqns:
-        found += [v.aval.shape for v in eqn.outvars if getattr(v.aval, "size", 0) >= size]
+        new = eqn.outvars
+        if eqn.primitive.name in IN_PLACE:
+            new = eqn.outvars[len(_carried(eqn)[0]) :] if eqn.primitive.name in ("scan", "while") else ()
+        found += [v.aval.shape for v in new if getattr(v.aval, "size", 0) >= size]
         for inner in jaxprs_in_params(eqn.params):
             found += made(getattr(inner, "jaxpr", inner), size)
     return found
 
 
 def stacked(jaxpr: Jaxpr, size: int) -> list[tuple[int, ...]]:
-    """Shapes of what loops stack or carry and that has at least `size` elements: XLA always makes those."""
+    """Shapes of what loops stack or carry and that has at least `size` elements: XLA always makes those.
+
+    A buffer that goes from one loop to the next, or into a loop in a step, is one array.
+    """
     found: list[tuple[int, ...]] = []
+    passed_on = set(jaxpr.invars)
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("scan", "while"):
-            found += [v.aval.shape for v in eqn.outvars if v.aval.size >= size]
+            carries, init = _carried(eqn)
+            new = [v for v, x in zip(carries, init, strict=True) if isinstance(x, Literal) or x not in passed_on]
+            found += [v.aval.shape for v in (*new, *eqn.outvars[len(carries) :]) if v.aval.size >= size]
+        if eqn.primitive.name in IN_PLACE:
+            passed_on.update(eqn.outvars)
         for inner in jaxprs_in_params(eqn.params):
             found += stacked(getattr(inner, "jaxpr", inner), size)
     return found
+
+
+def _carried(eqn: JaxprEqn) -> tuple[list[Any], list[Any]]:
+    """The results of a loop that it carries, and what they are at the start."""
+    if eqn.primitive.name == "while":
+        return eqn.outvars, eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
+    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    return eqn.outvars[:count], eqn.invars[first : first + count]

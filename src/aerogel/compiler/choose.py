@@ -23,14 +23,14 @@ from .searched import is_searched
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
 MOVE_SECONDS = 1e-9
-# Values of a region that are smaller than this as a whole need no loop of their own; blocks are at most this large.
 # An element of a reduction over leading axes only, on CPU: 1 to 10 ns measured, by size (a plain sum: 0.2).
 COLUMN_SECONDS = 2e-9
 # An element of a one-pass variance or logsumexp, beyond the two-pass one.
 CENTERED_SECONDS = 1e-10
 # Accumulators that read the value on their own.
 CARRIES = {"moments": 2, "online softmax": 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
-SMALLEST_STREAM = 16 * 2**20
+# Values of a region that are smaller than this as a whole need no loop of their own; blocks are at most this large.
+SMALLEST_STREAM = 4 * 2**20
 BLOCK_BYTES = 2 * 2**20
 FEWEST_BLOCKS = 16
 # What XLA does not fuse into its neighbours: it reads and writes whole arrays.
@@ -218,8 +218,9 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
     steps = site.window.count
     if isinstance(site.answer, Reduced) and site.late:
         return sum(x.aval.size for x in site.reads if is_var(x)) * CENTERED_SECONDS
-    if isinstance(site.answer, Mapped) and site.eqn.primitive.name in ("argmax", "argmin") and machine.name == "cpu":
-        # scalar code: all steps at once run on several cores (measured: 1.6 to 2 times faster on four)
+    serial = site.eqn.primitive.name in ("argmax", "argmin") and machine.name == "cpu" and region.block is None
+    if isinstance(site.answer, Mapped) and serial:
+        # scalar code: many steps at once run on several cores (measured: 1.6 to 2 times faster on four)
         return equation_seconds(site.eqn, machine) / 2
     if _fuses(site.eqn):
         return 0.0

@@ -229,7 +229,21 @@ def makeable_inputs(level: Level, index: int, loop: Loop) -> list[Var]:
     if not any(_matters(x) for x in loop.xs):
         return []
     found = Producers(level, LoopBuilder(loop.eqn, loop.length, loop.reverse), index)
-    return [x for x in loop.xs if is_var(x) and _matters(x) and found.can_make(x, Axis(0))]
+    xs = [x for x in loop.xs if is_var(x) and _matters(x) and not _is_view(level, x)]
+    return [x for x in xs if found.can_make(x, Axis(0))]
+
+
+def _is_view(level: Level, x: Var) -> bool:
+    """Whether a value is one that exists, cut into other steps: those would read it in that shape all the same."""
+    while (place := level.made_by.get(x)) is not None and level.eqns[place].primitive.name == "reshape":
+        (operand,) = level.eqns[place].invars
+        if not is_var(operand) or operand.aval.shape[:1] == x.aval.shape[:1]:
+            return False
+        maker = level.eqns[level.made_by[operand]] if operand in level.made_by else None
+        if maker is None or (maker.primitive.name in UNFUSED and not is_outer_product(maker)):
+            return True
+        x = operand
+    return False
 
 
 def _matters(x: Atom) -> bool:

@@ -3,12 +3,16 @@
 A backward loop reads what the forward loop stacked for it. Of these residuals many are a few additions and products
 away from others: plain JAX stores `x`, `0.05 * x` and `x - 0.05 * x * x` side by side. Each value of the forward body
 that a reader needs is stored, or computed again in the reader's step from what is stored, from the forward loop's own
-inputs, or from what exists anyway.
+inputs, or from what exists anyway. The carry before a step is the one after the step before: where that is stacked
+anyway, it is read from there.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from jax import lax
 
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
@@ -40,6 +44,7 @@ class Residuals:
         readers: the places of the loops that read residuals.
         needed: the outputs that only these loops read, each with its value in the body.
         stored: the values of the body that are stacked for the readers, with the stacked variable.
+        before: the carries that are read from what is stacked of the step before, with that.
         bytes_saved: what the loop stacks less than before.
     """
 
@@ -48,31 +53,55 @@ class Residuals:
     readers: tuple[int, ...]
     needed: dict[Var, Atom]
     stored: dict[Var, Var]
+    before: dict[Var, Var]
     bytes_saved: int
 
 
-def cheapest(level: Level, place: int, loop: Loop, machine: Machine) -> Residuals | None:
-    """The cheapest set of values to store for the loops that read the outputs of `loop`; None if it stores that now."""
+def cheapest(level: Level, place: int, loop: Loop, machine: Machine, split: bool) -> Residuals | None:
+    """The cheapest set of values to store for the loops that read the outputs of `loop`; None if it stores that now.
+
+    A loop that may yet be `split` is not read at other steps.
+    """
     needed, readers = _needed(level, loop)
     now = sum(nbytes(y.aval) for y in needed)
     if now < SMALLEST_SAVING:
         return None
+    fresh = now > machine.fresh_bytes
     pairs = [(y, v) for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v)]
     kept = {v: y for y, v in pairs if y not in needed and level.readers(y)}
-    graph = _graph(level, loop, needed, kept, len(readers), machine, now > machine.fresh_bytes)
+    carries = [] if split else _carries(loop)
+    before = {v: kept[x] for v, x in carries if x in kept and v not in kept}
+    graph = _graph(level, loop, needed, kept, before, len(readers), machine, fresh)
     taken = graph.taken()
-    before: set[Hashable] = {("need", v) for v in needed.values() if is_var(v)}
-    if graph.cost(taken) > WORTH * graph.cost(before):
-        return None
+    cost = graph.cost(taken)
     named = {v: y for y, v in needed.items() if is_var(v)} | kept
     own = [*loop.body_carry, *(v for eqn in loop.body.eqns for v in eqn.outvars)]
     stored = {
         v: named.get(v) or _jax.new_var(v.aval.update(shape=(loop.length, *v.aval.shape), weak_type=False))
         for v in own
-        if ("need", v) in taken and ("again", v) not in taken
+        if ("need", v) in taken and ("again", v) not in taken and v not in before
     }
+    before = {v: y for v, y in before.items() if ("need", v) in taken}
+    for v, x in carries:
+        if v in stored and v not in kept and x in stored and stored[v] not in before.values():
+            before[v] = stored[x]
+            cost -= _stored_seconds(v, False, loop, machine, fresh) - _stored_seconds(v, True, loop, machine, fresh)
+            del stored[v]
+    now_stored = {v for v in needed.values() if is_var(v)}
+    if cost > WORTH * sum(_stored_seconds(v, False, loop, machine, fresh) for v in now_stored):
+        return None
     saved = now - sum(nbytes(y.aval) for v, y in stored.items() if v not in kept)
-    return Residuals(place, loop, readers, needed, stored, saved) if saved >= SMALLEST_SAVING else None
+    return Residuals(place, loop, readers, needed, stored, before, saved) if saved >= SMALLEST_SAVING else None
+
+
+def _carries(loop: Loop) -> list[tuple[Var, Var]]:
+    """The carries at the start of a step, each with the value that it takes at the end."""
+    pairs = zip(loop.body_carry, loop.next_carry, strict=True)
+    return [(v, x) for v, x in pairs if is_var(x) and x is not v and _same(v, x)]
+
+
+def _same(v: Var, x: Var) -> bool:
+    return (v.aval.shape, v.aval.dtype) == (x.aval.shape, x.aval.dtype) and _jax.is_number(v.aval.dtype)
 
 
 def _needed(level: Level, loop: Loop) -> tuple[dict[Var, Atom], tuple[int, ...]]:
@@ -93,7 +122,14 @@ def _reads_entries(eqn: JaxprEqn, y: Var, length: int) -> bool:
 
 
 def _graph(
-    level: Level, loop: Loop, needed: dict[Var, Atom], kept: dict[Var, Var], readers: int, machine: Machine, fresh: bool
+    level: Level,
+    loop: Loop,
+    needed: dict[Var, Atom],
+    kept: dict[Var, Var],
+    before: dict[Var, Var],
+    readers: int,
+    machine: Machine,
+    fresh: bool,
 ) -> Graph:
     """Two nodes for each value of the body: the readers need it; they compute it themselves.
 
@@ -104,7 +140,7 @@ def _graph(
         if is_var(v):
             graph.edge(SOURCE, ("need", v), float("inf"))
     for v in loop.body_carry:
-        graph.edge(("need", v), SINK, _stored_seconds(v, v in kept, loop, machine, fresh))
+        graph.edge(("need", v), SINK, _stored_seconds(v, v in kept or v in before, loop, machine, fresh))
     for x, v in zip(loop.xs, loop.body_xs, strict=True):
         graph.edge(("need", v), SINK, _stored_seconds(v, _exists(level, x, loop), loop, machine, fresh))
     for eqn in loop.body.eqns:
@@ -143,13 +179,13 @@ def _arithmetic(eqn: JaxprEqn, machine: Machine) -> float:
     return max(v.aval.size for v in eqn.outvars) / machine.vector_flops_per_second
 
 
-def rebuilt(level: Level, found: Residuals) -> dict[int, JaxprEqn]:
+def rebuilt(level: Level, found: Residuals) -> dict[int, list[JaxprEqn]]:
     """The loop with what it now stacks, and its readers with what they now compute, by place."""
     loop = found.loop
     pairs = [(v, y) for y, v in zip(loop.ys, loop.body_ys, strict=True) if y not in found.needed]
     there = {y for _, y in pairs}
     pairs += [(v, y) for v, y in found.stored.items() if y not in there]
-    new = {found.place: loop.restacked(pairs)}
+    new = {found.place: [loop.restacked(pairs)]}
     for place in found.readers:
         reader = as_loop(level.eqns[place])
         assert reader is not None
@@ -157,7 +193,7 @@ def rebuilt(level: Level, found: Residuals) -> dict[int, JaxprEqn]:
     return new
 
 
-def _reader(reader: Loop, found: Residuals) -> JaxprEqn:
+def _reader(reader: Loop, found: Residuals) -> list[JaxprEqn]:
     """A loop that computes in its steps those residuals that are not stored."""
     new = LoopBuilder(reader.eqn, reader.length, reader.reverse)
     ins: list[Atom] = [new.const(c) for c in reader.consts]
@@ -175,13 +211,14 @@ def _reader(reader: Loop, found: Residuals) -> JaxprEqn:
         set_next(out)
     for y, out in zip(reader.ys, outs[len(setters) :], strict=True):
         new.y(out, y)
-    return new.equation()
+    return new.equations()
 
 
 def _made_in_step(new: LoopBuilder, found: Residuals, wanted: Sequence[Atom]) -> Iterator[Atom]:
     """Values of the forward body in a reader's step, from what is stored."""
     loop = found.loop
     env: dict[Var, Atom] = {v: new.x(y) for v, y in found.stored.items()}
+    env.update((v, _from_step_before(new, loop, v, y)) for v, y in found.before.items())
     consts = dict(zip(loop.body_consts, loop.consts, strict=True))
     entries = dict(zip(loop.body_xs, loop.xs, strict=True))
 
@@ -190,7 +227,7 @@ def _made_in_step(new: LoopBuilder, found: Residuals, wanted: Sequence[Atom]) ->
             source = entries[atom] if atom in entries else consts[atom]
             env[atom] = new.x(source) if atom in entries and is_var(source) else new.const(source)
 
-    for eqn in _between(loop, found.stored, wanted):
+    for eqn in _between(loop, {*found.stored, *found.before}, wanted):
         for x in eqn.invars:
             read(x)
         new.body.eqns.append(copy_equation(eqn, env))
@@ -199,7 +236,21 @@ def _made_in_step(new: LoopBuilder, found: Residuals, wanted: Sequence[Atom]) ->
         yield substitute(v, env)
 
 
-def _between(loop: Loop, stored: dict[Var, Var], wanted: Sequence[Atom]) -> list[JaxprEqn]:
+def _from_step_before(new: LoopBuilder, loop: Loop, v: Var, y: Var) -> Atom:
+    """The carry `v` at the start of a step, from the carries `y` at the ends of all steps."""
+    init = loop.init[loop.body_carry.index(v)]
+    first, ahead = (loop.length - 1, 1) if loop.reverse else (0, -1)
+
+    def read(y: Any, init: Any, t: Any) -> Any:
+        # An index out of bounds is clamped, and what it reads is not used.
+        entry = lax.dynamic_index_in_dim(y, lax.max(t + np.int32(ahead), np.int32(0)), 0, keepdims=False)
+        init = lax.convert_element_type(init, entry.dtype)
+        return lax.select(lax.broadcast(t == np.int32(first), entry.shape), init, entry)
+
+    return new.body.call(read, new.const(y), new.const(init), new.index())[0]
+
+
+def _between(loop: Loop, stored: Collection[Var], wanted: Sequence[Atom]) -> list[JaxprEqn]:
     """The equations of the body that lead from the stored values to the wanted ones, in order."""
     live = {v for v in wanted if is_var(v) and v not in stored}
     found = []

@@ -2,7 +2,8 @@
 
 When only a few entries of a loop's outputs are read, most steps need not compute them. The loop becomes *parts*, in the
 order in which they run: quiet steps with a body that makes carries only, full steps with the whole body, and blocks
-of k steps of which one is full.
+of k steps of which one is full. Outputs that are wanted of all steps all the same (what the steps of a gradient read)
+are written to buffers, which go through all parts.
 """
 
 from collections.abc import Sequence
@@ -75,17 +76,19 @@ class Split:
         loop: the loop.
         window: its full steps.
         padded: for some stacked inputs (by position), the entries that are not zero, in front: those of the full steps.
+        whole: the positions of the outputs that quiet steps make too.
     """
 
     loop: Loop
     window: Window
     padded: dict[int, Atom]
+    whole: tuple[int, ...] = ()
     eqns: list[JaxprEqn] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.quiet_eqns, self.quiet_left = self._quiet_body()
         read = {x for eqn in self.quiet_eqns for x in eqn.invars if is_var(x)}
-        read.update(x for x in self.loop.next_carry if is_var(x))
+        read.update(x for x in self._quiet_outputs() if is_var(x))
         # What only the full steps read, they read from their own entries: nobody need make the others.
         self.rows: dict[int, Atom] = dict(self.padded)
         builder = Builder(self.loop.eqn)
@@ -98,12 +101,16 @@ class Split:
         w = self.window
         return lax.slice_in_dim(x, w.start, w.start + (w.count - 1) * w.stride + 1, w.stride)
 
+    def _quiet_outputs(self) -> list[Atom]:
+        """What a quiet step makes: carries, then the outputs that are wanted of all steps."""
+        return [*self.loop.next_carry, *(self.loop.body_ys[k] for k in self.whole)]
+
     def _quiet_body(self) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
-        """The equations that make the carries of a quiet step, and what stands for variables they no longer make."""
+        """The equations that a quiet step runs, and what stands for variables that they no longer make."""
         zeros = {self.loop.body_xs[k] for k in self.padded}
         scratch = Builder(self.loop.eqn)
         left = without_zeros(self.loop.body, zeros, scratch)
-        needed = {x for c in self.loop.next_carry if is_var(x := substitute(c, left))}
+        needed = {x for c in self._quiet_outputs() if is_var(x := substitute(c, left))}
         kept: list[JaxprEqn] = []
         for eqn in reversed(scratch.eqns):
             if any(v in needed for v in eqn.outvars):
@@ -111,9 +118,13 @@ class Split:
                 kept.append(eqn)
         return kept[::-1], left
 
-    def run(self, parts: Sequence[Part]) -> tuple[list[Atom], list[list[tuple[Part, Atom]]]]:
-        """Final carries, and for each stacked output its pieces `(part, entries)`."""
-        carry = list(self.loop.init)
+    def run(self, parts: Sequence[Part]) -> tuple[list[Atom], dict[int, Atom], list[list[tuple[Part, Atom]]]]:
+        """Final carries, the outputs in `whole`, and for each other output its pieces `(part, entries)`."""
+        builder = Builder(self.loop.eqn)
+        avals = [self.loop.ys[k].aval for k in self.whole]
+        buffers = [builder.call(lambda aval=aval: lax.full(aval.shape, 0, aval.dtype))[0] for aval in avals]
+        self.eqns += builder.eqns
+        carry = [*self.loop.init, *buffers]
         pieces: list[list[tuple[Part, Atom]]] = [[] for _ in self.loop.ys]
         seen = 0
         total = sum(p.count for p in parts if p.full is not None)
@@ -122,9 +133,13 @@ class Split:
             carry, made = self._part(part, carry, first)
             if part.full is not None:
                 seen += part.count
-                for piece, atom in zip(pieces, made, strict=True):
-                    piece.append((part, atom))
-        return carry, pieces
+                for k, atom in zip(self._in_pieces(), made, strict=True):
+                    pieces[k].append((part, atom))
+        count = len(self.loop.init)
+        return carry[:count], dict(zip(self.whole, carry[count:], strict=True)), pieces
+
+    def _in_pieces(self) -> list[int]:
+        return [k for k in range(len(self.loop.ys)) if k not in self.whole]
 
     def _part(self, part: Part, carry: list[Atom], first: int) -> tuple[list[Atom], list[Atom]]:
         if part.count == 1:
@@ -135,8 +150,8 @@ class Split:
         entries = [new.carry(c) for c in carry]
         now: list[Atom] = [var for var, _, _ in entries]
         block = new.index()
-        (t,) = new.body.call(lambda j: j * np.int32(part.width) + np.int32(part.start), block)
-        (row,) = new.body.call(lambda j: j + np.int32(first), block)
+        t = _affine(new.body, block, part.width, part.start)
+        row = _affine(new.body, block, 1, first)
         now, made = self._block(new.body, part, consts, now, xs, small, t, row)
         for (_, set_next, _), out in zip(entries, now, strict=True):
             set_next(out)
@@ -172,7 +187,7 @@ class Split:
             now = self._quiet_steps(builder, quiet, offset, consts, now, xs, t)
         if part.full is None:
             return now, []
-        (t_full,) = builder.call(lambda t: t + np.int32(part.full or 0), t)
+        t_full = _affine(builder, t, 1, part.full)
         return self._step(builder, consts, now, xs, small, t_full, row, full=True)
 
     def _quiet_steps(
@@ -186,7 +201,7 @@ class Split:
         t: Atom,
     ) -> list[Atom]:
         if count == 1:
-            (t_one,) = builder.call(lambda t: t + np.int32(offset), t)
+            t_one = _affine(builder, t, 1, offset)
             return self._step(builder, consts, carry, xs, {}, t_one, None, full=False)[0]
         new = LoopBuilder(self.loop.eqn, count, self.loop.reverse)
         inner_consts, inner_xs = [new.const(c) for c in consts], [new.const(x) for x in xs]
@@ -212,16 +227,16 @@ class Split:
         row: Atom | None,
         full: bool,
     ) -> tuple[list[Atom], list[Atom]]:
-        """One step of the body at index `t`: its carries, and its outputs if it is full."""
+        """One step of the body at index `t`: its carries and buffers, and its other outputs if it is full."""
         loop = self.loop
         env: dict[Var, Atom] = dict(zip(loop.body_consts, consts, strict=True))
-        env.update(zip(loop.body_carry, carry, strict=True))
+        env.update(zip(loop.body_carry, carry[: len(loop.init)], strict=True))
         for k, (x, var) in enumerate(zip(xs, loop.body_xs, strict=True)):
             if k not in self.rows:
-                (env[var],) = builder.call(_entry, x, t)
+                env[var] = _entry(builder, x, t)
             elif full:
                 assert row is not None
-                (env[var],) = builder.call(_entry, small[k], row)
+                env[var] = _entry(builder, small[k], row)
         for eqn in loop.body.eqns if full else self.quiet_eqns:
             builder.eqns.append(copy_equation(eqn, env))
 
@@ -229,11 +244,30 @@ class Split:
             return substitute(x if full else substitute(x, self.quiet_left), env)
 
         nexts = [final(x) for x in loop.next_carry]
-        return nexts, [final(y) for y in loop.body_ys] if full else []
+        for k, buffer in zip(self.whole, carry[len(nexts) :], strict=True):
+            nexts += builder.call(_written, buffer, final(loop.body_ys[k]), t)
+        return nexts, [final(loop.body_ys[k]) for k in self._in_pieces()] if full else []
 
 
-def _entry(x: Any, t: Any) -> Any:
-    return lax.dynamic_index_in_dim(x, t, 0, keepdims=False)
+def _entry(builder: Builder, x: Atom, t: Atom) -> Atom:
+    """The entry `t` of a stacked value."""
+    if isinstance(t, Literal):
+        at = int(t.val)
+        return builder.call(lambda x: lax.index_in_dim(x, at, 0, keepdims=False), x)[0]
+    return builder.call(lambda x, t: lax.dynamic_index_in_dim(x, t, 0, keepdims=False), x, t)[0]
+
+
+def _written(buffer: Any, value: Any, t: Any) -> Any:
+    return lax.dynamic_update_index_in_dim(buffer, lax.expand_dims(value, [0]), t, 0)
+
+
+def _affine(builder: Builder, t: Atom, scale: int, offset: int) -> Atom:
+    """`scale * t + offset`, an index."""
+    if isinstance(t, Literal):
+        return _literal(scale * int(t.val) + offset)
+    if scale != 1:
+        (t,) = builder.call(lambda t: t * np.int32(scale), t)
+    return t if not offset else builder.call(lambda t: t + np.int32(offset), t)[0]
 
 
 def _literal(value: int) -> Literal:

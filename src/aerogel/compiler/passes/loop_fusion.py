@@ -13,6 +13,7 @@ from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 from ..accumulate import summed_in_steps
 from ..axes import Mapped, Reduced
 from ..axes.elementwise import NAMES as ELEMENTWISE
+from ..canonical import canonical
 from ..choose import Plan, block_length, choose, stacked_bytes
 from ..exactness import Exactness
 from ..fusion import fuse
@@ -56,6 +57,8 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
         return jaxpr
     decided = _left(jaxpr)
     looks = Looks()
+    original, jaxpr = jaxpr, canonical(jaxpr)
+    fired = False
     while True:
         level = Level(jaxpr)
         edits: list[Edit] = []
@@ -80,7 +83,8 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
                 made.append((loop, new, found))
         if not edits:
             decisions += _latest(decided)
-            return jaxpr
+            return jaxpr if fired else original
+        fired = True
         jaxpr, count = apply_edits(jaxpr, edits)
         for edit, (loop, new, found) in zip(edits[:count], made, strict=False):
             looks.fused(loop.eqn, new, [level.eqns[i] for i in edit.touched])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from aerogel import _jax
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..cost import nbytes
@@ -22,6 +23,7 @@ from ..program import Builder, Program, count_equations, is_var, where
 from ..report import Decision
 from ..split import Split, in_order, parts_of
 from ..window import Window
+from .residual_choice import choose_residuals
 
 NAME = "loop-split"
 # A body is compiled once more for each kind of part; larger ones are left.
@@ -43,16 +45,21 @@ class LoopSplit:
         if context.before_differentiation:
             return program, []
         decisions: list[Decision] = []
-        strict = self.exactness not in context.allowed
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions, strict)), decisions
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions, context)), decisions
 
 
-def _level(jaxpr: Jaxpr, decisions: list[Decision], strict: bool) -> Jaxpr:
-    """Rounds: what a backward loop needs less of, its forward loop need not make."""
+def _level(jaxpr: Jaxpr, decisions: list[Decision], context: Context) -> Jaxpr:
+    """Rounds: what a backward loop needs less of, its forward loop need not make.
+
+    What a backward loop needs at all is chosen before it goes to pieces. A loop whose outputs another one reads step by
+    step waits for that one, as long as any other is split.
+    """
+    strict = Exactness.FINITE not in context.allowed
     done: set[Var] = set()
+    chosen = False
     while any(eqn.primitive.name == "scan" for eqn in jaxpr.eqns):
         level = Level(jaxpr)
-        edits: list[Edit] = []
+        found: list[tuple[int, Loop, _Needs]] = []
         for place, eqn in enumerate(jaxpr.eqns):
             if eqn.primitive.name != "scan" or all(v in done or isinstance(v, DropVar) for v in eqn.outvars):
                 continue
@@ -62,11 +69,18 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision], strict: bool) -> Jaxpr:
                 continue
             needs = _needs(level, loop, strict)
             if needs is not None:
-                edits.append(_split(level, place, loop, needs))
-                decisions.append(_decision(eqn, needs))
-                done.update(eqn.outvars)
-        if not edits:
+                found.append((place, loop, needs))
+        if not chosen and any(needs.pads for _, _, needs in found):
+            chosen, before = True, jaxpr
+            jaxpr = choose_residuals(jaxpr, context.machine, decisions, split=True)
+            if jaxpr is not before:
+                continue
+        found = [one for one in found if not one[2].waits] or found
+        if not found:
             break
+        decisions += [_decision(loop.eqn, needs) for _, loop, needs in found]
+        done.update(v for _, loop, _ in found for v in loop.eqn.outvars)
+        edits = [_split(level, place, loop, needs) for place, loop, needs in found]
         jaxpr, _ = apply_edits(jaxpr, edits)
     return jaxpr
 
@@ -78,19 +92,28 @@ class _Needs:
     window: Window
     slices: dict[int, list[int]]  # position of an output -> places of the slices that read it
     pads: dict[int, JaxprEqn]  # position of an input -> the equation that pads it
+    whole: tuple[int, ...]  # positions of outputs that are read of all steps, by other loops or the caller
+    waits: bool  # a loop that reads an output step by step may yet be split
 
 
 def _needs(level: Level, loop: Loop, strict: bool) -> _Needs | None:
     windows: list[Window] = []
     slices: dict[int, list[int]] = {}
+    whole: list[int] = []
+    waits = False
     for k, y in enumerate(loop.ys):
         read_by = level.readers(y)
-        for place in read_by:
-            window = None if place == -1 else _window_of_slice(level.eqns[place], y, loop.length)
-            if window is None:
-                return None
-            windows.append(window)
-        slices[k] = read_by
+        of_y = [None if place == -1 else _window_of_slice(level.eqns[place], y, loop.length) for place in read_by]
+        slices[k] = []
+        if None not in of_y:
+            slices[k] = read_by
+            windows += [w for w in of_y if w is not None]
+            continue
+        others = [place for place, window in zip(read_by, of_y, strict=True) if window is None]
+        if not _jax.is_number(y.aval.dtype) or not all(p == -1 or _reads_back(level.eqns[p], loop) for p in others):
+            return None
+        whole.append(k)
+        waits |= any(p != -1 and y in Loop(level.eqns[p]).xs for p in others)
     pads: dict[int, JaxprEqn] = {}
     if not strict:
         for k, x in enumerate(loop.xs):
@@ -108,7 +131,12 @@ def _needs(level: Level, loop: Loop, strict: bool) -> _Needs | None:
     )
     if saved < SMALLEST_OUTPUT or not (pads or any(slices.values())):
         return None
-    return _Needs(window, slices, pads)
+    return _Needs(window, slices, pads, tuple(whole), waits)
+
+
+def _reads_back(eqn: JaxprEqn, loop: Loop) -> bool:
+    """Whether a loop reads outputs of `loop` as a gradient does: in the other direction."""
+    return eqn.primitive.name == "scan" and Loop(eqn).reverse != loop.reverse
 
 
 def _window_of_slice(eqn: JaxprEqn, y: Var, length: int) -> Window | None:
@@ -160,9 +188,10 @@ def _decision(eqn: JaxprEqn, needs: _Needs) -> Decision:
 
 
 def _split(level: Level, index: int, loop: Loop, needs: _Needs) -> Edit:
-    split = Split(loop, needs.window, {k: eqn.invars[0] for k, eqn in needs.pads.items()})
-    carry, pieces = split.run(parts_of(needs.window, loop.length, loop.reverse))
+    split = Split(loop, needs.window, {k: eqn.invars[0] for k, eqn in needs.pads.items()}, needs.whole)
+    carry, whole, pieces = split.run(parts_of(needs.window, loop.length, loop.reverse))
     results: dict[Var, Atom] = dict(zip(loop.finals, carry, strict=True))
+    results.update((loop.ys[k], buffer) for k, buffer in whole.items())
     builder = Builder(loop.eqn)
     gone: set[int] = {index}
     for k in range(len(loop.ys)):

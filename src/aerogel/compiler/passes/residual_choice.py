@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
+from ..cost import Machine
 from ..exactness import Exactness
 from ..level import Level
 from ..levels import rewrite_levels
@@ -32,25 +33,29 @@ class ResidualChoice:
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr) -> Jaxpr:
-            return _choose_level(jaxpr, context, decisions)
+            return choose_residuals(jaxpr, context.machine, decisions)
 
         return rewrite_levels(program, level), decisions
 
 
-def _choose_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
-    """Rounds: all loops that share no reader change together."""
+def choose_residuals(jaxpr: Jaxpr, machine: Machine, decisions: list[Decision], split: bool = False) -> Jaxpr:
+    """One level with what its loops store chosen; the same object when nothing changes.
+
+    In rounds: all loops that share no reader change together. `split` says that some may yet be run in parts.
+    """
     while True:
         level = Level(jaxpr)
-        new: dict[int, JaxprEqn] = {}
+        new: dict[int, list[JaxprEqn]] = {}
         for place, eqn in enumerate(jaxpr.eqns):
             loop = as_loop(eqn)
-            found = None if loop is None else cheapest(level, place, loop, context.machine)
+            found = None if loop is None else cheapest(level, place, loop, machine, split)
             if found is not None and new.keys().isdisjoint((place, *found.readers)):
                 new.update(rebuilt(level, found))
                 decisions.append(_decision(found))
         if not new:
             return jaxpr
-        jaxpr = drop_dead(with_equations(jaxpr, [new.get(i, eqn) for i, eqn in enumerate(jaxpr.eqns)], jaxpr.outvars))
+        eqns = [one for i, eqn in enumerate(jaxpr.eqns) for one in new.get(i, [eqn])]
+        jaxpr = drop_dead(with_equations(jaxpr, eqns, jaxpr.outvars))
 
 
 def _decision(found: Residuals) -> Decision:

@@ -1,0 +1,143 @@
+"""What JAX's derivatives write in a roundabout way, in the form that loops take in best. Nothing here reads more.
+
+* The gradient of picking one entry of each row (`take_along_axis`, the label's logit under a cross-entropy) is a
+  scatter into zeros. As a comparison with a counter it fuses into what reads it, and its sum over the row is known.
+* The gradient of a weight is the transpose of a product. The product with its operands exchanged needs none, and can be
+  summed up in a loop as it is wanted.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
+
+from .level import Edit, Level, apply_edits
+from .products import may_swap
+from .program import Builder, is_var
+from .zeros import is_zero
+
+
+def canonical(jaxpr: Jaxpr) -> Jaxpr:
+    """One level in that form; the same object when it is already."""
+    if not any(eqn.primitive.name in ("scatter-add", "transpose") for eqn in jaxpr.eqns):
+        return jaxpr
+    level = Level(jaxpr)
+    edits: list[Edit] = []
+    for place, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive.name == "scatter-add":
+            one = _one_entry(level, eqn)
+            edit = None if one is None else _compared(level, place, one)
+        else:
+            edit = _exchanged(level, place) if eqn.primitive.name == "transpose" else None
+        if edit is not None:
+            edits.append(edit)
+    return apply_edits(jaxpr, edits)[0] if edits else jaxpr
+
+
+@dataclass(frozen=True)
+class _OneEntry:
+    """A scatter of one entry into each row of zeros; rows lie along dimension `dim`."""
+
+    eqn: JaxprEqn
+    dim: int
+
+    def index(self, index: Any) -> Any:
+        """The place of the entry in each row, shaped like the entries; those out of bounds are in no row."""
+        index = lax.reshape(index, self.eqn.invars[2].aval.shape)
+        if self.eqn.params["mode"] == lax.GatherScatterMode.CLIP:
+            last = np.asarray(self.eqn.outvars[0].aval.shape[self.dim] - 1, index.dtype)
+            index = lax.clamp(np.zeros_like(last), index, last)
+        return index
+
+    def whole(self, index: Any, entry: Any) -> Any:
+        """The result of the scatter."""
+        shape, every = self.eqn.outvars[0].aval.shape, tuple(range(entry.ndim))
+        count = lax.broadcast_in_dim(lax.iota(index.dtype, shape[self.dim]), shape, (self.dim,))
+        hit = lax.eq(count, lax.broadcast_in_dim(self.index(index), shape, every))
+        return lax.select(hit, lax.broadcast_in_dim(entry, shape, every), lax.full(shape, 0, entry.dtype))
+
+    def summed(self, index: Any, entry: Any) -> Any:
+        """The sum of each row of the result."""
+        index = self.index(index)
+        size = np.asarray(self.eqn.outvars[0].aval.shape[self.dim], index.dtype)
+        there = lax.bitwise_and(lax.ge(index, np.zeros_like(size)), lax.lt(index, size))
+        return lax.squeeze(lax.select(there, entry, lax.full_like(entry, 0)), [self.dim])
+
+
+def _one_entry(level: Level, eqn: JaxprEqn) -> _OneEntry | None:
+    into, index, entry = eqn.invars
+    if is_var(into):
+        maker = level.eqns[level.made_by[into]] if into in level.made_by else None
+        if maker is None or maker.primitive.name != "broadcast_in_dim" or not is_zero(maker.invars[0], set()):
+            return None
+    numbers, shape = eqn.params["dimension_numbers"], into.aval.shape
+    if len(numbers.inserted_window_dims) != 1 or numbers.update_window_dims:
+        return None
+    (dim,) = numbers.inserted_window_dims
+    rows = tuple(d for d in range(len(shape)) if d != dim)
+    if (
+        tuple(numbers.scatter_dims_to_operand_dims) != (dim,)
+        or tuple(numbers.operand_batching_dims) != rows
+        or tuple(numbers.scatter_indices_batching_dims) != rows
+        or entry.aval.shape != tuple(1 if d == dim else n for d, n in enumerate(shape))
+        or np.dtype(index.aval.dtype).itemsize < 4
+        or 0 in shape
+    ):
+        return None
+    return _OneEntry(eqn, dim)
+
+
+def _compared(level: Level, place: int, one: _OneEntry) -> Edit:
+    """The scatter as a comparison, and the sums over its rows."""
+    eqn = one.eqn
+    builder, (_, *reads) = Builder(eqn), eqn.invars
+    whole = eqn.outvars[0]
+    results: dict[Var, Atom] = {whole: builder.call(one.whole, *reads)[0]}
+    gone = {place}
+    for value, negative in ((whole, False), *((v, True) for v in _negated(level, whole))):
+        for k in level.readers(value):
+            if k >= 0 and _sums_rows(level.eqns[k], one.dim):
+                (total,) = builder.call(one.summed, *reads)
+                results[level.eqns[k].outvars[0]] = builder.call(lax.neg, total)[0] if negative else total
+                gone.add(k)
+    return Edit(place, frozenset(gone), builder.eqns, results, frozenset(gone))
+
+
+def _negated(level: Level, value: Var) -> list[Var]:
+    made = (level.eqns[k] for k in level.readers(value) if k >= 0)
+    return [eqn.outvars[0] for eqn in made if eqn.primitive.name == "neg"]
+
+
+def _sums_rows(eqn: JaxprEqn, dim: int) -> bool:
+    return eqn.primitive.name == "reduce_sum" and tuple(eqn.params["axes"]) == (dim,)
+
+
+def _exchanged(level: Level, place: int) -> Edit | None:
+    """A product whose transpose alone is read, with its operands exchanged, when that is what the transpose does."""
+    eqn = level.eqns[place]
+    x = eqn.invars[0]
+    maker = level.made_by.get(x) if is_var(x) else None
+    if maker is None or not is_var(x) or level.readers(x) != [place]:
+        return None
+    product = level.eqns[maker]
+    if product.primitive.name != "dot_general" or product.params["out_sharding"] is not None or not may_swap(product):
+        return None
+    (left, right), (batch_left, batch_right) = product.params["dimension_numbers"]
+    ranks = [len(a.aval.shape) for a in product.invars]
+    batch = len(batch_left)
+    free = ranks[0] - batch - len(left)
+    order = (*range(batch), *range(batch + free, len(x.aval.shape)), *range(batch, batch + free))
+    if tuple(eqn.params["permutation"]) != order:
+        return None
+    precision = product.params["precision"]
+    params = dict(
+        product.params,
+        dimension_numbers=((right, left), (batch_right, batch_left)),
+        precision=precision[::-1] if type(precision) is tuple else precision,
+    )
+    new = product.replace(invars=product.invars[::-1], outvars=eqn.outvars, params=params)
+    gone = frozenset((place, maker))
+    return Edit(maker, gone, [new], {}, gone)
