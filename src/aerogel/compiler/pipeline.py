@@ -35,6 +35,7 @@ class Context:
     allowed: frozenset[Exactness]
     platform: str
     before_differentiation: bool = False
+    over_devices: bool = False  # whether values may be spread over devices though their types do not say so
 
     @property
     def machine(self) -> Machine:

@@ -139,7 +139,7 @@ def _loops(jaxpr: Jaxpr, done: set[Var]) -> list[tuple[int, Loop]]:
 
 def _refusal(site: Site, context: Context) -> str | None:
     """Why a site may not move, whatever it saves."""
-    if communicates(site):
+    if communicates(site, context):
         return "its values are spread over devices: it would communicate in every step"
     if isinstance(site.answer, Reduced):
         name = site.answer.monoid.name
@@ -160,9 +160,9 @@ def rounds(site: Site) -> bool:
 LOCAL = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "iota", "pad"))
 
 
-def communicates(site: Site) -> bool:
+def communicates(site: Site, context: Context) -> bool:
     """Whether a step of a site may need a collective: one after the loop would become one in every step."""
-    if not any(_jax.on_many_devices(x.aval) for x in site.reads):
+    if not context.over_devices and not any(_jax.on_many_devices(x.aval) for x in site.reads):
         return False
     if isinstance(site.answer, Reduced):
         axes, place = site.eqn.params.get("axes"), site.places[0]
