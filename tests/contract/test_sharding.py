@@ -155,6 +155,8 @@ READERS = {
     "over time": lambda ys: ys.sum(0),
     "head": lambda ys: (ys @ jnp.ones((ys.shape[-1], 4))).sum(0),
     "softmax": lambda ys: jax.nn.softmax(ys, -1).sum(0),
+    "reshaped": lambda ys: jnp.exp(ys.reshape(LENGTH, -1, 4)).sum(0),
+    "a part of each step": lambda ys: jnp.exp(ys[:, :, 3:40]).sum(0),
 }
 
 
@@ -178,6 +180,21 @@ def test_no_collective_moves_into_a_loop(name):
         assert collectives_in_loops(natural, x) == 0
         assert collectives_in_loops(optimised, x) == 0
         np.testing.assert_allclose(optimised(x), natural(x), rtol=1e-4)
+
+
+def test_no_collective_moves_into_a_loop_with_its_input():
+    """What makes an input of a loop stays before it where its steps would communicate."""
+    sharding = NamedSharding(mesh(), P(None, None, "x"))
+    xs = jnp.ones((LENGTH, 128, 16))
+
+    def f(xs):
+        rows = (xs * 2).reshape(LENGTH, 16, 128)
+        return lax.scan(lambda c, x: (jnp.sin(c + x), None), jnp.zeros(rows.shape[1:]), rows)[0]
+
+    for x, options in [(jax.device_put(xs, sharding), {}), (xs, {"in_shardings": sharding})]:
+        assert collectives_in_loops(jax.jit(f, **options), x) == 0
+        assert collectives_in_loops(jax.jit(ag.optimize(lambda x: f(x)), **options), x) == 0
+    assert_fires(f, xs, gone=(LENGTH, 16, 128))
 
 
 def test_sums_over_time_are_still_fused_on_many_devices():
