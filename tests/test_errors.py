@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aerogel import _errors
+from aerogel import _errors, module, transform
 from aerogel._errors import (
     AerogelError,
     Disagreement,
@@ -18,6 +18,18 @@ from aerogel._errors import (
     ProgramCheckError,
     UsageError,
 )
+from aerogel.module import (
+    FieldError,
+    FileError,
+    FrozenError,
+    MismatchError,
+    PathError,
+    SaveError,
+    StructureError,
+    TieError,
+)
+from aerogel.module.files._errors import Difference
+from aerogel.transform import CarryError, GradientError, TooManyTraces
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -30,6 +42,52 @@ SAMPLES: dict[str, AerogelError] = {
         what="a variable is read before it is made.",
         where="model.py:41 in attend",
         program="{ lambda ; a:f32[8]. let\n    c:f32[8] = mul b a\n  in (c,) }",
+    ),
+    "AG101": FrozenError(place="Linear.weight", action="model.weight = ...", edit=".weight"),
+    "AG101-list": FrozenError(place="model.layers", action="append(...)", edit=".layers"),
+    "AG102": StructureError(
+        what="a value that is not an array is structure, and structure must be hashable.",
+        place="Model.options",
+        got=bytearray(b"abc"),
+        wanted="a hashable value",
+        to_fix="make its class a frozen dataclass or a Module",
+    ),
+    "AG103": FieldError(
+        what="`width` is not declared as a field.",
+        place="Linear.__init__",
+        to_fix="declare it in the class: width: int",
+    ),
+    "AG104": PathError(path="layers[0].wieght", inside="Model", nearest=["layers[0].weight", "layers[1].weight"]),
+    "AG104-nothing-near": PathError(path="optimizer", inside="Model"),
+    "AG105": TieError(
+        what="nothing is tied there.", place="head.weight", to_fix="name one of the tied places: decoder.weight"
+    ),
+    "AG106": FileError(
+        what="the file is cut off.",
+        place="model.safetensors",
+        got="1048 bytes of arrays",
+        wanted="4096",
+    ),
+    "AG107": MismatchError(
+        place="model.safetensors, saved from a `Model`",
+        differences=[
+            Difference("missing", "head.weight", in_tree="f32[10,64]"),
+            Difference("shape", "embed.weight", "f32[1000,64]", "f32[1024,64]"),
+            Difference("dtype", "layers[0].bias", "f32[64]", "bf16[64]"),
+            Difference("unexpected", "heads.weight", in_file="f32[10,64]"),
+        ],
+        to_fix="if the names changed: load(..., rename={'heads.weight': 'head.weight'})",
+    ),
+    "AG107-copies": MismatchError(
+        place="pytorch.safetensors",
+        differences=[Difference("copies", "head.weight", in_file="not what embed.weight is")],
+        to_fix="untie the places in `like`, or drop one of the arrays with `rename`",
+    ),
+    "AG108": SaveError(
+        what="a traced array has no values yet.",
+        place="layers[0].weight",
+        got="f32[64,64]",
+        to_fix="save outside of jit, grad and vmap",
     ),
     "AG201": ProgramCheckError(
         what="the type of result 0 changed.",
@@ -51,9 +109,22 @@ SAMPLES: dict[str, AerogelError] = {
         tolerance="64 ulp",
     ),
     "AG301-type": Disagreement(function="loss", path="result[0]", got="f16[8]", wanted="f32[8]"),
+    "AG302": TooManyTraces(function="step", traces=2, allowed=1, changes="batch['x']  f32[8,4] -> f32[7,4]"),
+    "AG302-none": TooManyTraces(function="step", traces=1, allowed=0, changes=""),
+    "AG303": GradientError(
+        what="nothing in the arguments has a gradient.",
+        place="`grad(loss)`, arguments 0",
+        got="argument 0: i32[]",
+        wanted="an array of floating-point numbers that is not frozen",
+        to_fix="pass 1.0 for 1, choose another argument with `argnums`, or other parts with `wrt`",
+    ),
+    "AG304": CarryError(loop="scan", path="carry.layers[0].scale", got="2.0", wanted="1.0"),
 }
 
-CLASSES = [c for c in vars(_errors).values() if isinstance(c, type) and issubclass(c, AerogelError)]
+HOMES = (_errors, module._errors, module.files._errors, transform._errors)  # the files in which errors are written
+CLASSES = list(
+    {c: None for home in HOMES for c in vars(home).values() if isinstance(c, type) and issubclass(c, AerogelError)}
+)
 FINAL = [c for c in CLASSES if c is not AerogelError]
 
 

@@ -11,12 +11,91 @@ from ._errors import UsageError as UsageError
 if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and editors
     from . import audit as audit
     from . import compiler as compiler
+    from .module import AbstractField as AbstractField
+    from .module import At as At
+    from .module import FieldError as FieldError
+    from .module import FileError as FileError
+    from .module import FrozenError as FrozenError
+    from .module import MismatchError as MismatchError
+    from .module import Module as Module
+    from .module import PathError as PathError
+    from .module import SaveError as SaveError
+    from .module import StructureError as StructureError
+    from .module import Tie as Tie
+    from .module import TieError as TieError
+    from .module import Where as Where
+    from .module import at as at
+    from .module import cast as cast
+    from .module import combine as combine
+    from .module import count_params as count_params
+    from .module import field as field
+    from .module import freeze as freeze
+    from .module import frozen as frozen
+    from .module import map_leaves as map_leaves
+    from .module import partition as partition
+    from .module import load as load
+    from .module import save as save
+    from .module import tie as tie
+    from .module import ties as ties
+    from .module import trainable as trainable
+    from .module import unfreeze as unfreeze
+    from .module import untie as untie
+    from .transform import CarryError as CarryError
+    from .transform import GradientError as GradientError
+    from .transform import Jitted as Jitted
+    from .transform import Summary as Summary
+    from .transform import TooManyTraces as TooManyTraces
+    from .transform import assert_max_traces as assert_max_traces
+    from .transform import checkpoint as checkpoint
+    from .transform import cond as cond
+    from .transform import custom_jvp as custom_jvp
+    from .transform import custom_vjp as custom_vjp
+    from .transform import eval_shape as eval_shape
     from .transform import explain as explain
+    from .transform import fori_loop as fori_loop
+    from .transform import grad as grad
+    from .transform import hessian as hessian
+    from .transform import jacfwd as jacfwd
+    from .transform import jacrev as jacrev
+    from .transform import jit as jit
+    from .transform import jvp as jvp
+    from .transform import linearize as linearize
+    from .transform import make_jaxpr as make_jaxpr
     from .transform import optimize as optimize
+    from .transform import scan as scan
+    from .transform import summary as summary
+    from .transform import switch as switch
+    from .transform import value_and_grad as value_and_grad
     from .transform import verify as verify
+    from .transform import vjp as vjp
+    from .transform import vmap as vmap
+    from .transform import while_loop as while_loop
 
-_HOME = dict.fromkeys(("explain", "optimize", "verify"), ".transform")
-__all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError", "explain", "optimize", "verify"]
+_HOME = {
+    **dict.fromkeys(("AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"), ".module"),
+    **dict.fromkeys(("FieldError", "FrozenError", "PathError", "StructureError", "TieError"), ".module"),
+    **dict.fromkeys(("Jitted", "jit", "assert_max_traces"), ".transform"),
+    **dict.fromkeys(("checkpoint", "cond", "custom_jvp", "custom_vjp", "eval_shape", "fori_loop"), ".transform"),
+    **dict.fromkeys(("grad", "hessian", "jacfwd", "jacrev", "jvp", "linearize", "make_jaxpr", "scan"), ".transform"),
+    **dict.fromkeys(("switch", "value_and_grad", "vjp", "vmap", "while_loop"), ".transform"),
+    **dict.fromkeys(("CarryError", "GradientError", "TooManyTraces"), ".transform"),
+    **dict.fromkeys(("At", "Where", "at", "freeze", "frozen", "trainable", "unfreeze"), ".module"),
+    **dict.fromkeys(("cast", "combine", "count_params", "map_leaves", "partition"), ".module"),
+    **dict.fromkeys(("Summary", "explain", "optimize", "summary", "verify"), ".transform"),
+    **dict.fromkeys(("FileError", "MismatchError", "SaveError", "load", "save"), ".module"),
+}
+__all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError"]
+__all__ += ["AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"]
+__all__ += ["FieldError", "FrozenError", "PathError", "StructureError", "TieError"]
+__all__ += ["Jitted", "assert_max_traces", "jit"]
+__all__ += ["checkpoint", "cond", "custom_jvp", "custom_vjp", "eval_shape", "fori_loop", "grad"]
+__all__ += ["hessian", "jacfwd", "jacrev", "jvp", "linearize", "make_jaxpr", "scan"]
+__all__ += ["switch", "value_and_grad", "vjp", "vmap", "while_loop"]
+__all__ += ["CarryError", "GradientError", "TooManyTraces"]
+__all__ += ["At", "Where", "at", "freeze", "frozen", "trainable", "unfreeze"]
+__all__ += ["cast", "combine", "count_params", "map_leaves", "partition"]
+__all__ += ["Summary", "explain", "optimize", "summary", "verify"]
+__all__ += ["FileError", "MismatchError", "SaveError", "load", "save"]
 
 
 # The command `aerogel` stands in this package, so Python runs this file before any script starts, and importing JAX

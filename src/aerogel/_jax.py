@@ -78,6 +78,25 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
     return tree_util.tracing_registry.flatten(tree)
 
 
+def register_node(
+    cls: type, flatten: Any, unflatten: Any, flatten_with_keys: Any, dispatch_flatten: Any, dispatch_unflatten: Any
+) -> None:
+    """Makes `cls` a node of pytrees, and another one for the C++ code that answers calls of compiled functions.
+
+    `jax.tree_util.register_pytree_with_keys` but for the last two: JAX gives that code a registry of its own so that
+    it can take PRNG key arrays apart, which are leaves elsewhere. The leaves must be the same both ways.
+    """
+    for registry in (tree_util.default_registry, tree_util.none_leaf_registry, tree_util.tracing_registry):
+        registry.register_node(cls, flatten, unflatten, flatten_with_keys)
+    tree_util.dispatch_registry.register_node(cls, dispatch_flatten, dispatch_unflatten)
+    tree_util._registry[cls] = tree_util._RegistryEntry(flatten, unflatten)
+
+
+def dispatch_flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure as the C++ code sees them that answers calls of compiled functions."""
+    return tree_util.dispatch_registry.flatten(tree)
+
+
 def input_aval(x: Any) -> Any:
     """The type of one input, with the state type that hijax values carry."""
     aval = core.shaped_abstractify(x)
@@ -98,6 +117,11 @@ def argument_names(fun: Callable, args: Any, kwargs: Any, is_input: Sequence[boo
     fits = names is not None and len(names) == len(is_input)
     kept = tuple(name for name, yes in zip(names, is_input, strict=True) if yes) if fits else None
     return debug_info._replace(arg_names=kept)
+
+
+def with_weak_type(x: jax.Array) -> jax.Array:
+    """The array as one whose dtype gives way to others, like that of `jnp.asarray(1.0)`: no public function does it."""
+    return lax_internal._convert_element_type(x, x.dtype, weak_type=True)
 
 
 def jit_disabled() -> bool:
@@ -424,3 +448,40 @@ def forward_rule(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int], list[bool]] | N
 
 # What JAX's own caches of traces are keyed by: every setting and context that tracing looks at.
 trace_key = jax_config.trace_context
+
+
+def can_be_traced(x: Any) -> bool:
+    """Whether `jax.jit` takes a leaf as an array: numbers, arrays, shapes, refs, whatever was registered as such."""
+    try:
+        core.shaped_abstractify(x)
+    except TypeError:
+        return False
+    except (ValueError, OverflowError):  # JAX knows it, and has something to say about it
+        return True
+    return not isinstance(x, type)  # `jnp.float32` has a dtype
+
+
+def signature(f: Callable[..., Any]) -> Any:
+    """The signature by which JAX resolves positions and names of arguments; None where there is none."""
+    return api_util.fun_signature(f)
+
+
+def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Positions and names of a compiled function's static arguments, as JAX resolved them."""
+    return jitted._jit_info.static_argnums, jitted._jit_info.static_argnames
+
+
+def donated_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Positions and names of the arguments that a compiled function donates, as JAX resolved them."""
+    return jitted._jit_info.donate_argnums, jitted._jit_info.donate_argnames
+
+
+def like(f: Any) -> Callable[[Any], Any]:
+    """A decorator: the function gets the name, signature and docstring of `f`."""
+
+    def decorate(g: Any) -> Any:
+        named = util.wraps(f)(g)
+        named.__doc__ = getattr(f, "__doc__", None)  # JAX's `wraps` makes "" of None
+        return named
+
+    return decorate

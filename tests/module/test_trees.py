@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from aerogel._jax import Tracer
+from aerogel._jax import Tracer, dispatch_flatten
 from aerogel.module import Module, ties
-from aerogel.module._boundary import crossing, flatten, inside
 from aerogel.module._holes import reach
 from aerogel.module._paths import show_path
 from aerogel.module._ties import resolve
@@ -99,34 +98,38 @@ def test_any_array_changed_makes_another_model(model: Any) -> None:
         assert jax.tree.unflatten(structure, other) != model
 
 
+def taken_apart(tree: Any) -> list[Any]:
+    """The leaves as they cross a boundary: of typed keys their numbers."""
+    return [x for leaf in jax.tree.leaves(tree) for x in dispatch_flatten(leaf)[0]]
+
+
 @given(modules())
 def test_the_boundary_changes_nothing_but_the_form(model: Any) -> None:
-    """Seen flat, a model has the same leaves in the same order under the same paths, and comes back equal."""
-    leaves, structure = jax.tree.flatten(model)
-    flat_leaves, flat_structure = crossing(jax.tree.flatten)(model)
-    assert all(a is b for a, b in zip(flat_leaves, leaves, strict=True))
-    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(model)]
-    assert [jax.tree_util.keystr(p) for p, _ in crossing(jax.tree.leaves_with_path)(model)] == paths
-    back = jax.tree.unflatten(flat_structure, flat_leaves)
-    assert crossing(jax.tree.structure)(back) == flat_structure
-    assert vars(back) == {}, "attributes are to be built when they are read"
-    assert jax.tree.structure(back) == structure
+    """At the boundary, a model has the same leaves in the same order, and comes back equal."""
+    leaves, structure = dispatch_flatten(model)
+    assert all(a is b for a, b in zip(leaves, taken_apart(model), strict=True))
+    back = structure.unflatten(leaves)
+    assert dispatch_flatten(back)[1] == structure
+    assert set(vars(back)) == {"_flat"}, "attributes are to be built when they are read"
+    assert jax.tree.structure(back) == jax.tree.structure(model)
     assert back == model
     assert repr(back) == repr(model)
     assert [repr(t) for t in ties(back)] == [repr(t) for t in ties(model)]
 
 
 @given(modules(), modules())
-def test_flat_structures_are_equal_as_nested_ones_are(model: Any, other: Any) -> None:
-    """Two models compile to one program with the switch on exactly if they do with it off."""
+def test_structures_are_equal_at_the_boundary_as_elsewhere(model: Any, other: Any) -> None:
+    """Two models share what was compiled for one of them exactly if they have one structure, and keys in one place."""
     same = jax.tree.structure(model) == jax.tree.structure(other)
-    assert (crossing(jax.tree.structure)(model) == crossing(jax.tree.structure)(other)) == same
-    assert crossing(flatten)(model)[1] is crossing(flatten)(jax.tree.map(lambda x: x, model))[1]
+    are_keys = [[jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(m)] for m in (model, other)]
+    at_boundary = dispatch_flatten(model)[1] == dispatch_flatten(other)[1]
+    assert at_boundary == (same and are_keys[0] == are_keys[1])
+    assert model._flat[1] is jax.tree.map(lambda x: x, model)._flat[1]
 
 
 @given(modules())
 def test_jit_takes_and_returns_modules(model: Any) -> None:
-    """`jax.jit`, with the switch and without, takes a model whole; inside, leaves are tracers, structure as it was."""
+    """`jax.jit` takes a model whole; inside, leaves are tracers, structure is as it was."""
     real = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, model)
     seen = []
 
@@ -134,10 +137,11 @@ def test_jit_takes_and_returns_modules(model: Any) -> None:
         seen.append((jax.tree.structure(m), all(isinstance(x, Tracer) for x in jax.tree.leaves(m))))
         return jax.tree.map(lambda x: x, m)
 
-    plain, crossed = jax.jit(f)(real), crossing(jax.jit(inside(f)))(real)
-    assert seen == [(jax.tree.structure(real), True)] * 2
-    assert jax.tree.structure(plain) == jax.tree.structure(crossed) == jax.tree.structure(real)
-    assert plain == crossed
+    compiled = jax.jit(f)
+    first, second = compiled(real), compiled(real)
+    assert seen == [(jax.tree.structure(real), True)]
+    assert jax.tree.structure(first) == jax.tree.structure(second) == jax.tree.structure(real)
+    assert first == second
 
 
 class Two(Module):

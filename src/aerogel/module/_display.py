@@ -1,6 +1,7 @@
 """`repr` of modules: code with arrays by dtype and shape, and tied places by where they are read from."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -25,12 +26,16 @@ def show(module: Any) -> str:
 
 def show_array(value: Any) -> str:
     """`f32[64,4]`, `key<fry>[]`, `bool[3]`."""
-    name = str(value.dtype)
+    return show_type(str(value.dtype), value.shape)
+
+
+def show_type(dtype: str, shape: Iterable[int]) -> str:
+    """`f32[64,4]` for "float32" and (64, 4)."""
     for long, short in _SHORT.items():
-        if name.startswith(long) and name[len(long) :].isdigit():
-            name = short + name[len(long) :]
+        if dtype.startswith(long) and dtype[len(long) :].isdigit():
+            dtype = short + dtype[len(long) :]
             break
-    return f"{name}[{','.join(map(str, value.shape))}]"
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _shown(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
@@ -69,7 +74,8 @@ def _item(module: Any, form: Form, name: str, place: Path, ties: dict[Path, str]
         value = getattr(module, name)
     except AttributeError:
         return "<tied>"
-    return _shown(value, place, ties, depth + 1)
+    shown = _shown(value, place, ties, depth + 1)
+    return f"frozen({shown})" if (name, "") in form.frozen else shown
 
 
 def _shown_container(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
@@ -79,7 +85,15 @@ def _shown_container(value: Any, path: Path, ties: dict[Path, str], depth: int) 
     else:
         found = [(jax.tree_util.SequenceKey(i), "", item) for i, item in enumerate(value)]
         left, right = "[]" if isinstance(value, list) else "()"
-    items = [before + _shown(item, (*path, key), ties, depth + 1) for key, before, item in found]
+    frozen = (
+        {form_of(value).entry(slot) for slot, rest in form_of(value).frozen if not rest}
+        if kind_of(value) is Kind.NODE
+        else ()
+    )
+    items = []
+    for key, before, item in found:
+        shown = _shown(item, (*path, key), ties, depth + 1)
+        items.append(before + (f"frozen({shown})" if key in frozen else shown))
     if len(items) == 1 and left == "(":
         right = ",)"
     return _laid_out(left, items, right, depth)

@@ -55,7 +55,7 @@ def field(
     Raises:
         FieldError: `static` and `dynamic` are both asked for.
 
-    >>> from aerogel import module as ag
+    >>> import aerogel as ag
     >>> class Scale(ag.Module):
     ...     factor: float = ag.field(dynamic=True, default=1.0)
     >>> Scale(2.0)

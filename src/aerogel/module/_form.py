@@ -22,6 +22,8 @@ new = object.__new__
 MISSING: Any = object()
 BUILDING: Any = object()  # the form of a module whose `__init__` runs
 
+_CONTENTS = ("slots", "statics", "holes", "foreign", "ties", "frozen")
+
 named_by_attribute: set[type] = set()  # containers, whose errors say in which attribute they stand
 
 _interned: WeakValueDictionary[Hashable, "Form"] = WeakValueDictionary()
@@ -65,9 +67,10 @@ class Form:
         holes: slots without data, because a module further out ties them to another place.
         foreign: slots that hold another library's node with structure in it, and how that is split.
         ties: places below this module that are read from another place below it.
+        frozen: leaves that no gradient reaches: the slot, and the path below it as text where it is no leaf itself.
     """
 
-    __slots__ = ("__weakref__", "_read", "cls", "foreign", "holes", "slots", "statics", "ties")
+    __slots__ = ("__weakref__", "_by_key", "_read", "cls", "foreign", "frozen", "holes", "slots", "statics", "ties")
 
     cls: type
     slots: tuple[Any, ...]
@@ -75,6 +78,8 @@ class Form:
     holes: tuple[Any, ...]
     foreign: tuple[tuple[Any, Any], ...]
     ties: tuple[Tie, ...]
+    frozen: tuple[tuple[Any, str], ...]
+    _by_key: dict[Any, Any]
 
     @classmethod
     def of(
@@ -85,6 +90,7 @@ class Form:
         holes: Iterable[Any] = (),
         foreign: Iterable[tuple[Any, Any]] = (),
         ties: Iterable[Tie] = (),
+        frozen: Iterable[tuple[Any, str]] = (),
     ) -> "Form":
         """The one form with these contents.
 
@@ -92,15 +98,15 @@ class Form:
             StructureError: a static value cannot be part of the structure.
         """
         slots, statics, holes = tuple(slots), tuple(statics), tuple(holes)
-        foreign, ties = tuple(foreign), tuple(ties)
+        foreign, ties, frozen = tuple(foreign), tuple(ties), tuple(frozen)
         values = tuple((slot, key_of(value, f"{node_type.__name__}.{slot}")) for slot, value in statics)
-        key = (cls, node_type, slots, values, holes, foreign, ties)
+        key = (cls, node_type, slots, values, holes, foreign, ties, frozen)
         with _lock:
             form = _interned.get(key)
             if form is None:
                 form = new(cls)
                 form.cls, form.slots, form.statics = node_type, slots, statics
-                form.holes, form.foreign, form.ties = holes, foreign, ties
+                form.holes, form.foreign, form.ties, form.frozen = holes, foreign, ties, frozen
                 form._prepare()
                 _interned[key] = form
         return form
@@ -130,11 +136,15 @@ class Form:
 
     def slot_of(self, key: Any) -> Any:
         """The slot that JAX's key stands for; MISSING if it is none of this node's."""
-        return next((s for s in (*self.slots, *self.holes, *dict(self.statics)) if self.entry(s) == key), MISSING)
+        try:
+            known = self._by_key
+        except AttributeError:
+            known = self._by_key = {self.entry(s): s for s in (*self.slots, *self.holes, *dict(self.statics))}
+        return known.get(key, MISSING)
 
     def replace(self, **changes: Any) -> "Form":
         """The form with other contents."""
-        now = {name: getattr(self, name) for name in ("slots", "statics", "holes", "foreign", "ties")}
+        now = {name: getattr(self, name) for name in _CONTENTS}
         return type(self).of(self.cls, **(now | changes))
 
     def without(self, slot: Any) -> "Form":

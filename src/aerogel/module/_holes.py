@@ -11,6 +11,7 @@ from ._decide import form_if_node
 from ._form import MISSING, AttributeForm, Form, Tie, put
 from ._late import late_values, put_late
 from ._paths import Path
+from ._stop import stopped
 
 Via = Callable[[Any], Any] | None
 
@@ -29,6 +30,9 @@ def children_of(node: Any, form: Form) -> tuple[Any, ...]:
 def built(form: Form, children: tuple[Any, ...]) -> Any:
     """A node from what `children_of` gave, or from what a transformation made of it."""
     values = dict(zip(form.slots, children, strict=True))
+    for slot, rest in form.frozen:
+        if slot in values:  # else it is tied to another place now
+            values[slot] = stopped(values[slot], rest)
     for slot, split in form.foreign:
         values[slot] = split.open(values[slot])
     node = form.make(values)

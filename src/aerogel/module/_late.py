@@ -46,16 +46,15 @@ class Late:
 class Flat:
     """The structure of a whole module that crosses a boundary as one node: its treedef, interned.
 
-    A module that comes back holds the pair of its leaves and this in its slot `_flat`, and nothing else.
+    A module that comes back holds the pair of its leaves and this in `_flat`, and nothing else.
     """
 
-    __slots__ = ("__weakref__", "cls", "keys", "structure")
+    __slots__ = ("__weakref__", "cls", "structure")
 
-    def __init__(self, cls: type, structure: Any, keys: tuple[Any, ...]) -> None:
+    def __init__(self, cls: type, structure: Any) -> None:
         watch(cls)
         self.cls = cls
         self.structure = structure
-        self.keys = keys
 
 
 def watch(cls: type) -> None:
@@ -69,7 +68,7 @@ def watch(cls: type) -> None:
 
 def build_attributes(node: Any) -> None:
     """Gives a module that holds its leaves flat its attributes. Two threads may do so at once: both are equal."""
-    leaves, flat = node._flat
+    (leaves,), flat = node._flat
     built = flat.structure.unflatten(leaves)
     late = late_values(built)
     for name in type(node)._fields_in_order:

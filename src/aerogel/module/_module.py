@@ -194,8 +194,7 @@ class Module(metaclass=ModuleMeta):
     `__check_init__` of every class in the MRO runs, if there is one, and nothing can be set any more. An array or a
     module that `__init__` leaves in two places is one leaf, or one subtree: see `ties`.
 
-    >>> import jax, jax.numpy as jnp
-    >>> from aerogel import module as ag
+    >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> class Linear(ag.Module):
     ...     weight: jax.Array
     ...     use_relu: bool = False
@@ -208,7 +207,8 @@ class Module(metaclass=ModuleMeta):
     Array([3., 3., 3., 3.], dtype=float32)
     """
 
-    __slots__ = ("__weakref__", "_flat", "_form", "_late", "_shadow")
+    __slots__ = ("__dict__", "__weakref__", "_form", "_late", "_shadow")
+    _flat = _boundary.FirstCrossing()
 
     if TYPE_CHECKING:
         _form: ClassVar[Form]  # a slot; annotated for checkers only, else it were a field

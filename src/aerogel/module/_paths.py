@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 Key = GetAttrKey | SequenceKey | DictKey
 Path = tuple[Any, ...]
@@ -25,7 +25,7 @@ class LeafKey:
 
 def show_path(path: Sequence[Any], root: str = "") -> str:
     """`layers[0].weight`, or `model.layers[0].weight` for the root "model"."""
-    text = root + "".join(str(key) for key in path)
+    text = root + "".join(f"[{key.key}]" if isinstance(key, FlattenedIndexKey) else str(key) for key in path)
     return text if root else text.removeprefix(".")
 
 
@@ -50,7 +50,7 @@ def step_name(key: Any) -> Hashable:
     match key:
         case GetAttrKey(name=name):
             return name
-        case SequenceKey(idx=index):
+        case SequenceKey(idx=index) | FlattenedIndexKey(key=index):
             return index
         case DictKey(key=name):
             return name if isinstance(name, int | str) else str(name)

@@ -32,13 +32,13 @@ def reduced(node: Any) -> Any:
     late = late_values(node) if isinstance(form, AttributeForm) else {}
     values = {slot: form.get(node, slot) for slot in (*form.slots, *form.holes) if slot not in late}
     statics = {slot: _portable(value) for slot, value in form.statics}
-    told = (type(form), form.cls, form.slots, statics, form.holes, form.foreign, form.ties)
+    told = (type(form), form.cls, form.slots, statics, form.holes, form.foreign, form.ties, form.frozen)
     return _rebuilt, (told, {slot: value for slot, value in values.items() if value is not MISSING}, late)
 
 
 def _rebuilt(told: tuple[Any, ...], values: dict[Any, Any], late: dict[str, Any]) -> Any:
-    kind, cls, slots, statics, holes, foreign, ties = told
-    form: Form = kind.of(cls, slots, [(s, _imported(v)) for s, v in statics.items()], holes, foreign, ties)
+    kind, cls, slots, statics, *others = told
+    form: Form = kind.of(cls, slots, [(s, _imported(v)) for s, v in statics.items()], *others)
     node = form.make(values)
     if late:
         put_all_late(node, late)

@@ -1,16 +1,15 @@
 """Ties as users see them: listed, made and ended by path."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
-import jax
-
 from ._decide import form_if_node, form_of
-from ._errors import PathError, TieError
+from ._errors import TieError
 from ._form import AttributeForm, Form, Tie
 from ._holes import copied, implanted, punched, reach
-from ._paths import Path, read_path, show_path, step_name
+from ._late import late_values
+from ._paths import Path, show_path
+from ._steps import resolve
 
 M = TypeVar("M")
 
@@ -18,8 +17,7 @@ M = TypeVar("M")
 def ties(model: Any) -> tuple[Tie, ...]:
     """The ties in a model, each once, with paths from `model`, in the order of its fields.
 
-    >>> import jax.numpy as jnp
-    >>> from aerogel import module as ag
+    >>> import jax.numpy as jnp, aerogel as ag
     >>> class Pair(ag.Module):
     ...     a: object
     ...     b: object
@@ -37,6 +35,8 @@ def _ties_below(node: Any, path: Path) -> list[Tie]:
     found = [tie.within(path) for tie in form.ties]
     tied = {tie.place for tie in found}
     for slot in form.slots:
+        if slot in late_values(node):
+            continue  # computed, and maybe not from an array
         place = (*path, form.entry(slot))
         found += [tie for tie in _ties_below(form.get(node, slot), place) if not _is_below(tie.place, tied)]
     return found
@@ -95,29 +95,6 @@ def untie(model: M, place: str) -> M:
         place=place,
         to_fix=f"name one of the tied places: {', '.join(known)}" if known else "nothing: the model has no ties",
     )
-
-
-def resolve(model: Any, text: str) -> Path:
-    """JAX's keys for a path as users write it.
-
-    Raises:
-        PathError: it leads nowhere; the nearest paths that exist are named.
-    """
-    node, path = model, ()
-    for step in read_path(text) or (None,):
-        form = form_if_node(node)
-        keys = [] if form is None else [form.entry(s) for s in (*form.slots, *form.holes)]
-        key = next((k for k in keys if step_name(k) == step), None)
-        if form is None or key is None:
-            raise PathError(path=text, inside=type(model).__name__, nearest=_nearest(model, text))
-        path = (*path, key)
-        node = form.get(node, form.slot_of(key))
-    return path
-
-
-def _nearest(model: Any, text: str) -> list[str]:
-    known = {show_path(path[:n]): None for path, _ in jax.tree.leaves_with_path(model) for n in range(1, len(path) + 1)}
-    return get_close_matches(text, known, n=3)
 
 
 def _check_apart(to: Path, origin: Path, place: str) -> None:

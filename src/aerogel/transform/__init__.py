@@ -1,5 +1,33 @@
 """Transformations of functions."""
 
+from ._errors import CarryError as CarryError
+from ._errors import GradientError as GradientError
+from ._errors import TooManyTraces as TooManyTraces
+from .checkpoint import checkpoint as checkpoint
+from .control import cond as cond
+from .control import switch as switch
+from .custom import custom_jvp as custom_jvp
+from .custom import custom_vjp as custom_vjp
+from .derivatives import hessian as hessian
+from .derivatives import jacfwd as jacfwd
+from .derivatives import jacrev as jacrev
+from .derivatives import jvp as jvp
+from .derivatives import linearize as linearize
+from .derivatives import vjp as vjp
 from .explain import explain as explain
 from .explain import verify as verify
+from .grad import grad as grad
+from .grad import value_and_grad as value_and_grad
+from .jit import Jitted as Jitted
+from .jit import jit as jit
+from .loops import fori_loop as fori_loop
+from .loops import scan as scan
+from .loops import while_loop as while_loop
 from .optimize import optimize as optimize
+from .recompiles import assert_max_traces as assert_max_traces
+from .summary import Row as Row
+from .summary import Summary as Summary
+from .summary import summary as summary
+from .trace import eval_shape as eval_shape
+from .trace import make_jaxpr as make_jaxpr
+from .vmap import vmap as vmap

@@ -1,0 +1,47 @@
+"""How many parameters a tree has."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
+import jax
+
+from ._frozen import is_inexact
+from ._paths import show_path
+from ._select import Where, leaf_mask
+
+By = Literal["part", "dtype"] | Callable[[str, Any], Any]
+
+
+@overload
+def count_params(tree: Any, where: Where | None = None, by: None = None) -> int: ...
+@overload
+def count_params(tree: Any, where: Where | None = None, *, by: By) -> dict[Any, int]: ...
+def count_params(tree: Any, where: Where | None = None, by: By | None = None) -> int | dict[Any, int]:
+    """The number of floating-point numbers in a tree. What is tied counts once; integers and keys do not count.
+
+    Args:
+        tree: a tree of arrays, or of shapes.
+        where: which leaves count: `ag.trainable`, "encoder", ...
+        by: "part" for a count for each first step of the paths, "dtype" for one for each dtype, or a function of path
+            and leaf whose results are counted for.
+
+    >>> import jax.numpy as jnp, aerogel as ag
+    >>> model = {"a": [jnp.ones((2, 3)), jnp.ones(4)], "b": jnp.ones(5), "step": jnp.array(1)}
+    >>> ag.count_params(model), ag.count_params(model, "a"), ag.count_params(model, by="part")
+    (15, 10, {"['a']": 10, "['b']": 5})
+    """
+    counts: Counter[Any] = Counter()
+    for (path, leaf), is_meant in zip(jax.tree.leaves_with_path(tree), leaf_mask(tree, where), strict=True):
+        if is_meant and is_inexact(leaf):
+            counts[_group(path, leaf, by)] += math.prod(leaf.shape)
+    return counts.total() if by is None else dict(counts)
+
+
+def _group(path: Any, leaf: Any, by: By | None) -> Any:
+    if by == "part":
+        return show_path(path[:1])
+    if by == "dtype":
+        return str(leaf.dtype)
+    return by(show_path(path), leaf) if callable(by) else None

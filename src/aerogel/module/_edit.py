@@ -1,0 +1,167 @@
+"""Changed copies of trees: what is data is decided anew where something was put, and nowhere else."""
+
+from typing import Any
+
+import jax
+
+from ._decide import form_if_node
+from ._foreign import split_of
+from ._form import MISSING, Form, Tie
+from ._freeze import freeze, is_data
+from ._holes import copied, fill, implanted, reach
+from ._kinds import Kind, kind_of
+from ._paths import Path, show_path
+from ._steps import is_node, part, parts_below, with_parts
+from ._stop import stopped
+
+Changes = dict[Path, Any]
+
+
+def edited(tree: Any, changes: Changes) -> Any:
+    """The tree with other parts at some paths. `__check_init__` runs once, on every module that is not what it was.
+
+    What stands in a place of structure, or of an array or a module, may become either. Where a transformation has put
+    something else in the place of a leaf (`None`, a label), the place stays a leaf. A tie stays if what was put at its
+    second place, or around it, reads the same there, and ends otherwise; it ends too if its source is gone. Then
+    its second place has the value that it had.
+
+    Args:
+        tree: any pytree.
+        changes: new parts by the paths where data stands (`home`); no path is inside another.
+    """
+    if not changes:
+        return tree
+    new = _edited(tree, changes)
+    _check(new, tree, {id(value) for value in changes.values()})
+    return new
+
+
+def _edited(node: Any, changes: Changes) -> Any:
+    if () in changes:
+        return changes[()]
+    below: dict[Any, Changes] = {}
+    for path, value in changes.items():
+        below.setdefault(path[0], {})[path[1:]] = value
+    parts = {key: _edited(part(node, key), inner) for key, inner in below.items()}
+    if kind_of(node) is not Kind.NODE:
+        return with_parts(node, parts)
+    form = form_if_node(node)
+    assert form is not None, "it is a node of ours"
+    put_here = {form.slot_of(key) for key, inner in below.items() if () in inner}
+    values = {form.slot_of(key): value for key, value in parts.items()}
+    return _Edit(node, form, put_here, changes).of(values)
+
+
+class _Edit:
+    """One node that gets other values in some of its slots.
+
+    Attributes:
+        node: as it was.
+        form: its form.
+        put_here: the slots that get a new value as a whole; in others it is further down that something changes.
+        changes: the new parts, by their paths from the node.
+    """
+
+    def __init__(self, node: Any, form: Form, put_here: set[Any], changes: Changes) -> None:
+        self.node = node
+        self.form = form
+        self.put_here = put_here
+        self.changes = changes
+
+    def of(self, values: dict[Any, Any]) -> Any:
+        """The new node."""
+        slots, statics, foreign = set(self.form.slots), dict(self.form.statics), dict(self.form.foreign)
+        for slot, value in values.items():
+            if slot in slots and holds_other_things(self.form.get(self.node, slot)):
+                continue
+            values[slot] = value = self._taken_in(slot, value)
+            slots.discard(slot)
+            statics.pop(slot, None)
+            foreign.pop(slot, None)
+            if slot in getattr(self.form.cls, "_static_fields", ("__func__",)) or not is_data(value):
+                statics[slot] = value
+                continue
+            slots.add(slot)
+            split = split_of(value, self._place(slot)) if kind_of(value) in (Kind.FOREIGN, Kind.RECORD) else None
+            if split is not None:
+                foreign[slot] = split
+        form = self.form.replace(
+            slots=self.form.order(slots),
+            statics=[(slot, statics[slot]) for slot in self.form.order(statics)],
+            foreign=[(slot, foreign[slot]) for slot in self.form.order(foreign)],
+            frozen=[(slot, rest) for slot, rest in self.form.frozen if self._stays_frozen(slot, rest, slots, values)],
+        )
+        return self._with_ties(copied(self.node, self.form, form, values), form)
+
+    def _taken_in(self, slot: Any, value: Any) -> Any:
+        if slot in self.put_here:
+            convert = getattr(self.form.cls, "_converters", {}).get(slot)
+            value = value if convert is None else convert(value)
+        value = freeze(value, self._place(slot))
+        return stopped(value, "") if (slot, "") in self.form.frozen else value
+
+    def _place(self, slot: Any) -> str:
+        return show_path([self.form.entry(slot)], root=self.form.cls.__name__)
+
+    def _stays_frozen(self, slot: Any, rest: str, slots: set[Any], values: dict[Any, Any]) -> bool:
+        is_new = slot in self.put_here
+        return slot in slots and not (is_new and (rest or kind_of(values[slot]) is Kind.NODE))
+
+    def _with_ties(self, new: Any, form: Form) -> Any:
+        ends = [tie for tie in form.ties if self._ends(tie, new)]
+        if ends:
+            kept = [tie for tie in form.ties if tie not in ends]
+            form = form.replace(ties=kept)
+            new = copied(new, form, form)
+            for tie in ends:
+                if not self._is_replaced(tie.place):
+                    new = implanted(new, tie.place, reach(self.node, tie.place))
+            form = form_if_node(new) or form
+        fill(new, form)
+        return new
+
+    def _is_replaced(self, place: Path) -> bool:
+        return any(place[: len(path)] == path for path in self.changes)
+
+    def _ends(self, tie: Tie, new: Any) -> bool:
+        source = reach(new, tie.source)
+        if source is MISSING or (tie.via is not None and self._is_nothing(tie.source, source)):
+            return True
+        return self._is_replaced(tie.place) and not _is_same(reach(new, tie.place), reach(self.node, tie.place))
+
+    def _is_nothing(self, place: Path, value: Any) -> bool:
+        """Whether an edit put structure in a place of data."""
+        return self._is_replaced(place) and not is_data(value) and not holds_other_things(reach(self.node, place))
+
+
+def holds_other_things(value: Any) -> bool:
+    """Whether leaves stand here, and none of them is an array: a transformation put them there."""
+    leaves = jax.tree.leaves(value, is_leaf=lambda x: x is None)
+    return bool(leaves) and not any(kind_of(leaf) is Kind.ARRAY for leaf in leaves)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    leaves, structure = jax.tree.flatten(one)
+    others, other_structure = jax.tree.flatten(other)
+    return structure == other_structure and all(a is b for a, b in zip(leaves, others, strict=True))
+
+
+def _check(new: Any, old: Any, given: set[int]) -> None:
+    if new is old or new is MISSING or id(new) in given:
+        return
+    before = {} if old is MISSING else dict(parts_below(old))
+    for key, value in parts_below(new):
+        _check(value, before.get(key, MISSING), given)
+    checks = getattr(type(new), "_checks", ())
+    if checks and _is_whole(new):
+        for check in checks:
+            check(new)
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether an array stands in every place for one: in half of a model there is nothing to check."""
+    if not is_node(node):
+        return kind_of(node) is Kind.ARRAY
+    return node is not None and all(_is_whole(value) for _, value in parts_below(node) if value is not MISSING)

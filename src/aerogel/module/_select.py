@@ -1,0 +1,177 @@
+"""`where`: which parts of a tree are meant. The one notion of it, for editing, freezing, partitions and gradients.
+
+A `where` is
+
+* a type: all modules, other nodes and leaves that are instances of it, `nn.Linear` or `jax.Array`;
+* a path, `"layers[0].bias"`, or a pattern: `"layers.*.bias"` (`*` stands for any part of one step), `"**.weight"`
+  (`**` for any number of steps). It means structure only where it fits no data;
+* a predicate on the path, as text, and the value of a leaf: `lambda path, x: x.ndim == 2`;
+* a function from the tree to parts of it: `lambda model: [layer.bias for layer in model.layers]`. It is given a copy
+  with shapes for arrays; `ag.trainable` and `ag.frozen` are such functions;
+* a tuple or list of these: any of them;
+* None: everything.
+
+A leaf that is tied stands in several places, and is meant if one of them is.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import jax
+
+from .._errors import UsageError
+from ._paths import Path, read_path, show_path, step_name
+from ._places import Place, Skeleton, places_of
+from ._steps import home, no_path, resolve, value_at
+
+Where: TypeAlias = type | str | Callable[..., Any] | Sequence[Any]
+
+Pair: TypeAlias = tuple[Path, Path]  # how a part is reached, and where its data stands
+
+_IDEAS = "a type, a path or pattern, a function of (path, value), a function from the tree to parts of it, or several"
+
+
+def leaf_mask(tree: Any, where: Where | None) -> tuple[bool, ...]:
+    """For each leaf, in the order of `jax.tree.leaves(tree)`, whether `where` means it or something around it.
+
+    Raises:
+        PathError: a path or pattern fits nothing.
+        UsageError: `where` is none of the things above, or a function that returns something else than parts.
+    """
+    if where is None:
+        return (True,) * len(jax.tree.leaves(tree))
+    skeleton = Skeleton(tree)
+    meant = _leaves_by_function(skeleton, where)
+    if meant is not None:
+        return tuple(i in meant for i in range(len(skeleton.leaves)))
+    meant = set()
+    for path in selected(tree, where):
+        meant.update(skeleton.leaves_below(value_at(skeleton.tree, path)))
+    return tuple(i in meant for i in range(len(skeleton.leaves)))
+
+
+def _leaves_by_function(skeleton: Skeleton, where: Any) -> set[int] | None:
+    """The positions of the leaves that a function lists, as `trainable` does; None if `where` is something else."""
+    if not callable(where) or isinstance(where, type) or _takes(where) != 1:
+        return None
+    listed = where(skeleton.tree)
+    if not isinstance(listed, list) or not all(id(leaf) in skeleton.leaves for leaf in listed):
+        return None
+    return {skeleton.leaves[id(leaf)] for leaf in listed}
+
+
+def selected(tree: Any, where: Where | None) -> tuple[Path, ...]:
+    """The paths of the parts that are meant, the outermost ones, each once and where its data stands.
+
+    Raises:
+        PathError, UsageError: see `leaf_mask`.
+    """
+    return tuple(dict.fromkeys(home for _, home in reached(tree, where)))
+
+
+def reached(tree: Any, where: Where | None) -> list[Pair]:
+    """The outermost parts that are meant: for each how it is reached, and where its data stands.
+
+    Raises:
+        PathError, UsageError: see `leaf_mask`.
+    """
+    if isinstance(where, str) and not _is_pattern(where):
+        return _by_path(tree, where)
+    skeleton = Skeleton(tree)
+    pairs = dict(_meant(tree, where, skeleton, functools.cache(lambda: list(places_of(tree, skeleton)))))
+    found = {path: home for path, home in pairs.items() if not any(path[:n] in pairs for n in range(len(path)))}
+    homes = set(found.values())
+    return [(path, home) for path, home in found.items() if not any(home[:n] in homes for n in range(len(home)))]
+
+
+def _meant(tree: Any, where: Any, skeleton: Skeleton, places: Callable[[], list[Place]]) -> Iterator[Pair]:
+    if where is None:
+        yield (), ()
+    elif isinstance(where, list | tuple):
+        for each in where:
+            yield from _meant(tree, each, skeleton, places)
+    elif isinstance(where, type):
+        yield from ((p.path, p.home) for p in places() if not p.is_static and isinstance(p.value, where))
+    elif isinstance(where, str):
+        yield from _by_text(tree, where, places)
+    elif callable(where) and _takes(where) == 2:
+        asked = (p for p in places() if p.is_leaf and not p.is_static and id(p.part) in skeleton.leaves)
+        yield from ((p.path, p.home) for p in asked if where(show_path(p.path), p.value))
+    elif callable(where) and _takes(where) == 1:
+        yield from _by_function(where(skeleton.tree), skeleton, places)
+    else:
+        raise UsageError(argument="where", got=where, wanted=_IDEAS)
+
+
+def _is_pattern(text: str) -> bool:
+    return "*" in text or "?" in text
+
+
+def _by_path(tree: Any, text: str) -> list[Pair]:
+    path = resolve(tree, text, statics=True)
+    return [(path, home(tree, path)[0])]
+
+
+def _by_text(tree: Any, text: str, places: Callable[[], list[Place]]) -> list[Pair]:
+    if not _is_pattern(text):
+        return _by_path(tree, text)
+    pattern = read_path(text)
+    found = [p for p in places() if fits(p.path, pattern)]
+    data = [p for p in found if not p.is_static]
+    if not found:
+        raise no_path(tree, text)
+    return [(p.path, p.home) for p in data or found]
+
+
+def fits(path: Path, pattern: Sequence[Any]) -> bool:
+    """Whether the steps of a path are those of a pattern."""
+    return _fits([str(step_name(key)) for key in path], [str(step) for step in pattern])
+
+
+def _fits(names: list[str], pattern: list[str]) -> bool:
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return any(_fits(names[n:], pattern[1:]) for n in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
+
+
+def _by_function(result: Any, skeleton: Skeleton, places: Callable[[], list[Place]]) -> Iterator[Pair]:
+    pending = [result]
+    while pending:
+        value = pending.pop()
+        if id(value) in skeleton.leaves:
+            path = skeleton.paths[skeleton.leaves[id(value)]]
+            yield path, path
+        elif (found := next((p for p in places() if p.part is value and not _is_shared(value)), None)) is not None:
+            yield found.path, found.home
+        elif isinstance(value, list | tuple):
+            pending += reversed(value)
+        elif isinstance(value, dict):
+            pending += reversed(value.values())
+        else:
+            raise UsageError(
+                argument="where",
+                got=value,
+                wanted="a function that returns parts of the tree, which hold data",
+                to_fix="return the part as it stands in the tree; name structure by its path",
+            )
+
+
+def _is_shared(value: Any) -> bool:
+    return value is None or (type(value) is tuple and not value)  # Python has one of each
+
+
+def _takes(function: Callable[..., Any]) -> int:
+    """1 for a function of the tree, 2 for one of path and value, 0 for neither. Defaults are the function's own."""
+    try:
+        given = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    by_position = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in by_position)
+    several = any(p.kind is p.VAR_POSITIONAL for p in given)
+    return required if required else 2 if several or len(by_position) > 1 else len(by_position)

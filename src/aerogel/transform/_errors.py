@@ -1,0 +1,89 @@
+"""What users are told by transformations."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aerogel._errors import AerogelError, ErrorText, _show_as_part_of
+
+
+@dataclass(eq=False, kw_only=True)
+class TooManyTraces(AerogelError, AssertionError):
+    """A function was traced more often than `assert_max_traces` allows.
+
+    Attributes:
+        function: its name.
+        traces: how often it was traced, this time included.
+        allowed: how often it may be.
+        changes: what changed in its arguments since the nearest earlier trace, a line each; "" if there was none.
+    """
+
+    code: ClassVar[str] = "AG302"
+
+    function: str
+    traces: int
+    allowed: int
+    changes: str
+
+    def text(self) -> ErrorText:
+        often = f" more than {self.allowed} time{'s' * (self.allowed > 1)}" if self.allowed else ""
+        return ErrorText(
+            what=f"`{self.function}` was traced{often}.",
+            where=f"trace {self.traces} of `{self.function}`",
+            got=self.changes or "its first arguments",
+            to_fix="keep shapes, dtypes and static values the same from call to call, or trace it before the block",
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class GradientError(AerogelError, TypeError):
+    """A gradient of something, or with respect to something, that has none.
+
+    Attributes:
+        what: a sentence that says what is missing.
+        place: the function and argument.
+        got: what is there.
+        wanted: what has a gradient.
+        to_fix: what to do.
+    """
+
+    code: ClassVar[str] = "AG303"
+
+    what: str
+    place: str
+    got: str
+    wanted: str
+    to_fix: str
+
+    def text(self) -> ErrorText:
+        return ErrorText(what=self.what, where=self.place, got=self.got, wanted=self.wanted, to_fix=self.to_fix)
+
+
+@dataclass(eq=False, kw_only=True)
+class CarryError(AerogelError, TypeError):
+    """A loop's body returned another structure than the one that it got.
+
+    Attributes:
+        loop: the function: "scan".
+        path: the first position that differs: `carry.layers[0].scale`.
+        got: what the body returned there.
+        wanted: what it was given.
+    """
+
+    code: ClassVar[str] = "AG304"
+
+    loop: str
+    path: str
+    got: str
+    wanted: str
+
+    def text(self) -> ErrorText:
+        return ErrorText(
+            what=f"the body of `{self.loop}` must return a carry of the structure that it got.",
+            where=self.path,
+            got=self.got,
+            wanted=self.wanted,
+            to_fix="what is no array stays the same from step to step: make it an array, or keep it out of the carry",
+        )
+
+
+_show_as_part_of("aerogel", TooManyTraces, GradientError, CarryError)

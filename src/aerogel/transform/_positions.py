@@ -1,0 +1,65 @@
+"""Every position in a tree, with what a compiled function tells it from others by: so trees are compared by path."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from aerogel import _jax
+from aerogel._errors import clip
+from aerogel.module._decide import form_of
+from aerogel.module._form import Form
+from aerogel.module._kinds import Kind, kind_of
+from aerogel.module._paths import Path
+from aerogel.module._values import key_of
+
+from ._static import is_static
+
+_jax.exclude_from_tracebacks(__file__)
+
+
+@dataclass(frozen=True)
+class Position:
+    """One position of the arguments: a leaf's type, a static value, or a node. Equal by `key`."""
+
+    key: Any
+    text: str = field(compare=False)
+
+
+def positions_of(value: Any, path: Path, arrays: bool = True) -> Iterator[tuple[Path, Position]]:
+    """All positions in a tree, from the root down, with their paths. Without `arrays`, an array is just that."""
+    if value is None:
+        yield path, Position(None, "None")
+    elif kind_of(value) is Kind.NODE:
+        form = form_of(value)
+        yield path, _node(value, form)
+        for slot, static in form.statics:
+            yield (*path, form.entry(slot)), _static(static)
+        for slot in form.slots:
+            yield from positions_of(form.get(value, slot), (*path, form.entry(slot)), arrays)
+    elif jax.tree_util.all_leaves([value]):
+        yield path, _static(value) if is_static(value) else _array(value, arrays)
+    else:
+        below, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
+        yield path, Position(structure, type(value).__name__)
+        for key, child in below:
+            yield from positions_of(child, (*path, *key), arrays)
+
+
+def _node(value: Any, form: Form) -> Position:
+    places = tuple(str(tie) for tie in form.ties)
+    tied = f" with {', '.join(places)}" if places else ""
+    return Position((type(value), form.slots, form.holes, places), f"{type(value).__name__}{tied}")
+
+
+def _array(value: Any, with_type: bool) -> Position:
+    if not with_type:
+        return Position("an array", "an array")
+    weak = " (weakly typed)" if getattr(value, "weak_type", False) else ""
+    text = f"{jax.typeof(value).str_short(short_dtypes=True)}{weak}"
+    return Position(text, text)
+
+
+def _static(value: Any) -> Position:
+    return Position(key_of(value, "argument"), getattr(value, "__qualname__", clip(value)))

@@ -1,0 +1,79 @@
+"""A tree divided into its arrays and the rest, as one node: how trees with other values cross a boundary quickly.
+
+Beside `Static`, which keeps a tree's shape, this is the way for calls of compiled functions: it builds no tree.
+"""
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import jax
+
+from aerogel.module import Module
+from aerogel.module._values import key_of
+
+from ._static import is_static
+
+_layouts: WeakValueDictionary[Hashable, "Layout"] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False, weakref_slot=True, slots=True)
+class Layout:
+    """A structure, and the leaves of it that are no arrays, by position. Interned: equal ones are one object."""
+
+    structure: Any
+    statics: tuple[tuple[int, Any], ...]
+
+    def whole(self, arrays: Any) -> Any:
+        """The tree with these arrays in it."""
+        leaves = list(arrays)
+        for position, value in self.statics:
+            leaves.insert(position, value)
+        return self.structure.unflatten(leaves)
+
+
+class Split:
+    """A tree that holds something else than arrays."""
+
+    __slots__ = ("arrays", "layout")
+
+    def __init__(self, arrays: tuple[Any, ...], layout: Layout) -> None:
+        self.arrays = arrays
+        self.layout = layout
+
+    def whole(self) -> Any:
+        """The tree."""
+        return self.layout.whole(self.arrays)
+
+
+jax.tree_util.register_pytree_node(
+    Split, lambda node: ((node.arrays,), node.layout), lambda layout, children: Split(children[0], layout)
+)
+
+
+def split(tree: Any, place: str = "a value that is no array") -> Any:
+    """The tree as a `Split`; the tree itself if all of its leaves are arrays.
+
+    Raises:
+        StructureError: one of its other leaves cannot be hashed.
+    """
+    # Modules hold arrays only, and need no look inside.
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, Module))
+    chosen = [(i, leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, Module) and is_static(leaf)]
+    if not chosen:
+        return tree
+    key = structure, tuple((i, key_of(leaf, place)) for i, leaf in chosen)
+    with _lock:
+        layout = _layouts.get(key)
+        if layout is None:
+            layout = _layouts[key] = Layout(structure, tuple(chosen))
+    positions = {i for i, _ in chosen}
+    return Split(tuple(leaf for i, leaf in enumerate(leaves) if i not in positions), layout)
+
+
+def joined(value: Any) -> Any:
+    """Undoes `split`."""
+    return value.whole() if type(value) is Split else value

@@ -1,0 +1,297 @@
+"""`jit`: a compiled function that takes and returns modules, and values that are no arrays."""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+
+import jax
+
+from aerogel import _jax
+from aerogel._errors import UsageError
+from aerogel.compiler.pipeline import Pass
+from aerogel.module import BoundMethod, Module
+
+from ._donation import DONATE, State, StateCalls, all_arguments
+from ._split import Split, joined, split
+from .optimize import optimize
+from .recompiles import Traces
+
+_jax.exclude_from_tracebacks(__file__)
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+_SLOT = "__aerogel_traced__"
+Donate = Literal["none", "all", "state"]
+
+
+class Jitted(Protocol, Generic[P, R]):
+    """A function that `jit` made."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The result of the compiled function. It is computed while Python goes on."""
+        ...
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The program for these arguments, or shapes, ready to be compiled: `jax.stages.Lowered`."""
+        ...
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The traced program for these arguments, or shapes: `jax.stages.Traced`."""
+        ...
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The result with shapes and dtypes in the place of arrays."""
+        ...
+
+    def clear_cache(self) -> None:
+        """Forgets all that was compiled."""
+        ...
+
+
+@overload
+def jit(f: Callable[P, R], /, **options: Any) -> Jitted[P, R]: ...
+@overload
+def jit(*, numerics: str = ..., donate: Donate = ..., **options: Any) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+def jit(
+    f: Any = None,
+    /,
+    *,
+    numerics: str = "fast",
+    passes: Sequence[Pass] | None = None,
+    donate: Donate = "none",
+    explain_recompiles: bool = False,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    **options: Any,
+) -> Any:
+    """A function that computes what `f` computes, optimised and compiled: `jax.jit(ag.optimize(f))`, and more.
+
+    The first call with arguments of new types or structure traces and compiles `f`; later ones run what was compiled
+    then, and return at once, while the results are computed. Modules go in and come out as they are.
+
+    Values that are no arrays (functions, strings, dtypes, ...), in any argument at any depth, are static: another
+    value means another trace. Numbers are arrays, Python's too, as in JAX. The result may hold values that are no
+    arrays: they come back as they were when `f` was traced.
+
+    Args:
+        f: a function; a module or any other pytree that can be called; a method of a module. The arrays of a
+            module, also of a method's, are arguments and not constants. Without `f`, a decorator is returned.
+        numerics: as for `optimize`.
+        passes: as for `optimize`.
+        donate: which arguments' memory the results may take: "none"; "all"; "state", those whose structure and types
+            come back in the result, such as a model and an optimiser's state, but no lone arrays. Donated arguments
+            cannot be used again. The arrays of `f` itself are never donated.
+        explain_recompiles: log at each trace after the first what changed in which argument (see `recompiles`).
+        static_argnums: positions of arguments that are static whatever they hold, numbers too.
+        static_argnames: names of such arguments.
+        donate_argnums: positions of arguments to donate, beside those that `donate` finds.
+        donate_argnames: names of such arguments.
+        **options: what else `jax.jit` takes: `in_shardings`, `out_shardings`, `keep_unused`, `inline`, ... Shardings
+            below an argument that holds values that are no arrays cannot be told apart: give one for the argument.
+
+    Raises:
+        UsageError: `numerics` or `donate` is another word, or `passes` holds something else than passes.
+        StructureError: at a call: a value that is no array cannot be hashed.
+        TypeError: `f` is not callable; what `jax.jit` raises.
+
+    >>> import jax, jax.numpy as jnp, aerogel as ag
+    >>> class Linear(ag.Module):
+    ...     weight: jax.Array
+    ...     def __call__(self, x, activation):
+    ...         return activation(self.weight @ x)
+    >>> apply = ag.jit(Linear(jnp.eye(2)))
+    >>> apply(jnp.array([1.0, -1.0]), jax.nn.relu)
+    Array([1., 0.], dtype=float32)
+    """
+    if donate not in DONATE:
+        raise UsageError(argument="donate", got=donate, wanted=DONATE, function="jit")
+    named: dict[str, Any] = {
+        "numerics": numerics,
+        "passes": passes,
+        "donate": donate,
+        "explain_recompiles": explain_recompiles,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        **options,
+    }
+    return functools.partial(jit, **named) if f is None else _made(f, named)
+
+
+def _made(f: Any, arguments: dict[str, Any]) -> Any:
+    _jax.check_callable(f)
+    bound = _as_argument(f)
+    function = f if bound is None else _calling(f)
+    traced, traces = _traced(function)
+    traces.explain |= arguments.pop("explain_recompiles")
+    donate = arguments.pop("donate")
+    optimized = {name: arguments.pop(name) for name in ("numerics", "passes")}
+    options = arguments if bound is None else _after_the_callable(arguments)
+    if donate == "state":
+        compiled = _donating_state(function, traces, optimized, options, first=int(bound is not None))
+    else:
+        compiled = _jax.original_jit(optimize(traced, **optimized), **options)
+        if donate == "all":
+            everything = all_arguments(function, int(bound is not None), _jax.static_arguments(compiled))
+            compiled = _jax.original_jit(optimize(traced, **optimized), **_with_donated(options, everything))
+    return _caller(f, compiled, bound, _static_of(compiled))
+
+
+def _as_argument(f: Any) -> Any:
+    """A callable that holds arrays, as a pytree; None for a plain function."""
+    if isinstance(f, types.MethodType) and isinstance(f.__self__, Module):
+        return BoundMethod(f.__func__, f.__self__)
+    return None if jax.tree_util.all_leaves([f]) else f
+
+
+def _calling(f: Any) -> Callable[..., Any]:
+    """A function whose first argument is the callable."""
+
+    def call_it(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return callable_(*args, **kwargs)
+
+    call_it.__name__ = call_it.__qualname__ = getattr(f, "__name__", type(f).__name__)
+    call_it.__doc__ = f.__doc__
+    known = _jax.signature(f)
+    if known is not None and "callable_" not in known.parameters:  # for options that go by name
+        first = inspect.Parameter("callable_", inspect.Parameter.POSITIONAL_ONLY)
+        call_it.__signature__ = known.replace(parameters=[first, *known.parameters.values()])
+    return call_it
+
+
+def _after_the_callable(options: dict[str, Any]) -> dict[str, Any]:
+    """Options that go by position, moved by one."""
+    moved = dict(options)
+    for name in ("static_argnums", "donate_argnums"):
+        moved[name] = tuple(i + 1 if i >= 0 else i for i in _as_tuple(options[name])) or None
+    shardings = options.get("in_shardings")
+    if isinstance(shardings, tuple | list):
+        moved["in_shardings"] = (None, *shardings)
+    return moved
+
+
+def _with_donated(options: dict[str, Any], more: State) -> dict[str, Any]:
+    numbers, names = more
+    return {
+        **options,
+        "donate_argnums": tuple({*_as_tuple(options["donate_argnums"]), *numbers}),
+        "donate_argnames": tuple({*_as_tuple(options["donate_argnames"]), *names}),
+    }
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int | str) else tuple(value)
+
+
+def _traced(function: Any) -> tuple[Any, Traces]:
+    """What is traced in the place of `function`, and its record of traces.
+
+    There is one per plain function, so that two `jit`s of it share what JAX keeps (see `_memoised` in optimize.py).
+    """
+    if not isinstance(function, types.FunctionType):
+        return _new_traced(function)
+    owner, made = function.__dict__.get(_SLOT, (None, None))
+    if owner is not function or made is None:
+        made = _new_traced(function)
+        function.__dict__[_SLOT] = (function, made)
+    return made
+
+
+def _new_traced(function: Any) -> tuple[Any, Traces]:
+    traces = Traces(function)
+    return _tracing(function, traces, None), traces
+
+
+def _tracing(function: Any, traces: Traces, check: Any) -> Any:
+    @_jax.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(map(joined, args))
+        kwargs = {name: joined(value) for name, value in kwargs.items()}
+        traces.note(args, kwargs)
+        out = function(*args, **kwargs)
+        if check is not None:
+            check(args, kwargs, out)
+        return split(out, "result")
+
+    traced.__dict__.pop(_SLOT, None)
+    return traced
+
+
+def _donating_state(function: Any, traces: Traces, optimized: Any, options: Any, first: int) -> StateCalls:
+    calls: Any = None
+    traced = _tracing(function, traces, lambda *seen: calls.check(*seen))
+
+    def make(state: State) -> Any:
+        return _jax.original_jit(optimize(traced, **optimized), **_with_donated(options, state))
+
+    numbers, names = _jax.static_arguments(make(((), ())))
+    donated = _jax.donated_arguments(make(((), ())))
+    calls = StateCalls(make, ((*numbers, *donated[0], *range(first)), (*names, *donated[1])))
+    return calls
+
+
+def _static_of(compiled: Any) -> State:
+    return compiled.static if isinstance(compiled, StateCalls) else _jax.static_arguments(compiled)
+
+
+def _splitter(static: State) -> Callable[[Any, Any], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """A function of `args` and `kwargs` that divides those with something else than arrays in them, but static ones."""
+    numbers, names = static
+
+    def divide(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        fixed = {i if i >= 0 else i + len(args) for i in numbers}
+        return (
+            tuple([x if i in fixed else split(x, f"argument {i}") for i, x in enumerate(args)]),
+            {name: x if name in names else split(x, f"argument {name!r}") for name, x in kwargs.items()},
+        )
+
+    return divide
+
+
+def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
+    """The function that users call."""
+    divide = _splitter(static)
+    divides = False  # once a call had something else than arrays in it, every call is looked at
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal divides
+        if divides:
+            args, kwargs = divide(args, kwargs)
+        try:
+            out = compiled(*args, **kwargs)
+        except TypeError:
+            # JAX looks at all arguments before it traces, so if one was no array, nothing has happened yet.
+            args, kwargs = (args, kwargs) if divides else divide(args, kwargs)
+            if divides or not any(type(x) is Split for x in (*args, *kwargs.values())):
+                raise
+            divides = True
+        else:
+            return out.whole() if type(out) is Split else out
+        return joined(compiled(*args, **kwargs))
+
+    def ahead(method: str, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = divide(args, kwargs)
+        return joined(getattr(compiled, method)(*args, **kwargs))
+
+    made: Any
+    if bound is None:
+        made = _jax.wraps(f)(call)
+        made.__dict__.pop(_SLOT, None)
+        made.__doc__ = f.__doc__
+    else:
+        made = functools.update_wrapper(functools.partial(call, bound), f, updated=())
+    for method in ("lower", "trace", "eval_shape"):
+        first = () if bound is None else (bound,)
+        setattr(made, method, functools.partial(ahead, method, *first))
+    made.clear_cache = compiled.clear_cache
+    return made
