@@ -23,6 +23,7 @@ from aerogel import _jax
 from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.exactness import Exactness
 from drawing.corpus_floors import FLOORS
+from drawing.free_prices import DIRECTIONS, free_prices
 from drawing.miscompilers import RIGHT, WRONG, Miscompiler
 from strategies import Program, draw_program, programs
 
@@ -30,6 +31,8 @@ COUNT = int(os.environ.get("AEROGEL_DIFFERENTIAL", "2000"))
 START = int(os.environ.get("AEROGEL_DIFFERENTIAL_START", "0"))
 ONE = os.environ.get("AEROGEL_DIFFERENTIAL_SEED")
 CHUNK = 50
+# Of so many chunks the programs run once more with prices under which everything moves; of all, if more are asked for.
+FREE_CHUNKS = 2 if COUNT == 2000 else COUNT
 SEEDS = [int(ONE)] if ONE else list(range(START, START + COUNT))
 CHUNKS = [SEEDS[i : i + CHUNK] for i in range(0, len(SEEDS), CHUNK)]
 
@@ -199,6 +202,18 @@ def test_random_programs_agree(seeds: list[int]) -> None:
     jax.clear_caches()  # programs are not used twice, and their code fills the memory
     assert not failures, "\n\n".join([f"{len(failures)} of {len(seeds)} programs differ", *failures])
     assert len(faults) <= len(seeds) // 50, "the generator draws programs that JAX refuses:\n" + "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    "seeds", CHUNKS[:: max(1, len(CHUNKS) // FREE_CHUNKS)], ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}"
+)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_random_programs_agree_whatever_moves(
+    seeds: list[int], direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same holds when the cost model lets everything move that may: small programs then meet every pass."""
+    free_prices(direction, monkeypatch.setattr)
+    test_random_programs_agree(seeds)
 
 
 @settings(max_examples=10)

@@ -316,6 +316,26 @@ def on_many_devices(aval: Any) -> bool:
     return mesh is not None and not mesh.empty and mesh.size > 1
 
 
+def compiled_over_devices() -> bool:
+    """Whether a `jit` that is tracing now was told, by `in_shardings` or `out_shardings`, to use several devices.
+
+    The types of its program do not say so, and nothing else does while it is traced: its frame is asked.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is pjit._trace_for_jit.__code__:
+            given = (*frame.f_locals["in_shardings_leaves"], *frame.f_locals["out_shardings_leaves"])
+            if any(map(_is_spread, given)):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _is_spread(sharding: Any) -> bool:
+    mesh = getattr(sharding, "mesh", None)  # which AUTO has too
+    return (getattr(sharding, "num_devices", 1) if mesh is None else mesh.size) > 1
+
+
 wraps = util.wraps
 check_callable = api_util.check_callable
 api_boundary = traceback_util.api_boundary

@@ -109,6 +109,7 @@ def environment(options: RunOptions, outer: Mapping[str, str]) -> dict[str, str]
 
 def launch(options: RunOptions, flags: Sequence[str], target: Sequence[str]) -> None:
     """Becomes `python <flags> <target>`, optimised. Does not return."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # `>&-` closed it
+            stream.flush()
     os.execve(sys.executable, [sys.executable, *flags, *target], environment(options, os.environ))

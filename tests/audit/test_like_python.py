@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -202,6 +203,17 @@ def test_signals(runner: Runner, number: signal.Signals) -> None:
         ends.append(end(process))
     assert ends[0] == ends[1]
     assert ends[0].status == -number
+
+
+@pytest.mark.parametrize("redirected", [">&-", "2>&-", "> /dev/full", "| head -1"])
+def test_streams_that_are_closed_or_full(runner: Runner, redirected: str) -> None:
+    """Without a place to print to, a script runs as python runs it, and the table goes where it can or nowhere."""
+    script = runner.write("script.py", "import jax\nfor k in range(20_000): print(k)\nprint(jax.jit(abs)(-1))\n")
+    ends = []
+    for words in ([], [runner.command, "run"]):
+        command = f"{shlex.join([sys.executable, *words, script])} {redirected}; echo ${{PIPESTATUS[0]}}"
+        ends.append(end(start(["bash", "-c", command], runner.folder)))
+    assert (ends[1].status, ends[1].out) == (ends[0].status, ends[0].out)
 
 
 def test_children(runner: Runner) -> None:

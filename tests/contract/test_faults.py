@@ -1,5 +1,6 @@
 """A pass that goes wrong leaves the user's program and result as they were: one warning, one red decision."""
 
+import contextlib
 import dataclasses
 import time
 import warnings
@@ -33,6 +34,11 @@ class Faulty:
         return self.act(program)
 
 
+def same(program):
+    """Nothing."""
+    return program, []
+
+
 def raises(program):
     """An error."""
     raise RuntimeError("a fault on purpose")
@@ -46,6 +52,11 @@ def raises_assertion(program):
 def raises_recursion(program):
     """Too deep a recursion."""
     return raises_recursion(program)
+
+
+def runs_out_of_memory(program):
+    """No memory for what the pass builds."""
+    raise MemoryError
 
 
 def returns_nothing(program):
@@ -113,14 +124,31 @@ def _mapped(program, change):
 
 
 def _rebuilt(program, eqns, outvars):
-    jaxpr = program.jaxpr
-    return _jax.ClosedJaxpr(_jax.new_jaxpr(jaxpr, jaxpr.invars, outvars, list(eqns), jaxpr.constvars), program.consts)
+    return _jax.ClosedJaxpr(_open(program.jaxpr, eqns, outvars), program.consts)
+
+
+def _open(jaxpr, eqns, outvars):
+    return _jax.new_jaxpr(jaxpr, jaxpr.invars, outvars, list(eqns), jaxpr.constvars)
+
+
+def _at_depth(program, depth, change):
+    """The program with `change` made to the body of the first loop, `depth` loops deep."""
+    if depth == 0:
+        return _jax.ClosedJaxpr(change(program.jaxpr), program.consts)
+
+    def inner(eqn):
+        if eqn.primitive.name != "scan":
+            return eqn
+        return eqn.replace(params=eqn.params | {"jaxpr": _at_depth(eqn.params["jaxpr"], depth - 1, change)})
+
+    return _rebuilt(program, [inner(eqn) for eqn in program.jaxpr.eqns], program.jaxpr.outvars)
 
 
 FAULTS = [
     raises,
     raises_assertion,
     raises_recursion,
+    runs_out_of_memory,
     returns_nothing,
     returns_no_decisions,
     drops_a_result,
@@ -216,6 +244,58 @@ def test_a_pass_that_never_ends(monkeypatch):
     out, ours, report, _ = run_with(loops, stacked_sum, start())
     assert time.perf_counter() - began < 10
     np.testing.assert_array_equal(out, jax.jit(stacked_sum)(start()))
+    assert len(ours) == len(report.failed) == 1
+
+
+def test_passes_share_one_budget(monkeypatch):
+    """A pass that catches every error is stopped too; those after it do not run, and none of them is blamed."""
+    monkeypatch.setenv("AEROGEL_PASS_SECONDS", "0.3")
+
+    def loops(program):
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(0.001)
+
+    out, ours, report, _ = run_with(
+        loops, left_alone, start(), others=(Faulty("before", same), Faulty("after", raises))
+    )
+    assert_equal_trees(out, jax.jit(left_alone)(start()))
+    assert [warning.pass_name for warning in ours] == [one.rule for one in report.failed] == ["loops"]
+    assert [(one.rule, one.reason) for one in report.refused] == [("after", "no time was left for it")]
+
+
+def test_a_fault_in_the_body_of_a_loop_of_a_loop():
+    """What JAX's check of a loop does not look at: an unbound variable, a result that is none, two scans deep."""
+
+    def f(x):
+        return jax.lax.scan(lambda c, _: (jax.lax.scan(lambda d, _: (jnp.sin(d), d), c, None, 3)[0], c), x, None, 4)
+
+    def without_equations(program):
+        return _at_depth(program, 2, lambda body: _open(body, [], body.outvars)), []
+
+    def with_a_foreign_result(program):
+        return _at_depth(
+            program, 2, lambda body: _open(body, body.eqns, [program.jaxpr.invars[0], *body.outvars[1:]])
+        ), []
+
+    for act in (without_equations, with_a_foreign_result):
+        out, ours, report, _ = run_with(act, f, start())
+        assert_equal_trees(out, jax.jit(f)(start()))
+        assert len(ours) == len(report.failed) == 1
+
+
+def test_effects_that_are_not_the_equations_are_a_fault():
+    """An equation that says it has no effect, where its body prints, would be dropped or moved by JAX."""
+
+    def f(x):
+        return jax.lax.scan(lambda c, _: (jax.debug.print("{}", c, ordered=True), (c + 1, None))[1], x, None, 2)[0]
+
+    def quiet(program):
+        eqns = [eqn.replace(effects=set()) for eqn in program.jaxpr.eqns]
+        return _rebuilt(program, eqns, program.jaxpr.outvars), []
+
+    out, ours, report, _ = run_with(quiet, f, start())
+    assert_equal_trees(out, jax.jit(f)(start()))
     assert len(ours) == len(report.failed) == 1
 
 

@@ -1,5 +1,7 @@
 """Arrays on several devices: shardings in and out, constraints, types that carry shardings, shard_map, memories."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -133,6 +135,78 @@ def test_a_loop_that_could_be_rewritten_with_explicit_types(spec):
 def per_device(x):
     """The body of a shard_map: a loop that can be rewritten, and a collective. Result: `[1]` on each device."""
     return lax.psum(stacked_sum(x), "y")[None]
+
+
+COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(-start)?\(")
+
+
+def collectives_in_loops(jitted, x) -> int:
+    """How many collectives stand in the body of a loop of the compiled program."""
+    text = jitted.lower(x).compile().as_text()
+    bodies = [part for part in text.split("\n\n") if not part.lstrip().startswith("ENTRY")]
+    assert "while(" in text
+    return sum(len(COLLECTIVE.findall(part)) for part in bodies)
+
+
+READERS = {
+    "sum": lambda ys: ys.sum(),
+    "mean square": lambda ys: (ys**2).mean(),
+    "largest": lambda ys: ys.max((0, 2)),
+    "over time": lambda ys: ys.sum(0),
+    "head": lambda ys: (ys @ jnp.ones((ys.shape[-1], 4))).sum(0),
+    "softmax": lambda ys: jax.nn.softmax(ys, -1).sum(0),
+    "reshaped": lambda ys: jnp.exp(ys.reshape(LENGTH, -1, 4)).sum(0),
+    "a part of each step": lambda ys: jnp.exp(ys[:, :, 3:40]).sum(0),
+}
+
+
+def with_reader(name):
+    """A loop whose stacked outputs go through one reader."""
+    return lambda x: READERS[name](lax.scan(lambda c, _: (jnp.sin(c), jnp.sin(c)), x, None, length=LENGTH)[1])
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_collective_moves_into_a_loop(name):
+    """A collective after the loop is one; in it, it would be one in every step. Wherever the mesh is named."""
+    sharding = NamedSharding(mesh(), P("x", "y"))
+    f = with_reader(name)
+    placed = jax.device_put(grid_start(), sharding)
+    for x, options in [
+        (placed, {}),
+        (grid_start(), {"in_shardings": sharding}),
+        (placed, {"in_shardings": sharding, "out_shardings": NamedSharding(mesh(), P())}),
+    ]:
+        natural, optimised = jax.jit(f, **options), jax.jit(ag.optimize(with_reader(name)), **options)
+        assert collectives_in_loops(natural, x) == 0
+        assert collectives_in_loops(optimised, x) == 0
+        np.testing.assert_allclose(optimised(x), natural(x), rtol=1e-4)
+
+
+def test_no_collective_moves_into_a_loop_with_its_input():
+    """What makes an input of a loop stays before it where its steps would communicate."""
+    sharding = NamedSharding(mesh(), P(None, None, "x"))
+    xs = jnp.ones((LENGTH, 128, 16))
+
+    def f(xs):
+        rows = (xs * 2).reshape(LENGTH, 16, 128)
+        return lax.scan(lambda c, x: (jnp.sin(c + x), None), jnp.zeros(rows.shape[1:]), rows)[0]
+
+    for x, options in [(jax.device_put(xs, sharding), {}), (xs, {"in_shardings": sharding})]:
+        assert collectives_in_loops(jax.jit(f, **options), x) == 0
+        assert collectives_in_loops(jax.jit(ag.optimize(lambda x: f(x)), **options), x) == 0
+    assert_fires(f, xs, gone=(LENGTH, 16, 128))
+
+
+def test_sums_over_time_are_still_fused_on_many_devices():
+    """What needs no collective in a step moves in, also where only `in_shardings` names the devices."""
+    sharding = NamedSharding(mesh(), P("x", "y"))
+    for f, fires in ((with_reader("over time"), True), (with_reader("sum"), False)):
+        reports = []
+        jax.jit(ag.optimize(f, on_report=reports.append), in_shardings=sharding).lower(grid_start())
+        assert bool(reports[0].fired) == fires
+        one = NamedSharding(Mesh(jax.devices()[:1], "x"), P())
+        jax.jit(ag.optimize(f, on_report=reports.append), in_shardings=one).lower(grid_start())
+        assert reports[1].fired
 
 
 @pytest.mark.parametrize("where", ["outside", "inside"])

@@ -3,7 +3,9 @@
 `run.py` loads it with `-p jax_suite.plugin` and steers it by environment variables:
 
     AEROGEL_SUITE          off: nothing replaced; identity: an optimise of no passes; on: the real one;
-                           forced: the real one, with programs kept in normal form also where no pass fired
+                           forced: the real one, with programs kept in normal form also where no pass fired;
+                           into-loops, out-of-loops: forced, at prices under which whatever may move does;
+                           harvest: each small program is run with drawn readers behind it, see harvest.py
     AEROGEL_SUITE_RECORD   file that gets one JSON line when a test starts and one when it ends
     AEROGEL_SUITE_SHARD    "i/n": only the tests whose name hashes to i modulo n
     AEROGEL_SUITE_ONLY     file with one test name per line: only these
@@ -26,7 +28,7 @@ from typing import Any
 
 import pytest
 
-MODES = ("off", "identity", "on", "forced")
+MODES = ("off", "identity", "on", "forced", "into-loops", "out-of-loops", "harvest")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,7 +58,18 @@ def optimiser(mode: str) -> Callable[[Any], Any]:
     chosen = importlib.import_module("aerogel.transform.optimize")
     if mode == "identity":
         chosen.DEFAULT_PASSES = ()
-    elif mode == "forced":
+    elif mode == "harvest":
+        from drawing.free_prices import free_prices
+        from jax_suite.harvest import Harvest
+
+        free_prices("out of loops")
+        os.environ["AEROGEL_PASS_SECONDS"] = "100000"  # to run a program takes longer than to rewrite it
+        chosen.DEFAULT_PASSES = (Harvest(),)
+    elif mode != "on":
+        if mode != "forced":
+            from drawing.free_prices import free_prices
+
+            free_prices(mode.replace("-", " "))
         chosen.DEFAULT_PASSES = (*chosen.DEFAULT_PASSES, ClaimToHaveFired())
     return ag.optimize
 

@@ -9,6 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+# Modes in which programs are kept in normal form also where nothing fired.
+FORCED = ("forced", "into-loops", "out-of-loops")
+
 # The worst report of a test is its outcome: a subtest may fail while its test goes on.
 _RANK = {"skipped": 0, "passed": 1, "started": 2, "failed": 3, "crashed": 4, "hung": 5}
 
@@ -82,7 +85,7 @@ def by_error(results: Iterable[Result]) -> list[tuple[str, list[Result]]]:
 
 
 def read_expected(path: Path, mode: str) -> dict[str, str]:
-    """Test name -> reason, from lines `name  # reason`; a reason that begins with `forced:` holds in that mode only.
+    """Test name -> reason, from lines `name  # reason`; one that begins with `forced:` holds where we force.
 
     Raises:
         ValueError: a line gives no reason.
@@ -94,6 +97,6 @@ def read_expected(path: Path, mode: str) -> dict[str, str]:
         test, mark, reason = line.partition("  # ")
         if not mark or not reason.strip():
             raise ValueError(f"{path.name}:{number}: give a reason after two spaces and a #: {line!r}")
-        if mode == "forced" or not reason.startswith("forced:"):
+        if mode in FORCED or not reason.startswith("forced:"):
             expected[test.strip()] = reason.strip()
     return expected

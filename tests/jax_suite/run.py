@@ -27,6 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from jax_suite.plugin import MODES  # noqa: E402
 from jax_suite.record import Difference, Result, append, by_error, read, read_expected  # noqa: E402
 
 # In order of what they are likely to find. The rest of JAX's files run with --files all.
@@ -147,7 +148,7 @@ def main() -> int:
     parser.add_argument("--jax", type=Path, required=True, help="a checkout of JAX at the installed release")
     parser.add_argument("--files", default=",".join(FILES), help="names without .py, comma separated, or all")
     parser.add_argument(
-        "--mode", choices=("off", "identity", "on", "forced"), default="on", help="off: all tests as they are"
+        "--mode", choices=MODES, default="on", help="off: all tests as they are; for the others see plugin.py"
     )
     parser.add_argument("--shard", default="0/1", help="i/n: only every n-th test, beginning with number i")
     parser.add_argument("--stall-seconds", type=float, default=300.0, help="no test finished for so long: hung")

@@ -17,8 +17,9 @@ from .program import Cyclic, is_var, producers, rename, schedule, substitute, us
 class Level:
     """The equations of a jaxpr, who reads and who makes each variable."""
 
-    def __init__(self, jaxpr: Jaxpr):
+    def __init__(self, jaxpr: Jaxpr, over_devices: bool = False):
         self.jaxpr = jaxpr
+        self.over_devices = over_devices  # as in `Context`
         self.eqns = jaxpr.eqns
 
     @cached_property

@@ -5,14 +5,12 @@ ill-typed program leaves the program as it was: the report says so in red, one w
 `AEROGEL_STRICT=1` (our tests) it is an error.
 """
 
-import ctypes
 import os
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -21,6 +19,7 @@ import jax
 from aerogel._errors import PassFailedWarning
 from aerogel._jax import Jaxpr
 
+from .budget import Budget, PassTimeout, budget_seconds
 from .check import check_program
 from .cost import Cost, Machine, machine, program_cost
 from .exactness import Exactness
@@ -36,6 +35,7 @@ class Context:
     allowed: frozenset[Exactness]
     platform: str
     before_differentiation: bool = False
+    over_devices: bool = False  # whether values may be spread over devices though their types do not say so
 
     @property
     def machine(self) -> Machine:
@@ -66,39 +66,6 @@ class Pass(Protocol):
         ...
 
 
-class PassTimeout(RuntimeError):
-    """A pass ran longer than its budget."""
-
-
-def budget_seconds(equations: int) -> float:
-    """Time that the passes of one program may take together: generous, and linear in the program's size."""
-    return float(os.environ.get("AEROGEL_PASS_SECONDS", "20")) + 0.01 * equations
-
-
-@contextmanager
-def deadline(seconds: float) -> Generator[None]:
-    """Raises `PassTimeout` in this thread when the body takes longer.
-
-    An asynchronous exception is the only way to stop a loop in another's pure Python code; signals would work in
-    the main thread only.
-    """
-    thread = threading.get_ident()
-    done = threading.Event()
-
-    def stop() -> None:
-        if not done.is_set():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(PassTimeout))
-
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        done.set()
-        timer.cancel()
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What the passes made of a program: itself, when nothing fired."""
@@ -111,27 +78,32 @@ class Outcome:
     def report(self, name: str, where: str) -> Report:
         """The outcome with the costs of both programs, which are counted here and not at every trace."""
         decisions, costs = list(self.decisions), []
-        for program in (self.before, self.after):
-            cost, failure = guarded("cost", name, 0, lambda program=program: program_cost(program.jaxpr))
-            costs.append(Cost(0, 0, 0) if cost is None else cost)
-            decisions += failure
         equations = len(self.before.jaxpr.eqns)
+        with closing(Budget(budget_seconds(equations))) as budget:
+            for program in (self.before, self.after):
+                cost, failure = guarded("cost", name, budget, lambda program=program: program_cost(program.jaxpr))
+                costs.append(Cost(0, 0, 0) if cost is None else cost)
+                decisions += failure
         return Report(name, where, tuple(decisions), costs[0], costs[1], equations, self.seconds)
 
 
 def run_passes(program: Program, passes: Sequence[Pass], context: Context, name: str) -> Outcome:
     """The program after all passes, and what each did. The original object when nothing fired."""
     start = time.perf_counter()
-    size = len(program.jaxpr.eqns)
     decisions: list[Decision] = []
     current = program
     refusal = refused_whole(program.jaxpr) if passes else None
     if refusal is not None:
         decisions.append(Decision("optimize", "the program is left as it is", "", False, refusal))
     elif passes:
-        for step, run in (("normalize", lambda p, _: normalize(p)), *((one.name, one) for one in passes)):
-            current, made = attempt(step, name, run, current, context, size)
-            decisions += made
+        steps: list[tuple[str, Run]] = [("normalize", lambda p, _: normalize(p)), *((one.name, one) for one in passes)]
+        with closing(Budget(budget_seconds(len(program.jaxpr.eqns)))) as budget:
+            for step, run in steps:
+                if budget.is_over:  # the pass that used it up is named already
+                    decisions.append(Decision(step, "the pass did not run", "", False, "no time was left for it"))
+                    continue
+                current, made = attempt(step, name, run, current, context, budget)
+                decisions += made
     if not any(d.fired for d in decisions):
         current = program
     return Outcome(program, current, tuple(decisions), time.perf_counter() - start)
@@ -151,7 +123,7 @@ Run = Callable[[Program, Context], tuple[Program, list[Decision]]]
 
 
 def attempt(
-    step: str, function: str, run: Run, program: Program, context: Context, size: int
+    step: str, function: str, run: Run, program: Program, context: Context, budget: Budget
 ) -> tuple[Program, list[Decision]]:
     """What a pass gives, checked; or `program` itself and a red decision."""
 
@@ -161,23 +133,22 @@ def attempt(
             check_program(result, program)
         return result, list(decisions)
 
-    found, failure = guarded(step, function, size, checked)
+    found, failure = guarded(step, function, budget, checked)
     return (program, failure) if found is None else found
 
 
 T = TypeVar("T")
 
 
-def guarded(step: str, function: str, size: int, run: Callable[[], T]) -> tuple[T | None, list[Decision]]:
+def guarded(step: str, function: str, budget: Budget, run: Callable[[], T]) -> tuple[T | None, list[Decision]]:
     """What `run` gives; or None and a red decision.
 
     This is the one place that catches every error: a compiler must not break the program that it was given, and a
     fault must not stay silent either.
     """
     try:
-        with deadline(budget_seconds(size)):
-            return run(), []
-    except Exception as error:
+        return budget.run(run), []
+    except (Exception, PassTimeout) as error:
         if os.environ.get("AEROGEL_STRICT") == "1":
             raise
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

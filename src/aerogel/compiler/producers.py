@@ -14,6 +14,7 @@ from .choose import UNFUSED
 from .level import Level
 from .loop import Loop, LoopBuilder
 from .program import is_var
+from .spread import is_spread, stays_local
 from .window import Window, in_window, position
 
 # Made again in every step rather than read from memory: one or two machine instructions an element.
@@ -150,7 +151,11 @@ class Producers:
             answer = _padded(eqn, axis)
             return None if answer is None else (eqn, answer)
         answer = along_output(eqn, {0: axis}, x.aval.shape[axis.dim] // (axis.outer * axis.inner))
-        return (eqn, answer) if isinstance(answer, Mapped) else None
+        if not isinstance(answer, Mapped):
+            return None
+        if is_spread(eqn, self.level.over_devices) and not stays_local(eqn, answer.ins[0] if answer.ins else None):
+            return None
+        return eqn, answer
 
     def _make(self, x: Var, axis: Axis, window: Window) -> Atom:
         found = self._answer(x, axis)

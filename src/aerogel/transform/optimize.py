@@ -96,7 +96,7 @@ def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_trace: OnTrace | None
         if _jax.inside_optimize.value or _jax.jit_disabled() or _jax.hunting_nans() or _jax.checking_keys():
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
-        context = Context(rules, jax.default_backend(), _jax.differentiating())
+        context = Context(rules, jax.default_backend(), _jax.differentiating(), _jax.compiled_over_devices())
         outcome = run_passes(program, passes, context, function_name(f))
         if on_trace is not None:
             on_trace(outcome.before, outcome.report(function_name(f), function_place(f)))

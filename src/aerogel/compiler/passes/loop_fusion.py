@@ -7,12 +7,10 @@ loop is rebuilt around them.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from aerogel import _jax
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..accumulate import summed_in_steps
 from ..axes import Mapped, Reduced
-from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..canonical import canonical
 from ..choose import Plan, block_length, choose, stacked_bytes
 from ..exactness import Exactness
@@ -26,6 +24,7 @@ from ..producers import makeable_inputs
 from ..program import Program, inner_jaxprs, is_var, where
 from ..region import Joined, Region, Site, Sliced, grow
 from ..report import Decision
+from ..spread import is_spread, stays_local
 
 NAME = "loop-fusion"
 # A loop of its own must be predicted this much better than the first loop.
@@ -60,7 +59,7 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
     original, jaxpr = jaxpr, canonical(jaxpr)
     fired = False
     while True:
-        level = Level(jaxpr)
+        level = Level(jaxpr, context.over_devices)
         edits: list[Edit] = []
         made: list[tuple[Loop, JaxprEqn, list[Decision]]] = []
         taken: set[int] = set()
@@ -202,7 +201,7 @@ def _loops(jaxpr: Jaxpr, done: set[Var]) -> list[tuple[int, Loop]]:
 
 def _refusal(site: Site, context: Context) -> str | None:
     """Why a site may not move, whatever it saves."""
-    if communicates(site):
+    if communicates(site, context.over_devices):
         return "its values are spread over devices: it would communicate in every step"
     if isinstance(site.answer, Reduced):
         name = site.answer.monoid.name
@@ -219,18 +218,14 @@ def rounds(site: Site) -> bool:
     return any(is_float(v.aval.dtype) for v in site.eqn.outvars)
 
 
-# What never moves data from one device to another when it works on one step.
-LOCAL = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "iota", "pad"))
-
-
-def communicates(site: Site) -> bool:
+def communicates(site: Site, over_devices: bool) -> bool:
     """Whether a step of a site may need a collective: one after the loop would become one in every step."""
-    if not any(_jax.on_many_devices(x.aval) for x in site.reads):
+    if not is_spread(site.eqn, over_devices):
         return False
     if isinstance(site.answer, Reduced):
         axes, place = site.eqn.params.get("axes"), site.places[0]
         return axes is None or place is None or not place.is_plain or tuple(axes) != (place.dim,)
-    return isinstance(site.answer, Mapped) and site.eqn.primitive.name not in LOCAL
+    return isinstance(site.answer, Mapped) and not stays_local(site.eqn, site.places[0] if site.places else None)
 
 
 def _decisions(level: Level, region: Region, chosen: list[Site]) -> list[Decision]:

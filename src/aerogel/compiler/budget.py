@@ -1,0 +1,83 @@
+"""The time that the passes of one program may take together."""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+RING_AGAIN_SECONDS = 0.5
+
+
+class PassTimeout(BaseException):
+    """The passes of a program ran longer than their budget.
+
+    No `Exception`: a pass that catches these in its loop would never end.
+    """
+
+
+def budget_seconds(equations: int) -> float:
+    """For a program of so many equations: generous, and linear in the program's size."""
+    return float(os.environ.get("AEROGEL_PASS_SECONDS", "20")) + 0.01 * equations
+
+
+class Budget:
+    """Seconds, from now on, in which this thread may `run` functions; close it at the end.
+
+    An asynchronous exception is the only way to stop a loop in another's pure Python code; signals would work in
+    the main thread only. What waits inside one C call is not stopped.
+    """
+
+    def __init__(self, seconds: float):
+        self.is_over = False
+        self._thread = ctypes.c_ulong(threading.get_ident())
+        self._lock = threading.Lock()
+        self._is_running = False
+        self._closed = threading.Event()
+        self._timer = threading.Timer(seconds, self._ring)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def run(self, function: Callable[[], T]) -> T:
+        """What `function` returns.
+
+        Raises:
+            PassTimeout: time was over before it did.
+        """
+        try:
+            self._is_running = True
+            return function()
+        finally:
+            self._stop_running()
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._closed.set()
+        self._timer.cancel()
+
+    def _ring(self) -> None:
+        """Raises in the thread, again and again: what arrives in a destructor or an `except` clause is lost."""
+        self.is_over = True
+        while not self._closed.is_set():
+            with self._lock:
+                if self._is_running:
+                    raise_in(self._thread, ctypes.py_object(PassTimeout))
+            self._closed.wait(RING_AGAIN_SECONDS)
+
+    def _stop_running(self) -> None:
+        """After it, nothing is on its way to the thread: an exception must not reach the user's code."""
+        late = False
+        while self._is_running:
+            try:
+                with self._lock:
+                    self._is_running = False
+                    raise_in(self._thread, None)  # takes back what has not arrived yet
+            except PassTimeout:  # it arrived just now
+                late = True
+        if late:
+            raise PassTimeout
+
+
+raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc

@@ -1,0 +1,64 @@
+"""Claims about the time limit of passes."""
+
+import contextlib
+import sys
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from aerogel.compiler import budget
+from aerogel.compiler.budget import Budget, PassTimeout
+
+
+def spin(seconds: float) -> None:
+    """Pure Python for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_nothing_reaches_the_caller_after_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception arrives in `run` or never, however close the limit is to the end; other threads see nothing."""
+    monkeypatch.setattr(budget, "RING_AGAIN_SECONDS", 1e-4)
+    ended = {True: 0, False: 0}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for step in range(400):
+            with closing(Budget(0.002)) as limit:
+                try:
+                    limit.run(lambda step=step: spin(step * 1e-5))
+                    ended[False] += 1
+                except PassTimeout:
+                    ended[True] += 1
+                spin(0.0005)  # an exception on its way would arrive here
+    finally:
+        sys.setswitchinterval(interval)
+    assert min(ended.values()) > 20, "the limit was seldom close"
+
+
+def test_a_loop_that_catches_every_error_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`except Exception` does not catch it, and one that is lost in a destructor comes again."""
+    monkeypatch.setattr(budget, "RING_AGAIN_SECONDS", 0.01)
+    lost = threading.Event()
+
+    class Loses:
+        def __del__(self) -> None:
+            with contextlib.suppress(PassTimeout):
+                spin(0.1)
+                return
+            lost.set()
+
+    def run() -> None:
+        end = time.perf_counter() + 2
+        while time.perf_counter() < end:
+            with contextlib.suppress(Exception):
+                Loses()
+                spin(1)
+
+    with closing(Budget(0.02)) as limit, pytest.raises(PassTimeout):
+        limit.run(run)
+    assert lost.is_set()
+    assert limit.is_over
