@@ -265,14 +265,17 @@ def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal divides
-        if divides:
+        divided = divides  # another thread may set it meanwhile
+        if divided:
             args, kwargs = divide(args, kwargs)
         try:
             out = compiled(*args, **kwargs)
         except TypeError:
+            if divided:
+                raise
             # JAX looks at all arguments before it traces, so if one was no array, nothing has happened yet.
-            args, kwargs = (args, kwargs) if divides else divide(args, kwargs)
-            if divides or not any(type(x) is Split for x in (*args, *kwargs.values())):
+            args, kwargs = divide(args, kwargs)
+            if not any(type(x) is Split for x in (*args, *kwargs.values())):
                 raise
             divides = True
         else:
