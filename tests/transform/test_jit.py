@@ -397,3 +397,19 @@ def test_errors_while_tracing(error: type[BaseException]) -> None:
     with pytest.raises(error):
         f(linear(), X)
     np.testing.assert_array_equal(f(linear(), X), X)
+
+
+def test_explain_and_verify_look_inside() -> None:
+    """What `ag.jit` made is explained as it was written, donation and static values or not, and verified."""
+
+    @ag.jit(donate="state", static_argnames="n")
+    def total(model: Any, x: Any, how: Any, n: int = 2) -> Any:
+        ys = jax.lax.scan(lambda c, _: (c / n, how(c)), x, None, length=64)[1]
+        return model, ys.sum(), "name"
+
+    report = ag.explain(total)(linear(), jnp.ones(1000), jnp.sin, n=4)
+    assert "loop-fusion" in [decision.rule for decision in report.fired]
+    model = linear()
+    assert ag.verify(total)(model, jnp.ones(1000), jnp.sin)[2] == "name"
+    assert not model.weight.is_deleted()
+    assert not ag.explain(ag.jit(linear()))(X).failed
