@@ -24,7 +24,8 @@ Written by `make bench`; do not edit. *Natural* is what a user writes, under pla
 All forms run once per round, in rotating order, in one process, for at least 20 rounds. A time ratio is the median of
 the ratios inside the rounds, with its quartiles in brackets. Temp memory is XLA's plan
 (`memory_analysis().temp_size_in_bytes`). A row passes when its medians keep all its bounds; one that missed a bound was
-measured again with three times the rounds. Tables with a column *measure* are measured as their claim says.
+measured again with three times the rounds. Where XLA compiled two forms to one program, the row says so, and their
+ratio is 1 whatever was measured. Tables with a column *measure* are measured as their claim says.
 """
 
 
@@ -50,6 +51,7 @@ def _result(row: dict[str, Any]) -> Result:
     if kind is Finding:
         return Finding(**row)
     row["hand_forms"] = tuple(tuple(form) for form in row["hand_forms"])
+    row["same_code"] = tuple(row["same_code"])
     return Row(**row, missed=missed)
 
 
@@ -88,6 +90,7 @@ def to_line(result: Result) -> str:
     if result.optimised_difference is not None:
         differences += f", optimised by {result.optimised_difference:.0e}"
     cells += [f"MB {_temp_cell(result)}", differences, f"best hand: {result.best_hand}"]
+    cells += [f"same program as {name}" for name in result.same_code]
     cells += [f"{name}: {seconds * 1e3:.2f} ms {size / MB:.2f} MB" for name, seconds, size in result.hand_forms]
     return " | ".join([*cells, verdict])
 
@@ -118,9 +121,13 @@ def _row_cells(row: Row) -> list[str]:
         _ratio(row.optimised_over_hand),
         _temp_cell(row),
         describe_bounds(row.bounds),
-        "; ".join(row.missed) if row.missed else ("-" if row.optimised_seconds is None else "pass"),
+        "; ".join(row.missed) if row.missed else ("-" if row.optimised_seconds is None else _passed(row)),
         row.best_hand,
     ]
+
+
+def _passed(row: Row) -> str:
+    return "pass" + "".join(f", same program as {name}" for name in row.same_code)
 
 
 def _finding_table(findings: Sequence[Finding]) -> list[str]:

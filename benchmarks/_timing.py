@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +48,7 @@ class Measured:
     temp_bytes: Mapping[str, int]
     compile_seconds: Mapping[str, float]
     outputs: Mapping[str, object]
+    code: Mapping[str, str]
 
     def time(self, name: str) -> Quartiles:
         """Seconds per call."""
@@ -99,7 +101,16 @@ def measure(
         {name: c.memory_analysis().temp_size_in_bytes for name, c in compiled.items()},
         compile_seconds,
         outputs,
+        {name: code_of(c.as_text()) for name, c in compiled.items()},
     )
+
+
+def code_of(text: str) -> str:
+    """The text of a compiled program without what does not run: names, source lines. Equal texts are one program."""
+    text = re.sub(r", metadata=\{[^}]*\}", "", text)
+    text = "\n".join(line for line in text.splitlines() if line.startswith(("%", " ", "}", "ENTRY")))
+    names: dict[str, str] = {}
+    return re.sub(r"%[\w.\-]+", lambda found: names.setdefault(found[0], f"%{len(names)}"), text)
 
 
 def time_calls(f: Callable, args: tuple, calls: int) -> float:

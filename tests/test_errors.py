@@ -18,7 +18,17 @@ from aerogel._errors import (
     ProgramCheckError,
     UsageError,
 )
-from aerogel.module import FieldError, FrozenError, PathError, StructureError, TieError
+from aerogel.module import (
+    FieldError,
+    FileError,
+    FrozenError,
+    MismatchError,
+    PathError,
+    SaveError,
+    StructureError,
+    TieError,
+)
+from aerogel.module.files._errors import Difference
 from aerogel.transform import CarryError, GradientError, TooManyTraces
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
@@ -52,6 +62,33 @@ SAMPLES: dict[str, AerogelError] = {
     "AG105": TieError(
         what="nothing is tied there.", place="head.weight", to_fix="name one of the tied places: decoder.weight"
     ),
+    "AG106": FileError(
+        what="the file is cut off.",
+        place="model.safetensors",
+        got="1048 bytes of arrays",
+        wanted="4096",
+    ),
+    "AG107": MismatchError(
+        place="model.safetensors, saved from a `Model`",
+        differences=[
+            Difference("missing", "head.weight", in_tree="f32[10,64]"),
+            Difference("shape", "embed.weight", "f32[1000,64]", "f32[1024,64]"),
+            Difference("dtype", "layers[0].bias", "f32[64]", "bf16[64]"),
+            Difference("unexpected", "heads.weight", in_file="f32[10,64]"),
+        ],
+        to_fix="if the names changed: load(..., rename={'heads.weight': 'head.weight'})",
+    ),
+    "AG107-copies": MismatchError(
+        place="pytorch.safetensors",
+        differences=[Difference("copies", "head.weight", in_file="not what embed.weight is")],
+        to_fix="untie the places in `like`, or drop one of the arrays with `rename`",
+    ),
+    "AG108": SaveError(
+        what="a traced array has no values yet.",
+        place="layers[0].weight",
+        got="f32[64,64]",
+        to_fix="save outside of jit, grad and vmap",
+    ),
     "AG201": ProgramCheckError(
         what="the type of result 0 changed.",
         where="model.py:41 in attend:   d:f16[8,64] = div b c",
@@ -84,7 +121,7 @@ SAMPLES: dict[str, AerogelError] = {
     "AG304": CarryError(loop="scan", path="carry.layers[0].scale", got="2.0", wanted="1.0"),
 }
 
-HOMES = (_errors, module._errors, transform._errors)  # the files in which errors are written
+HOMES = (_errors, module._errors, module.files._errors, transform._errors)  # the files in which errors are written
 CLASSES = list(
     {c: None for home in HOMES for c in vars(home).values() if isinstance(c, type) and issubclass(c, AerogelError)}
 )

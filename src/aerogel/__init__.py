@@ -14,9 +14,12 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import AbstractField as AbstractField
     from .module import At as At
     from .module import FieldError as FieldError
+    from .module import FileError as FileError
     from .module import FrozenError as FrozenError
+    from .module import MismatchError as MismatchError
     from .module import Module as Module
     from .module import PathError as PathError
+    from .module import SaveError as SaveError
     from .module import StructureError as StructureError
     from .module import Tie as Tie
     from .module import TieError as TieError
@@ -30,6 +33,8 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import frozen as frozen
     from .module import map_leaves as map_leaves
     from .module import partition as partition
+    from .module import load as load
+    from .module import save as save
     from .module import tie as tie
     from .module import ties as ties
     from .module import trainable as trainable
@@ -77,6 +82,7 @@ _HOME = {
     **dict.fromkeys(("At", "Where", "at", "freeze", "frozen", "trainable", "unfreeze"), ".module"),
     **dict.fromkeys(("cast", "combine", "count_params", "map_leaves", "partition"), ".module"),
     **dict.fromkeys(("Summary", "explain", "optimize", "summary", "verify"), ".transform"),
+    **dict.fromkeys(("FileError", "MismatchError", "SaveError", "load", "save"), ".module"),
 }
 __all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError"]
 __all__ += ["AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"]
@@ -89,6 +95,7 @@ __all__ += ["CarryError", "GradientError", "TooManyTraces"]
 __all__ += ["At", "Where", "at", "freeze", "frozen", "trainable", "unfreeze"]
 __all__ += ["cast", "combine", "count_params", "map_leaves", "partition"]
 __all__ += ["Summary", "explain", "optimize", "summary", "verify"]
+__all__ += ["FileError", "MismatchError", "SaveError", "load", "save"]
 
 
 # The command `aerogel` stands in this package, so Python runs this file before any script starts, and importing JAX

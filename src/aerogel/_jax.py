@@ -119,6 +119,11 @@ def argument_names(fun: Callable, args: Any, kwargs: Any, is_input: Sequence[boo
     return debug_info._replace(arg_names=kept)
 
 
+def with_weak_type(x: jax.Array) -> jax.Array:
+    """The array as one whose dtype gives way to others, like that of `jnp.asarray(1.0)`: no public function does it."""
+    return lax_internal._convert_element_type(x, x.dtype, weak_type=True)
+
+
 def jit_disabled() -> bool:
     """Whether `jax.disable_jit` is on: functions run operation by operation, on values."""
     return jax_config.disable_jit.value

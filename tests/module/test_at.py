@@ -27,7 +27,7 @@ from aerogel.module import (
 )
 from aerogel.module._paths import show_path
 from aerogel.module._steps import home, value_at
-from module.drawn import modules
+from module.drawn import arrays, modules, values
 
 
 class Linear(Module):
@@ -113,6 +113,8 @@ def test_replacing_the_source_of_a_tie() -> None:
     assert gone.head.weight is MODEL.embed.weight
     assert tie_texts(gone) == ["layers[1] = layers[0]"]
     assert len(jax.tree.leaves(gone)) == 4
+    direct = at(Any3(Linear(W), W)).a.set("nothing")
+    assert jax.tree.leaves(direct)[0] is direct.b is W
     assert at(Any3(W, W)).b.set(None).a is None, "it is one parameter: it is gone in both places"
 
 
@@ -143,6 +145,7 @@ def test_a_place_that_is_a_function_of_another() -> None:
     np.testing.assert_array_equal(at(model).head.weight.get(), MODEL.embed.weight.T)
     gone = at(model).embed.weight.set(None)
     np.testing.assert_array_equal(gone.head.weight, MODEL.embed.weight.T)
+    assert gone.head.weight is gone.head.weight, "it is computed once more, for good"
     assert tie_texts(gone) == ["layers[1] = layers[0]"]
 
 
@@ -241,6 +244,14 @@ def test_fields_named_as_the_verbs() -> None:
     assert at(odd)["_tree"].set(3)._tree == 3
 
 
+def test_a_place_is_no_collection() -> None:
+    """Python's own questions are answered, so that notebooks and `hasattr` work; loops are refused."""
+    assert {"weight", "bias", "use_relu", "set"} <= set(dir(at(MODEL).head))
+    assert not hasattr(at(MODEL), "_repr_html_")
+    with pytest.raises(TypeError, match="not iterable"):
+        list(at(MODEL).layers)
+
+
 Point = collections.namedtuple("Point", "x y")
 
 
@@ -268,6 +279,9 @@ def test_any_pytree() -> None:
     assert held.a.activation is net.activation
     assert jax.tree.structure(held) == jax.tree.structure(Any3(net, net.layers[0].bias))
     assert at(W).set(1) == 1
+    assert at({"a": {"0": 5, "x.y": 6}})["a.0"].get() == 5
+    assert at({"a": {"0": 5, "x.y": 6}})["a"]["x.y"].get() == 6
+    assert at(tree)["a[-1].x"].get() == at(tree)["a"][-1].x.get() == 1
 
 
 def test_many_places() -> None:
@@ -337,6 +351,22 @@ def test_setting_a_leaf_changes_that_leaf(model: Any, data: st.DataObject) -> No
     assert all(a is b for j, (a, (_, b)) in enumerate(zip(jax.tree.leaves(new), found, strict=True)) if j != i)
     for each in ties(model):
         assert jax.tree.leaves(value_at(new, each.place)) == jax.tree.leaves(value_at(new, home(new, each.place)[0]))
+
+
+@given(modules(), st.data())
+def test_an_edit_is_a_construction(model: Any, data: st.DataObject) -> None:
+    """Where no tie is concerned, setting a field gives the structure that the class gives for these values."""
+    names = type(model)._fields_in_order
+    tied = {str(path[0]) for t in ties(model) for path in (t.place, t.source)}
+    free = [name for name in names if f".{name}" not in tied and name != "s"]
+    if not free:
+        return
+    name, value = data.draw(st.sampled_from(free)), data.draw(values(arrays()))
+    wanted = type(model)(*(value if each == name else getattr(model, each) for each in names))
+    new = at(model)[name].set(value)
+    assert jax.tree.structure(new) == jax.tree.structure(wanted)
+    assert new == wanted
+    assert at(new)[name].set(getattr(model, name)) == model
 
 
 @given(modules())

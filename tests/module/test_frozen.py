@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aerogel as ag
 from aerogel import UsageError
 from aerogel.module import Module, at, combine, freeze, frozen, partition, tie, ties, trainable, unfreeze, untie
-from aerogel.module._boundary import crossing, inside
 from aerogel.module._frozen import frozen_mask
 from module.drawn import modules
 
@@ -61,7 +61,7 @@ def shown(tree: Any) -> list[bool]:
 TRANSFORMED: dict[str, Any] = {
     "grad": lambda f, m: jax.grad(f)(m),
     "jit": lambda f, m: jax.jit(jax.grad(f))(m),
-    "crossing": lambda f, m: crossing(jax.jit(inside(jax.grad(f))))(m),
+    "twice": lambda f, m: jax.jit(jax.grad(f))(jax.jit(lambda m: m)(m)),
     "vjp": lambda f, m: jax.vjp(f, m)[1](1.0)[0],
     "linearize": lambda f, m: jax.linear_transpose(jax.linearize(f, m)[1], m)(1.0)[0],
     "checkpoint": lambda f, m: jax.grad(jax.checkpoint(f))(m),
@@ -93,6 +93,26 @@ def test_plain_jax_sees_constants(how: str) -> None:
     np.testing.assert_allclose(grads.embed.bias, free.embed.bias, rtol=1e-6)
     assert shown(free) == [True] * 4
     assert shown(TRANSFORMED[how](lambda m: m(X), unfreeze(model))) == [True] * 4
+
+
+def test_inside_of_what_is_differentiated() -> None:
+    """Freezing there stops gradients from then on; a value that is set in a frozen place is a constant too."""
+    model = at(MODEL).steps.set(None)
+    grads = jax.grad(lambda m: freeze(m, ("embed", "pair[0]"))(X))(model)
+    assert shown(grads) == [False, False, False, True]
+    frozen_head = freeze(model, "embed.weight")
+    assert not np.any(jax.grad(lambda w: at(frozen_head).head.weight.set(w)(X))(MODEL.embed.weight))
+    assert np.any(jax.grad(lambda w: at(unfreeze(frozen_head)).head.weight.set(w)(X))(MODEL.embed.weight))
+
+
+def test_aerogels_own_gradients_are_none() -> None:
+    """`ag.grad` has no leaf for what is frozen, alone and compiled, and the same gradients for the rest."""
+    model = freeze(MODEL, ("embed.weight", "pair[1]"))
+    free = jax.grad(lambda m: m(X))(at(MODEL).steps.set(None))
+    for grad in (ag.grad(lambda m: m(X)), ag.jit(ag.grad(lambda m: m(X)))):
+        grads = grad(model)
+        assert grads.embed.weight is grads.head.weight is grads.pair[1] is grads.steps is None
+        np.testing.assert_allclose(grads.embed.bias, free.embed.bias, rtol=1e-5)
 
 
 def test_optimisers_hold_nothing_for_them() -> None:
@@ -139,7 +159,6 @@ def test_marks_stay_and_go_with_the_module() -> None:
         pickle.loads(pickle.dumps(model)),
         copy.deepcopy(model),
         jax.jit(lambda m: m)(model),
-        crossing(jax.jit(inside(lambda m: m)))(model),
         at(model).embed.bias.set(X),
         at(model)["**"].apply(lambda m: jax.tree.map(jnp.sin, m)),
         freeze(unfreeze(model, "pair[1]"), "pair[1]"),

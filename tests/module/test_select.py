@@ -139,7 +139,7 @@ def test_everything_and_nothing(model: Any) -> None:
     [
         ("hed.weight", PathError, "'head.weight'"),
         ("**.bia", PathError, "no path of this Model"),
-        (lambda m: m.head.use_relu, PathError, "False"),
+        (lambda m: m.head.use_relu, UsageError, "returns parts of the tree"),
         (3, UsageError, "a type, a path or pattern"),
         (lambda a, b, c: a, UsageError, "`where`"),
     ],

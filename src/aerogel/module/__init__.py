@@ -25,3 +25,8 @@ from ._select import Where as Where
 from ._ties import tie as tie
 from ._ties import ties as ties
 from ._ties import untie as untie
+from .files import FileError as FileError
+from .files import MismatchError as MismatchError
+from .files import SaveError as SaveError
+from .files import load as load
+from .files import save as save

@@ -10,9 +10,9 @@ from ._errors import TieError
 from ._form import MISSING
 from ._kinds import Kind, kind_of
 from ._late import late_values
-from ._paths import Path, show_path
+from ._paths import Path, show_path, step_name
 from ._select import Pair, Where, reached
-from ._steps import home, is_node, key_of_step, keys_below, no_path, one_by_one, value_at
+from ._steps import home, is_node, key_of_step, keys_below, no_path, one_by_one, static_keys, value_at
 
 T = TypeVar("T")
 
@@ -61,9 +61,15 @@ class At(Generic[T]):
         self._is_one = is_one
 
     def __getattr__(self, name: str) -> "At[T]":
-        if name.startswith("__"):
+        if name.startswith("_") and not self._has(name):  # Python and notebooks ask for such names to see what is there
             raise AttributeError(name)
         return self._step(name)
+
+    def __dir__(self) -> list[str]:
+        keys = [key for path in self._paths for key in _all_keys(value_at(self._tree, path))]
+        return sorted({*super().__dir__(), *(name for key in keys if isinstance(name := step_name(key), str))})
+
+    __iter__ = None  # else Python would count up `[0]`, `[1]`, ...
 
     def __getitem__(self, where: Any) -> "At[T]":
         if isinstance(where, slice):
@@ -167,6 +173,10 @@ class At(Generic[T]):
     def _edited(self, changes: Changes) -> T:
         outermost = {path: v for path, v in changes.items() if not any(path[:n] in changes for n in range(len(path)))}
         return edited(self._tree, outermost)
+
+
+def _all_keys(node: Any) -> list[Any]:
+    return keys_below(node) + static_keys(node)
 
 
 def _is_alike(new: Any, old: Any) -> bool:

@@ -1,6 +1,7 @@
 """`repr` of modules: code with arrays by dtype and shape, and tied places by where they are read from."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -25,12 +26,16 @@ def show(module: Any) -> str:
 
 def show_array(value: Any) -> str:
     """`f32[64,4]`, `key<fry>[]`, `bool[3]`."""
-    name = str(value.dtype)
+    return show_type(str(value.dtype), value.shape)
+
+
+def show_type(dtype: str, shape: Iterable[int]) -> str:
+    """`f32[64,4]` for "float32" and (64, 4)."""
     for long, short in _SHORT.items():
-        if name.startswith(long) and name[len(long) :].isdigit():
-            name = short + name[len(long) :]
+        if dtype.startswith(long) and dtype[len(long) :].isdigit():
+            dtype = short + dtype[len(long) :]
             break
-    return f"{name}[{','.join(map(str, value.shape))}]"
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _shown(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:

@@ -11,7 +11,8 @@ from ._freeze import freeze, is_data
 from ._holes import copied, fill, implanted, reach
 from ._kinds import Kind, kind_of
 from ._paths import Path, show_path
-from ._steps import keys_below, part, with_parts
+from ._steps import is_node, part, parts_below, with_parts
+from ._stop import stopped
 
 Changes = dict[Path, Any]
 
@@ -96,7 +97,8 @@ class _Edit:
         if slot in self.put_here:
             convert = getattr(self.form.cls, "_converters", {}).get(slot)
             value = value if convert is None else convert(value)
-        return freeze(value, self._place(slot))
+        value = freeze(value, self._place(slot))
+        return stopped(value, "") if (slot, "") in self.form.frozen else value
 
     def _place(self, slot: Any) -> str:
         return show_path([self.form.entry(slot)], root=self.form.cls.__name__)
@@ -149,12 +151,17 @@ def _is_same(one: Any, other: Any) -> bool:
 def _check(new: Any, old: Any, given: set[int]) -> None:
     if new is old or new is MISSING or id(new) in given:
         return
-    form = form_if_node(new)
-    computed = {tie.place for tie in form.ties if tie.via is not None} if form is not None else set()
-    for key in keys_below(new):
-        if (key,) not in computed:
-            _check(part(new, key), MISSING if old is MISSING else part(old, key), given)
+    before = {} if old is MISSING else dict(parts_below(old))
+    for key, value in parts_below(new):
+        _check(value, before.get(key, MISSING), given)
     checks = getattr(type(new), "_checks", ())
-    if checks and not holds_other_things(new):
+    if checks and _is_whole(new):
         for check in checks:
             check(new)
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether an array stands in every place for one: in half of a model there is nothing to check."""
+    if not is_node(node):
+        return kind_of(node) is Kind.ARRAY
+    return node is not None and all(_is_whole(value) for _, value in parts_below(node) if value is not MISSING)

@@ -70,7 +70,7 @@ class Form:
         frozen: leaves that no gradient reaches: the slot, and the path below it as text where it is no leaf itself.
     """
 
-    __slots__ = ("__weakref__", "_read", "cls", "foreign", "frozen", "holes", "slots", "statics", "ties")
+    __slots__ = ("__weakref__", "_by_key", "_read", "cls", "foreign", "frozen", "holes", "slots", "statics", "ties")
 
     cls: type
     slots: tuple[Any, ...]
@@ -79,6 +79,7 @@ class Form:
     foreign: tuple[tuple[Any, Any], ...]
     ties: tuple[Tie, ...]
     frozen: tuple[tuple[Any, str], ...]
+    _by_key: dict[Any, Any]
 
     @classmethod
     def of(
@@ -135,7 +136,11 @@ class Form:
 
     def slot_of(self, key: Any) -> Any:
         """The slot that JAX's key stands for; MISSING if it is none of this node's."""
-        return next((s for s in (*self.slots, *self.holes, *dict(self.statics)) if self.entry(s) == key), MISSING)
+        try:
+            known = self._by_key
+        except AttributeError:
+            known = self._by_key = {self.entry(s): s for s in (*self.slots, *self.holes, *dict(self.statics))}
+        return known.get(key, MISSING)
 
     def replace(self, **changes: Any) -> "Form":
         """The form with other contents."""

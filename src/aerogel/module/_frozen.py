@@ -17,6 +17,7 @@ from ._kinds import Kind, kind_of
 from ._paths import Path, show_path
 from ._select import Where, leaf_mask
 from ._steps import leaf_paths, part, with_parts
+from ._stop import stopped
 
 T = TypeVar("T")
 
@@ -53,6 +54,8 @@ def freeze(tree: T, where: Where | None = None) -> T:
 
 def unfreeze(tree: T, where: Where | None = None) -> T:
     """The tree in which the arrays that `where` means, all by default, are not frozen.
+
+    Inside of a function that is being differentiated by the tree this comes too late: there they are constants already.
 
     Raises:
         PathError, UsageError: see `freeze`.
@@ -125,7 +128,10 @@ def _marked(node: Any, paths: list[Path], are_frozen: bool) -> tuple[Any, list[P
         return with_parts(node, parts) if parts else node, here
     marks = {(form.slot_of(path[0]), show_path(path[1:])) for path in here}
     new_form = _form_with(form, marks, are_frozen)
-    new = copied(node, form, new_form, {form.slot_of(key): value for key, value in parts.items()})
+    values = {form.slot_of(key): value for key, value in parts.items()}
+    for slot, rest in marks if are_frozen else ():
+        values[slot] = stopped(values.get(slot, form.get(node, slot)), rest)
+    new = copied(node, form, new_form, values)
     fill(new, new_form)
     return new, []
 

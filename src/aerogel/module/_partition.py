@@ -10,6 +10,7 @@ import numpy as np
 from ._frozen import is_inexact
 from ._paths import show_path
 from ._select import Where, leaf_mask
+from ._steps import leaf_paths
 
 T = TypeVar("T")
 
@@ -64,13 +65,12 @@ def map_leaves(
     >>> ag.map_leaves(lambda path, x: f"{path}={x}", {"a": [1, 2]}, where="a[1]", with_path=True)
     {'a': [1, "['a'][1]=2"]}
     """
-    found, structure = jax.tree_util.tree_flatten_with_path(tree)
-    others = [structure.flatten_up_to(each) for each in rest]
-    new = []
-    for i, ((path, leaf), is_meant) in enumerate(zip(found, leaf_mask(tree, where), strict=True)):
-        first = (show_path(path), leaf) if with_path else (leaf,)
-        new.append(function(*first, *(each[i] for each in others)) if is_meant else leaf)
-    return jax.tree.unflatten(structure, new)
+    leaves, structure = jax.tree.flatten(tree)
+    columns = [leaves, *(structure.flatten_up_to(each) for each in rest)]
+    if with_path:
+        columns.insert(0, [show_path(path) for path in leaf_paths(tree)])
+    rows = zip(leaves, leaf_mask(tree, where), zip(*columns, strict=True), strict=True)
+    return jax.tree.unflatten(structure, [function(*row) if is_meant else leaf for leaf, is_meant, row in rows])
 
 
 def cast(tree: T, dtype: Any, where: Where | None = None) -> T:

@@ -11,7 +11,7 @@ from ._form import MISSING, put
 from ._kinds import Kind, kind_of
 from ._late import late_values
 from ._paths import Path
-from ._steps import home, is_node, keys_below, part, static_keys, value_at
+from ._steps import home, is_node, leaf_paths, part, parts_below, static_keys, value_at
 
 
 class _Mark:
@@ -24,6 +24,7 @@ class Skeleton:
     Attributes:
         tree: the copy: shapes and dtypes where arrays stand.
         leaves: the positions of the leaves, by the id of what stands for them.
+        paths: the paths of the leaves.
     """
 
     def __init__(self, tree: Any) -> None:
@@ -31,6 +32,7 @@ class Skeleton:
         self._marks = [_mark_for(leaf) for leaf in leaves]  # kept alive: ids are unique among the living
         self.leaves = {id(mark): i for i, mark in enumerate(self._marks)}
         self.tree = jax.tree.unflatten(structure, self._marks)
+        self.paths = leaf_paths(tree)
         _show_sources(self.tree)
 
     def leaves_below(self, value: Any) -> list[int]:
@@ -61,30 +63,41 @@ class Place:
     is_leaf: bool = False
 
 
+@dataclass(frozen=True)
+class _Tree:
+    """A tree, its skeleton and its ties."""
+
+    whole: Any
+    copy: Any
+    links: dict[Path, tuple[Path, bool]]
+
+
 def places_of(tree: Any, skeleton: Skeleton) -> Iterator[Place]:
     """All places, outer ones first, in the order of the leaves; tied ones where they are tied to as well."""
-    links = _links(tree)
+    known = _Tree(tree, skeleton.tree, _links(tree))
     pending: list[Place] = [Place((), (), tree, skeleton.tree, is_leaf=not is_node(tree))]
     while pending:
         here = pending.pop()
         yield here
         if here.is_static or here.is_computed:
             continue
-        below = []
-        for key in keys_below(here.value):
-            below += _below(here, key, links, tree, skeleton)
+        below, copies = [], dict(parts_below(here.part))
+        for key, value in parts_below(here.value):
+            below += _below(here, key, value, copies, known)
         for key in static_keys(here.value):
             path, its_home = (*here.path, key), (*here.home, key)
             below.append(Place(path, its_home, part(here.value, key), None, is_static=True, is_leaf=True))
         pending += reversed(below)
 
 
-def _below(here: Place, key: Any, links: "dict[Path, tuple[Path, bool]]", tree: Any, skeleton: Skeleton) -> list[Place]:
+def _below(here: Place, key: Any, value: Any, copies: dict[Any, Any], tree: "_Tree") -> list[Place]:
     path = (*here.path, key)
-    found, computed = _past(path, links)
+    found, computed = _past(path, tree.links)
     if computed:
-        return [Place(path, found, value_at(tree, found), value_at(skeleton.tree, found), is_computed=True)]
-    value, copy = part(here.value, key), part(here.part, key)
+        return [Place(path, found, value_at(tree.whole, found), value_at(tree.copy, found), is_computed=True)]
+    copy = copies.get(key, MISSING)
+    if value is MISSING:  # computed by a tie of a module further out, which is not here
+        value, copy = part(here.value, key), part(here.part, key)
     if value is MISSING or copy is MISSING:
         return []
     return [Place(path, found, value, copy, is_leaf=not is_node(value))]
@@ -99,7 +112,7 @@ def _links(tree: Any) -> "dict[Path, tuple[Path, bool]]":
         form = form_if_node(node)
         for tie in () if form is None else form.ties:
             links.setdefault((*path, *tie.place), ((*path, *tie.source), tie.via is not None))
-        pending += [((*path, k), part(node, k)) for k in keys_below(node) if (*path, k) not in links]
+        pending += [((*path, key), value) for key, value in parts_below(node) if (*path, key) not in links]
     return links
 
 

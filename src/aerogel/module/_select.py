@@ -14,13 +14,15 @@ A `where` is
 A leaf that is tied stands in several places, and is meant if one of them is.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
+import jax
+
 from .._errors import UsageError
-from ._errors import PathError
 from ._paths import Path, read_path, show_path, step_name
 from ._places import Place, Skeleton, places_of
 from ._steps import home, no_path, resolve, value_at
@@ -36,14 +38,29 @@ def leaf_mask(tree: Any, where: Where | None) -> tuple[bool, ...]:
     """For each leaf, in the order of `jax.tree.leaves(tree)`, whether `where` means it or something around it.
 
     Raises:
-        PathError: a path or pattern fits nothing, or a function returned something that is no part of the tree.
-        UsageError: `where` is none of the things above.
+        PathError: a path or pattern fits nothing.
+        UsageError: `where` is none of the things above, or a function that returns something else than parts.
     """
+    if where is None:
+        return (True,) * len(jax.tree.leaves(tree))
     skeleton = Skeleton(tree)
-    meant: set[int] = set()
+    meant = _leaves_by_function(skeleton, where)
+    if meant is not None:
+        return tuple(i in meant for i in range(len(skeleton.leaves)))
+    meant = set()
     for path in selected(tree, where):
         meant.update(skeleton.leaves_below(value_at(skeleton.tree, path)))
     return tuple(i in meant for i in range(len(skeleton.leaves)))
+
+
+def _leaves_by_function(skeleton: Skeleton, where: Any) -> set[int] | None:
+    """The positions of the leaves that a function lists, as `trainable` does; None if `where` is something else."""
+    if not callable(where) or isinstance(where, type) or _takes(where) != 1:
+        return None
+    listed = where(skeleton.tree)
+    if not isinstance(listed, list) or not all(id(leaf) in skeleton.leaves for leaf in listed):
+        return None
+    return {skeleton.leaves[id(leaf)] for leaf in listed}
 
 
 def selected(tree: Any, where: Where | None) -> tuple[Path, ...]:
@@ -61,8 +78,10 @@ def reached(tree: Any, where: Where | None) -> list[Pair]:
     Raises:
         PathError, UsageError: see `leaf_mask`.
     """
+    if isinstance(where, str) and not _is_pattern(where):
+        return _by_path(tree, where)
     skeleton = Skeleton(tree)
-    pairs = dict(_meant(tree, where, skeleton, lambda: list(places_of(tree, skeleton))))
+    pairs = dict(_meant(tree, where, skeleton, functools.cache(lambda: list(places_of(tree, skeleton)))))
     found = {path: home for path, home in pairs.items() if not any(path[:n] in pairs for n in range(len(path)))}
     homes = set(found.values())
     return [(path, home) for path, home in found.items() if not any(home[:n] in homes for n in range(len(home)))]
@@ -82,15 +101,23 @@ def _meant(tree: Any, where: Any, skeleton: Skeleton, places: Callable[[], list[
         asked = (p for p in places() if p.is_leaf and not p.is_static and id(p.part) in skeleton.leaves)
         yield from ((p.path, p.home) for p in asked if where(show_path(p.path), p.value))
     elif callable(where) and _takes(where) == 1:
-        yield from _by_function(where(skeleton.tree), skeleton, places())
+        yield from _by_function(where(skeleton.tree), skeleton, places)
     else:
         raise UsageError(argument="where", got=where, wanted=_IDEAS)
 
 
+def _is_pattern(text: str) -> bool:
+    return "*" in text or "?" in text
+
+
+def _by_path(tree: Any, text: str) -> list[Pair]:
+    path = resolve(tree, text, statics=True)
+    return [(path, home(tree, path)[0])]
+
+
 def _by_text(tree: Any, text: str, places: Callable[[], list[Place]]) -> list[Pair]:
-    if "*" not in text and "?" not in text:
-        path = resolve(tree, text, statics=True)
-        return [(path, home(tree, path)[0])]
+    if not _is_pattern(text):
+        return _by_path(tree, text)
     pattern = read_path(text)
     found = [p for p in places() if fits(p.path, pattern)]
     data = [p for p in found if not p.is_static]
@@ -112,23 +139,26 @@ def _fits(names: list[str], pattern: list[str]) -> bool:
     return bool(names) and fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
 
 
-def _by_function(result: Any, skeleton: Skeleton, places: list[Place]) -> Iterator[Pair]:
-    by_id: dict[int, Pair] = {}
-    for place in places:
-        is_part = not place.is_static and (not place.is_leaf or id(place.part) in skeleton.leaves)
-        if is_part and not _is_shared(place.part):
-            by_id.setdefault(id(place.part), (place.path, place.home))
+def _by_function(result: Any, skeleton: Skeleton, places: Callable[[], list[Place]]) -> Iterator[Pair]:
     pending = [result]
     while pending:
         value = pending.pop()
-        if id(value) in by_id:
-            yield by_id[id(value)]
+        if id(value) in skeleton.leaves:
+            path = skeleton.paths[skeleton.leaves[id(value)]]
+            yield path, path
+        elif (found := next((p for p in places() if p.part is value and not _is_shared(value)), None)) is not None:
+            yield found.path, found.home
         elif isinstance(value, list | tuple):
             pending += reversed(value)
         elif isinstance(value, dict):
             pending += reversed(value.values())
         else:
-            raise PathError(path=f"{value!r}", inside=type(skeleton.tree).__name__)
+            raise UsageError(
+                argument="where",
+                got=value,
+                wanted="a function that returns parts of the tree, which hold data",
+                to_fix="return the part as it stands in the tree; name structure by its path",
+            )
 
 
 def _is_shared(value: Any) -> bool:

@@ -10,6 +10,7 @@ from ._decide import form_if_node
 from ._errors import PathError
 from ._form import MISSING
 from ._holes import copied, fill
+from ._late import late_values
 from ._paths import LeafKey, Path, read_path, show_path, step_name
 
 
@@ -19,6 +20,16 @@ def keys_below(node: Any) -> list[Any]:
     if form is None:
         return [key for key, _ in _opened(node)]
     return [form.entry(slot) for slot in form.order((*form.slots, *form.holes))]
+
+
+def parts_below(node: Any) -> list[tuple[Any, Any]]:
+    """The same keys, each with what stands there; MISSING for what is computed when it is read, or is not there."""
+    form = form_if_node(node)
+    if form is None:
+        return _opened(node)
+    late = late_values(node)
+    slots = form.order((*form.slots, *form.holes))
+    return [(form.entry(slot), MISSING if slot in late else form.get(node, slot)) for slot in slots]
 
 
 def static_keys(node: Any) -> list[Any]:
@@ -148,10 +159,9 @@ def _known_paths(tree: Any) -> list[str]:
     pending: list[tuple[Path, Any]] = [((), tree)]
     while pending:
         path, node = pending.pop()
-        for key in keys_below(node):
+        for key, value in parts_below(node):
             found.append(show_path((*path, key)))
-            if not home(tree, (*path, key))[1]:  # what is computed is not computed for this
-                pending.append(((*path, key), part(node, key)))
+            pending.append(((*path, key), value))
         found += [show_path((*path, key)) for key in static_keys(node)]
     return found
 

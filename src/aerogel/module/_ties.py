@@ -7,6 +7,7 @@ from ._decide import form_if_node, form_of
 from ._errors import TieError
 from ._form import AttributeForm, Form, Tie
 from ._holes import copied, implanted, punched, reach
+from ._late import late_values
 from ._paths import Path, show_path
 from ._steps import resolve
 
@@ -34,6 +35,8 @@ def _ties_below(node: Any, path: Path) -> list[Tie]:
     found = [tie.within(path) for tie in form.ties]
     tied = {tie.place for tie in found}
     for slot in form.slots:
+        if slot in late_values(node):
+            continue  # computed, and maybe not from an array
         place = (*path, form.entry(slot))
         found += [tie for tie in _ties_below(form.get(node, slot), place) if not _is_below(tie.place, tied)]
     return found

@@ -51,7 +51,9 @@ def calls_of(model: Any, args: Any, kwargs: Any) -> dict[Path, Called]:
         whole = [next(given) if yes else x for x, yes in zip(leaves, is_input, strict=True)]
         its_model, its_args, its_kwargs = jax.tree.unflatten(structure, whole)
         with watch.over(its_model):
-            return _arrays_of(its_model(*its_args, **its_kwargs))
+            result = its_model(*its_args, **its_kwargs)
+        watch.found.setdefault((), Called(jax.tree.map(_type_of, result)))  # its class may hide how it is called
+        return _arrays_of(result)
 
     program = jax.make_jaxpr(run)(*(x for x, yes in zip(leaves, is_input, strict=True) if yes))
     watch.add_flops(program.jaxpr, 1)
@@ -74,10 +76,11 @@ class _Watch:
     @contextlib.contextmanager
     def over(self, model: Any) -> Generator[None, None, None]:
         """While it lasts, calls of the model's parts are seen."""
+        classes: set[type] = set()
         for place in places_of(model, Skeleton(model)):
             if not place.is_static and not place.is_computed and not place.is_leaf:
                 self.parts.setdefault(id(place.value), place.home)
-        classes = {base for part in self._values(model) for base in type(part).__mro__ if _calls(base)}
+                classes.update(base for base in type(place.value).__mro__ if _calls(base))
         with self._lock:
             before = {cls: vars(cls)["__call__"] for cls in classes}
             try:
@@ -99,9 +102,6 @@ class _Watch:
             runs = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
             for each in inner:
                 self.add_flops(each, runs)
-
-    def _values(self, model: Any) -> list[Any]:
-        return [place.value for place in places_of(model, Skeleton(model)) if id(place.value) in self.parts]
 
     def _seen(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)

@@ -1,0 +1,174 @@
+"""`save`: the arrays of a tree into a safetensors file."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..._errors import clip
+from ..._jax import Tracer
+from . import _manifest
+from ._encoding import ENCODINGS
+from ._errors import SaveError
+from ._names import Convention, Rename, checked_convention, leaves_by_path, name_of, renaming, tied_names
+from ._replace import replacing
+from ._safetensors import METADATA, Stored, header_bytes, in_file_order
+from ._spec import NUMBERS, Spec, is_key, spec_of
+from ._transform import Transform, transformed, transformed_spec
+
+
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    rename: Rename = None,
+    transform: Transform = None,
+    convention: Convention = "aerogel",
+) -> None:
+    """Writes the arrays of a tree to a safetensors file, which takes the place of `path` only when it is complete.
+
+    Each leaf is written once, under its path: tied places are one leaf. JAX and NumPy arrays of all dtypes, typed keys
+    of random numbers, and Python's numbers are written. What else is a leaf in trees of other libraries (functions,
+    texts) is structure, as it is in modules: `load` takes it from `like`. Arrays on several devices are gathered one
+    after the other.
+
+    Args:
+        path: the file. Its folder must be there.
+        tree: a module, or any pytree.
+        rename: from names of the tree to names in the file: a function, or a mapping in which `*` stands for any text.
+            Leaves for which the function returns None are left out.
+        transform: what is done to arrays before they are written: a function of a leaf's name in the tree and its NumPy
+            array, or a mapping from names, in which `*` stands for any text, to functions of the array.
+        convention: how leaves are called: "aerogel" writes `layers[0].weight`, "torch" writes `layers.0.weight` and
+            notes tied places as PyTorch's `save_model` does.
+
+    Raises:
+        SaveError: a leaf cannot be written, or two would have one name. The file is as it was.
+        OSError: the file cannot be written. It is as it was.
+
+    >>> import os, tempfile
+    >>> import aerogel as ag, jax.numpy as jnp
+    >>> file = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+    >>> ag.save(file, {"weight": jnp.ones((2, 3)), "step": 7})
+    >>> ag.load(file, like={"weight": jnp.zeros((2, 3)), "step": 0})["step"]
+    7
+    """
+    checked_convention(convention, "save")
+    renamed = renaming(rename)
+    items: dict[str, _Item] = {}
+    for place, leaf in leaves_by_path(tree):
+        name = name_of(place, convention)
+        to = renamed(name)
+        if to is not None and (spec := _spec_of(leaf, name)) is not None:
+            _check_name(to, name, items)
+            items[to] = _Item(name, leaf, spec, _stored(leaf, transformed_spec(transform, name, spec), name))
+    ties = {
+        to: (source, via)
+        for place, (leaf, via) in tied_names(tree, convention).items()
+        if (to := renamed(place)) is not None and (source := renamed(leaf)) is not None
+    }
+    leaves = {to: item.outgoing[0] for to, item in items.items()}
+    metadata = {_manifest.NAME: _manifest.written(leaves, ties, type(tree).__name__)}
+    if convention == "torch":
+        metadata = {place: to for place, (to, via) in ties.items() if via is None} | {"format": "pt"} | metadata
+    _write(path, items, metadata, transform)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A leaf to be written: its name in the tree, its value, what it is, and what it becomes in the file."""
+
+    name: str
+    leaf: Any
+    spec: Spec
+    outgoing: tuple[Spec, Stored]
+
+
+def _write(
+    path: str | os.PathLike[str], items: Mapping[str, _Item], metadata: Mapping[str, str], transform: Transform
+) -> None:
+    placed = in_file_order({to: item.outgoing[1] for to, item in items.items()})
+    start = header_bytes(placed, metadata)
+    with replacing(path) as file:
+        file.write(start)
+        for to in placed:
+            item = items[to]
+            array = _on_host(item.leaf, item.spec)
+            if item.spec.kind == "array":
+                array = transformed(transform, item.name, array, item.outgoing[0])
+            data = item.outgoing[0].encoding.encode(array)
+            file.write(data.reshape(-1).view(np.uint8).data)
+
+
+def _spec_of(leaf: Any, name: str) -> Spec | None:
+    """What a leaf is, if its value can be had.
+
+    Raises:
+        SaveError: it cannot.
+    """
+    spec = spec_of(leaf)
+    reason = _reason_against(leaf, spec)
+    if reason is not None:
+        what, to_fix = reason
+        raise SaveError(what=what, place=name, got=str(spec) if spec else clip(leaf), to_fix=to_fix)
+    return spec
+
+
+def _reason_against(leaf: Any, spec: Spec | None) -> tuple[str, str] | None:
+    if isinstance(leaf, Tracer):
+        return "a traced array has no values yet.", "save outside of jit, grad and vmap"
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return "a shape has no values.", "save a tree of arrays"
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return (
+            "parts of the array are on devices of other processes.",
+            "gather it first (jax.experimental.multihost_utils.process_allgather), or use Orbax",
+        )
+    if isinstance(leaf, np.ndarray) and (spec is None or spec.dtype not in ENCODINGS):
+        return "this dtype cannot be written.", "make it an array of numbers, or a field with `static=True`"
+    if type(leaf) is int and not -(2**63) <= leaf < 2**63:
+        return "the number does not fit into 64 bits.", "make it a float, or structure"
+    return None
+
+
+def _check_name(to: str, name: str, taken: Mapping[str, Any]) -> None:
+    if to in taken or to == METADATA:
+        what = "two leaves would have one name." if to in taken else "safetensors keeps this name for itself."
+        raise SaveError(what=what, place=name, got=to, to_fix="give it another one with `rename`")
+    if not _is_utf8(to):
+        what = "the name cannot be written in UTF-8."
+        raise SaveError(what=what, place=ascii(name), got=ascii(to), to_fix="give it another one with `rename`")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _stored(leaf: Any, spec: Spec, name: str) -> tuple[Spec, Stored]:
+    if spec.kind == "array" and spec.dtype not in ENCODINGS:
+        raise SaveError(
+            what="this dtype cannot be written.", place=name, got=str(spec), to_fix="cast it first: ag.cast"
+        )
+    shape = jax.eval_shape(jax.random.key_data, leaf).shape if spec.kind == "key" else spec.shape + spec.encoding.tail
+    return spec, Stored(spec.encoding.stored, shape)
+
+
+def _on_host(leaf: Any, spec: Spec) -> np.ndarray:
+    """The values of one leaf, whole."""
+    if type(leaf) in NUMBERS.values():
+        return np.asarray(leaf, spec.encoding.dtype)
+    if isinstance(leaf, jax.Ref):
+        leaf = leaf[...]
+    if isinstance(leaf, jax.Array):
+        leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
+        # An array keeps what NumPy was given of it: a second copy of the model, in the end. A twin is dropped with it.
+        parts = [shard.data for shard in leaf.addressable_shards]
+        leaf = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+    return np.asarray(leaf)
