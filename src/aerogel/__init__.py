@@ -31,9 +31,9 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import field as field
     from .module import freeze as freeze
     from .module import frozen as frozen
+    from .module import load as load
     from .module import map_leaves as map_leaves
     from .module import partition as partition
-    from .module import load as load
     from .module import save as save
     from .module import tie as tie
     from .module import ties as ties
