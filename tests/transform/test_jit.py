@@ -414,3 +414,19 @@ def test_explain_and_verify_look_inside() -> None:
     assert ag.verify(total)(model, jnp.ones(1000), jnp.sin)[2] == "name"
     assert not model.weight.is_deleted()
     assert not ag.explain(ag.jit(linear()))(X).failed
+
+
+def test_shardings_of_modules() -> None:
+    """One sharding for a module means all of its arrays, keys too, in and out, also when the module is the callable."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+    split_up, whole = (jax.NamedSharding(mesh, jax.P(*names)) for names in (["d"], []))
+    x = jnp.ones(len(jax.devices()))
+    model = {"layer": Linear(jnp.eye(len(x))), "key": jax.random.key(0)}
+    f = ag.jit(lambda m, x, how: (m, how(m["layer"](x))), in_shardings=(whole, split_up, None), out_shardings=None)
+    g = ag.jit(lambda m, x: (m, m["layer"](x)), in_shardings=(whole, split_up), out_shardings=(whole, split_up))
+    for _ in range(3):
+        model, y = g(model, x)
+        assert y.sharding == split_up
+        assert model["layer"].weight.sharding == whole
+    np.testing.assert_array_equal(f(model, x, jnp.negative)[1], -x)
+    assert ag.jit(model["layer"], in_shardings=(split_up,), out_shardings=split_up)(x).sharding == split_up
