@@ -16,5 +16,8 @@ CLAIMS = (
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "optimising_adds_a_quarter_of_trace_and_compile",
     "a_warm_call_costs_what_jit_costs",
+    "a_module_crosses_jit_for_what_its_list_costs",
+    "a_module_crosses_faster_than_elsewhere",
+    "a_call_returns_before_it_has_computed",
     "examples_never_slower",
 )

@@ -83,6 +83,7 @@ def test_interrupts_leave_nothing_behind() -> None:
     f, m = jax.jit(step), model()
     f(m, 1.0)
     structure, interrupted = jax.tree.structure(m), 0
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background processes
     for i in range(100):
         timer = threading.Timer(i * 4e-6, _thread.interrupt_main, (signal.SIGINT,))
         try:
@@ -93,6 +94,7 @@ def test_interrupts_leave_nothing_behind() -> None:
         except KeyboardInterrupt:
             interrupted += 1
         assert jax.tree.structure(f(m, 1.0)[0]) == jax.tree.structure(m) == structure
+    signal.signal(signal.SIGINT, before)
     assert interrupted > 50
 
 

@@ -50,15 +50,15 @@ def arguments_that_return(args: Any, kwargs: Any, out: Any, without: State) -> S
 
 
 def _signature(tree: Any) -> Hashable:
-    """Structure and types; None for what holds no array or is one."""
+    """Structure and types; None for what holds no array."""
     leaves, structure = jax.tree.flatten(joined(tree))
-    if not leaves or jax.tree_util.treedef_is_leaf(structure):
+    if not leaves:
         return None
     return structure, tuple((getattr(x, "shape", ()), str(getattr(x, "dtype", type(x)))) for x in leaves)
 
 
 def _parts(tree: Any, is_found: Callable[[Any], bool]) -> Iterator[Any]:
-    """The nodes of a tree from the root down, not below one that is found."""
+    """The nodes of a tree, no leaves, from the root down, not below one that is found."""
     if jax.tree_util.all_leaves([tree]):
         return
     yield tree

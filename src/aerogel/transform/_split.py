@@ -4,17 +4,20 @@ Beside `Static`, which keeps a tree's shape, this is the way for calls of compil
 """
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
 import jax
 
+from aerogel import _jax
 from aerogel.module import Module
 from aerogel.module._values import key_of
 
 from ._static import is_static
+
+_jax.exclude_from_tracebacks(__file__)
 
 _layouts: WeakValueDictionary[Hashable, "Layout"] = WeakValueDictionary()
 _lock = threading.Lock()
@@ -77,3 +80,28 @@ def split(tree: Any, place: str = "a value that is no array") -> Any:
 def joined(value: Any) -> Any:
     """Undoes `split`."""
     return value.whole() if type(value) is Split else value
+
+
+def through(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` on arguments that were divided; its result is divided too."""
+
+    @_jax.like(f)
+    def with_split(*args: Any, **kwargs: Any) -> Any:
+        out = f(*map(joined, args), **{name: joined(value) for name, value in kwargs.items()})
+        return split(out, "result")
+
+    return with_split
+
+
+def divider(static: tuple[tuple[int, ...], tuple[str, ...]]) -> Callable[[Any, Any], tuple[tuple[Any, ...], Any]]:
+    """A function of `args` and `kwargs` that divides those with something else than arrays in them, but static ones."""
+    numbers, names = static
+
+    def divide(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        fixed = {i if i >= 0 else i + len(args) for i in numbers}
+        return (
+            tuple([x if i in fixed else split(x, f"argument {i}") for i, x in enumerate(args)]),
+            {name: x if name in names else split(x, f"argument {name!r}") for name, x in kwargs.items()},
+        )
+
+    return divide

@@ -94,18 +94,14 @@ class custom_vjp(_Custom):
 
         @_jax.like(fwd)
         def forward(*args: Any) -> Any:
-            # With symbolic zeros an argument is a pair of a value and whether it is differentiated.
             out, kept = fwd(*reveal(args))
-            diff = [x for i, x in enumerate(args) if i not in self._nondiff]
-            return hide(out), (hide(kept), Static(jax.tree.structure(diff)))
+            return hide(out), hide(kept)
 
         @_jax.like(bwd)
         def backward(*args: Any) -> Any:
-            *nondiff, (kept, structure), cotangent = args
-            found = bwd(*nondiff, reveal(kept), _without(cotangent))
-            return tuple(
-                _with_statics(child, each) for child, each in zip(structure.value.children(), found, strict=True)
-            )
+            *nondiff, kept, cotangent = args
+            # JAX takes anything where there is no array to have a cotangent.
+            return tuple(bwd(*nondiff, reveal(kept), _without(cotangent)))
 
         self._inner.defvjp(forward, backward, symbolic_zeros)
 
@@ -122,13 +118,3 @@ def _in_place(tangent: Any, out: Any) -> Any:
     return structure.unflatten(
         [hidden if type(hidden := hide(leaf)) is Static else each for leaf, each in zip(leaves, found, strict=True)]
     )
-
-
-def _with_statics(structure: Any, cotangent: Any) -> Any:
-    """A cotangent in the structure of an argument in which what is no array is hidden; None where it is zero."""
-    if cotangent is None:
-        return None
-    argument = jax.tree.unflatten(structure, [0] * structure.num_leaves)
-    leaves, whole = jax.tree.flatten(argument, is_leaf=lambda x: type(x) is Static)
-    found = whole.flatten_up_to(cotangent)
-    return whole.unflatten([x if type(x) is Static else each for x, each in zip(leaves, found, strict=True)])

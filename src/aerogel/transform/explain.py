@@ -12,6 +12,9 @@ from aerogel.compiler.agree import Difference, compare, float64_reference
 from aerogel.compiler.exactness import Exactness, allowed
 from aerogel.compiler.report import Report
 
+from ._split import divider, joined, through
+from ._static import is_static
+from .jit import natural_of
 from .optimize import function_name, optimize
 
 _jax.exclude_from_tracebacks(__file__)
@@ -42,10 +45,11 @@ def explain(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any
     ['loop-fusion']
     """
     _check(f, numerics, "explain")
+    f, jit_options = _as_written(f, jit_options)
 
     @_jax.wraps(f)
     def explained(*args: Any, **kwargs: Any) -> Report:
-        return _trace(f, numerics, jit_options, args, kwargs)
+        return _trace(f, numerics, jit_options, *_divide(f, jit_options, args, kwargs))
 
     return explained
 
@@ -57,22 +61,24 @@ def _check(f: Any, numerics: str, function: str) -> None:
 
 
 def _trace(f: Any, numerics: str, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Report:
+    """The report for arguments that are divided."""
     reports: list[Report] = []
-    inside = _natural(f)
+    inside = through(f)
     _jax.original_jit(optimize(inside, numerics=numerics, on_report=reports.append), **jit_options).trace(
         *args, **kwargs
     )
     return reports[-1]
 
 
-def _natural(f: Any) -> Any:
-    """A new function object, so that no earlier trace of `f` stands in JAX's caches."""
+def _as_written(f: Any, jit_options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What `ag.jit` was given, with what was static there, so that the report is about all of it."""
+    natural, static = natural_of(f)
+    return natural, {**static, **jit_options}
 
-    @_jax.wraps(f)
-    def natural(*args: Any, **kwargs: Any) -> Any:
-        return f(*args, **kwargs)
 
-    return natural
+def _divide(f: Any, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    """The arguments with what is no array in them apart from the arrays, as `ag.jit` takes them."""
+    return divider(_jax.static_arguments(_jax.original_jit(through(f), **jit_options)))(args, kwargs)
 
 
 def verify(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any) -> Callable[..., Any]:
@@ -96,17 +102,20 @@ def verify(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any)
     6.0
     """
     _check(f, numerics, "verify")
+    f, jit_options = _as_written(f, jit_options)
 
     @_jax.wraps(f)
     def verified(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _divide(f, jit_options, args, kwargs)
         report = _trace(f, numerics, jit_options, args, kwargs)
-        plain = _jax.original_jit(_natural(f), **jit_options)
+        plain = _jax.original_jit(through(f), **jit_options)
         # `f` may be optimised already, or call what is: as it stands means without that.
         with _jax.inside_optimize(True):
             want = plain(*args, **kwargs)
             traced = plain.trace(*args, **kwargs)
-        got = _jax.original_jit(optimize(f, numerics=numerics), **jit_options)(*args, **kwargs)
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(want)[0]]
+        got = _jax.original_jit(optimize(through(f), numerics=numerics), **jit_options)(*args, **kwargs)
+        told = jax.tree_util.tree_flatten_with_path(joined(want))[0]
+        paths = [jax.tree_util.keystr(path) for path, leaf in told if not is_static(leaf)]
         inputs = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, NUMBERS)]
         program = traced.jaxpr
         # float64 results have no better reference; they are compared with each other
@@ -121,7 +130,7 @@ def verify(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any)
         )
         if differences:
             raise _disagreement(function_name(f), paths, differences[0])
-        return got
+        return joined(got)
 
     return verified
 

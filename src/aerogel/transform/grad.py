@@ -11,7 +11,7 @@ from aerogel.module import Where
 
 from ._errors import GradientError
 from ._part import Part
-from ._static import hide, is_static, reveal
+from ._static import is_static
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -67,14 +67,12 @@ def value_and_grad(
             full = list(args)
             for i, part, leaves in zip(positions, parts, chosen, strict=True):
                 full[i] = part.whole(leaves)
-            out = f(*full, **kwargs)
-            return (out[0], hide(out[1])) if has_aux and isinstance(out, tuple) and len(out) == 2 else out
+            return f(*full, **kwargs)
 
         transformed = jax.value_and_grad(
             of_chosen, tuple(range(len(parts))), has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
         value, grads = transformed(*(part.chosen for part in parts))
-        value = (value[0], reveal(value[1])) if has_aux else value
         trees = tuple(part.tree_of(grad) for part, grad in zip(parts, grads, strict=True))
         return value, trees[0] if isinstance(argnums, int) else trees
 

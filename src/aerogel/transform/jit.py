@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
@@ -14,15 +14,18 @@ from aerogel.compiler.pipeline import Pass
 from aerogel.module import BoundMethod, Module
 
 from ._donation import DONATE, State, StateCalls, all_arguments
-from ._split import Split, joined, split
+from ._split import Split, divider, joined, split
 from .optimize import optimize
 from .recompiles import Traces
 
 _jax.exclude_from_tracebacks(__file__)
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R", covariant=True)
+S = TypeVar("S")
 _SLOT = "__aerogel_traced__"
+_STATIC = "__aerogel_static__"
 Donate = Literal["none", "all", "state"]
 
 
@@ -35,6 +38,11 @@ class Jitted(Protocol, Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The result of the compiled function. It is computed while Python goes on."""
         ...
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None, /) -> "Jitted[P, R]": ...
+    @overload
+    def __get__(self: "Jitted[Concatenate[S, Q], R]", instance: S, owner: Any = None, /) -> "Jitted[Q, R]": ...
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The program for these arguments, or shapes, ready to be compiled: `jax.stages.Lowered`."""
@@ -142,7 +150,10 @@ def _made(f: Any, arguments: dict[str, Any]) -> Any:
         if donate == "all":
             everything = all_arguments(function, int(bound is not None), _jax.static_arguments(compiled))
             compiled = _jax.original_jit(optimize(traced, **optimized), **_with_donated(options, everything))
-    return _caller(f, compiled, bound, _static_of(compiled))
+    call = _caller(f, compiled, bound, _static_of(compiled))
+    # With itself beside it: `functools.wraps` copies attributes to functions that are not `jit`'s.
+    setattr(call, _STATIC, (call, {name: arguments[name] for name in ("static_argnums", "static_argnames")}))
+    return call
 
 
 def _as_argument(f: Any) -> Any:
@@ -244,35 +255,24 @@ def _static_of(compiled: Any) -> State:
     return compiled.static if isinstance(compiled, StateCalls) else _jax.static_arguments(compiled)
 
 
-def _splitter(static: State) -> Callable[[Any, Any], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """A function of `args` and `kwargs` that divides those with something else than arrays in them, but static ones."""
-    numbers, names = static
-
-    def divide(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        fixed = {i if i >= 0 else i + len(args) for i in numbers}
-        return (
-            tuple([x if i in fixed else split(x, f"argument {i}") for i, x in enumerate(args)]),
-            {name: x if name in names else split(x, f"argument {name!r}") for name, x in kwargs.items()},
-        )
-
-    return divide
-
-
 def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
     """The function that users call."""
-    divide = _splitter(static)
+    divide = divider(static)
     divides = False  # once a call had something else than arrays in it, every call is looked at
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal divides
-        if divides:
+        divided = divides  # another thread may set it meanwhile
+        if divided:
             args, kwargs = divide(args, kwargs)
         try:
             out = compiled(*args, **kwargs)
         except TypeError:
+            if divided:
+                raise
             # JAX looks at all arguments before it traces, so if one was no array, nothing has happened yet.
-            args, kwargs = (args, kwargs) if divides else divide(args, kwargs)
-            if divides or not any(type(x) is Split for x in (*args, *kwargs.values())):
+            args, kwargs = divide(args, kwargs)
+            if not any(type(x) is Split for x in (*args, *kwargs.values())):
                 raise
             divides = True
         else:
@@ -295,3 +295,9 @@ def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
         setattr(made, method, functools.partial(ahead, method, *first))
     made.clear_cache = compiled.clear_cache
     return made
+
+
+def natural_of(f: Any) -> tuple[Any, dict[str, Any]]:
+    """What `jit` was given to make `f`, and which of its arguments are static; `f` itself if `jit` did not make it."""
+    static = getattr(f, "__dict__", {}).get(_STATIC)
+    return (f, {}) if static is None or static[0] is not f else (f.__wrapped__, static[1])

@@ -82,7 +82,7 @@ class Traces:
         return named
 
     def _changes(self, earlier: list[Record], new: Record) -> tuple[list[str], Record]:
-        nearest = min(reversed(earlier), key=lambda record: len(record.changes_to(new)))
+        nearest = min(reversed(earlier), key=lambda old: (len(old.changes_to(new)), old.settings != new.settings))
         changes = nearest.changes_to(new)
         if len(changes) > SHOWN:
             changes = [*changes[:SHOWN], f"and {len(changes) - SHOWN} more"]
