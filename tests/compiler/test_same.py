@@ -55,6 +55,7 @@ def test_equal_loops_are_one(name: str) -> None:
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_unequal_loops_stay_two(name: str) -> None:
     """Whatever differs, a literal's sign, an operand's place, a length, keeps results apart."""
+
     def f(x: Any) -> Any:
         # the last rows: something fires, else the program stays as it was and shows nothing
         return [ys[-1] for ys in UNEQUAL[name](x)], trajectory(x, 0.7).sum(0)
