@@ -66,7 +66,7 @@ def without_first(level: Level, place: int) -> Edit:
     first, rest = (n - 1, 0) if loop.reverse else (0, 1)
     parts = [Part(first, 1, 1, 0), Part(rest, n - 1, 1, 0)]
     split = Split(loop, Window(0, 1, n), {})
-    carry, pieces = split.run(parts)
+    carry, _, pieces = split.run(parts)
     results: dict[Var, Atom] = dict(zip(loop.finals, carry, strict=True))
     builder = Builder(loop.eqn)
     for y, piece in zip(loop.ys, pieces, strict=True):
