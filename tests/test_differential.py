@@ -32,7 +32,7 @@ START = int(os.environ.get("AEROGEL_DIFFERENTIAL_START", "0"))
 ONE = os.environ.get("AEROGEL_DIFFERENTIAL_SEED")
 CHUNK = 50
 # Of so many chunks the programs run once more with prices under which everything moves; of all, if more are asked for.
-FREE_CHUNKS = 2 if COUNT == 2000 else COUNT
+FREE_CHUNKS = 1 if COUNT == 2000 else COUNT
 SEEDS = [int(ONE)] if ONE else list(range(START, START + COUNT))
 CHUNKS = [SEEDS[i : i + CHUNK] for i in range(0, len(SEEDS), CHUNK)]
 
