@@ -216,6 +216,25 @@ def test_random_programs_agree_whatever_moves(
     test_random_programs_agree(seeds)
 
 
+def test_more_moves_at_free_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same 40 programs: more fires into loops than as ever, and more still out of them and in again."""
+
+    def fired() -> int:
+        reports: list[Any] = []
+        for seed in range(40):
+            program = draw_program(seed)
+            with user_settings():
+                form = ag.optimize(program.function(), on_report=reports.append)
+                jax.jit(form, compiler_options=OPTIONS).trace(*program.args())
+        return sum(len(report.fired) for report in reports)
+
+    counts = [fired()]
+    for direction in DIRECTIONS:
+        free_prices(direction, monkeypatch.setattr)
+        counts.append(fired())
+    assert counts[0] < counts[1] < counts[2], counts
+
+
 @settings(max_examples=10)
 @given(program=programs())
 def test_shrinking_programs_agree(program: Program) -> None:
