@@ -20,6 +20,7 @@ from .loop import is_float
 from .program import is_var
 from .region import Joined, Region, Site, is_view, stacked_reads
 from .searched import is_searched
+from .spread import is_spread
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
 MOVE_SECONDS = 1e-9
@@ -68,7 +69,9 @@ def choose(level: Level, region: Region, machine: Machine) -> Plan:
         seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if level.readers(y))
     sites = [site for site in region.sites if site.index in taken]
     searched = frozenset(site.index for site in sites if is_searched(site, machine))
-    return Plan(region, sites, seconds, _read_twice(level, region, sites, worth_writing(region, machine)), searched)
+    # A buffer of our own has no sharding: over several devices, each step would communicate to write it.
+    dear = set() if is_spread(region.loop.eqn, level.over_devices) else worth_writing(region, machine)
+    return Plan(region, sites, seconds, _read_twice(level, region, sites, dear), searched)
 
 
 def _read_twice(level: Level, region: Region, sites: list[Site], dear: set[Var]) -> frozenset[Var]:
