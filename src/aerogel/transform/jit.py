@@ -62,9 +62,25 @@ class Jitted(Protocol, Generic[P, R]):
 
 
 @overload
-def jit(f: Callable[P, R], /, **options: Any) -> Jitted[P, R]: ...
+def jit(
+    f: Callable[P, R],
+    /,
+    *,
+    numerics: str = ...,
+    passes: Sequence[Pass] | None = ...,
+    donate: Donate = ...,
+    explain_recompiles: bool = ...,
+    **options: Any,
+) -> Jitted[P, R]: ...
 @overload
-def jit(*, numerics: str = ..., donate: Donate = ..., **options: Any) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+def jit(
+    *,
+    numerics: str = ...,
+    passes: Sequence[Pass] | None = ...,
+    donate: Donate = ...,
+    explain_recompiles: bool = ...,
+    **options: Any,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 def jit(
     f: Any = None,
     /,
