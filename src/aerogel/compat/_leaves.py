@@ -1,4 +1,4 @@
-"""What Equinox takes for data: arrays, and no numbers of Python's, which stay what they are through every transformation.
+"""What Equinox takes for data: arrays, and no numbers of Python's, which stay what they are everywhere.
 
 That is narrower than what JAX, and so Aerogel, takes for data. Here numbers are hidden as all else that is no array is.
 """

@@ -54,7 +54,7 @@ def filter_jit(fun: Any = None, *, donate: str = "none", **options: Any) -> Any:
         first, rest, kwargs, itself = reveal((first, rest, kwargs, itself))
         return held((fun if is_plain else itself)(*first, *rest, **kwargs))
 
-    inner.__name__ = getattr(fun, "__name__", type(fun).__name__)
+    inner.__name__ = str(getattr(fun, "__name__", type(fun).__name__))
     inner.__dict__.update(__signature__=inspect.signature(inner), __wrapped__=fun)
     compiled: Any = ag.jit(inner, donate_argnums=DONATED[donate], **options)
 
@@ -205,7 +205,7 @@ def _like(tangents: Any, primals: Any) -> Any:
 
 def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """`ag.vjp` of `fun`; numbers have no cotangent."""
-    found: Any = ag.vjp(holding(fun), *held(primals), has_aux=has_aux)  # type: ignore[call-overload]
+    found: Any = ag.vjp(holding(fun), *held(primals), has_aux=has_aux)
     out, pullback, *aux = found
 
     def cotangents_of(cotangent: Any) -> Any:
@@ -282,7 +282,7 @@ class _Converted(Module):
     out: Any
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        program = self.program.replace(consts=list(self.consts))
+        program = _jax.ClosedJaxpr(self.program, list(self.consts))
         leaves = [x for x in jax.tree.leaves((args, kwargs)) if is_array(x)]
         found = iter(_jax.evaluate(program, leaves))
         leaves, structure = self.out
@@ -293,7 +293,7 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
     """`fn` for arguments like these, as a module: what it closes over is data of it."""
     program, shapes, rest = filter_make_jaxpr(fn)(*args, **kwargs)
     whole, structure = jax.tree.flatten(combine(jax.tree.map(lambda _: _Array, shapes), rest))
-    return _Converted(list(program.consts), program.replace(consts=()), (tuple(whole), structure))
+    return _Converted(list(program.consts), program.jaxpr, (tuple(whole), structure))
 
 
 def filter_shard(x: Any, device_or_shardings: Any) -> Any:

@@ -13,7 +13,7 @@ from aerogel.module._display import show
 from aerogel.module._edit import edited
 from aerogel.module._form import MISSING
 from aerogel.module._paths import Path
-from aerogel.module._steps import home, part, parts_below, static_keys, value_at
+from aerogel.module._steps import home, is_node, key_of_step, part, parts_below, static_keys, value_at
 
 from ._leaves import is_array
 
@@ -72,7 +72,7 @@ def _with_leaves(tree: Any, is_leaf: IsLeaf) -> Any:
     """A copy with a `_Leaf` for each leaf, and for what Equinox would take for one: structure of modules of ours."""
     copy = jax.tree.map(lambda _: _Leaf(), tree, is_leaf=is_leaf)
     structure = {
-        path: _Leaf()
+        path: jax.tree.map(lambda _: _Leaf(), value, is_leaf=is_leaf)
         for path, value in _structure(copy, ())
         if value is not None or (is_leaf is not None and is_leaf(None))
     }
@@ -82,7 +82,7 @@ def _with_leaves(tree: Any, is_leaf: IsLeaf) -> Any:
 def _structure(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """The structure in modules, outside of fields that are declared static: their value may decide what to return."""
     if isinstance(node, Module):
-        declared = {f.name for f in dataclasses.fields(node) if _is_declared_static(f)}  # type: ignore[arg-type]
+        declared = {f.name for f in dataclasses.fields(node) if _is_declared_static(f)}
         yield from (((*path, k), part(node, k)) for k in static_keys(node) if getattr(k, "name", None) not in declared)
     for key, value in parts_below(node):
         if value is not MISSING:
@@ -103,10 +103,10 @@ def _places(copy: Any) -> dict[int, Path]:
         for key, value in parts_below(node):
             if value is not MISSING:
                 walk(value, (*path, key))
-        if isinstance(node, Module):
-            for key in static_keys(node):
-                if isinstance(leaf := part(node, key), _Leaf):
-                    found[id(leaf)] = (*path, key)
+        for key in static_keys(node) if isinstance(node, Module) else ():
+            value = part(node, key)
+            if is_node(value) or isinstance(value, _Leaf):
+                walk(value, (*path, key))
 
     walk(copy, ())
     return found
@@ -114,16 +114,19 @@ def _places(copy: Any) -> dict[int, Path]:
 
 def tree_inference(pytree: Any, value: bool = True) -> Any:
     """The tree with another value in every attribute that is called `inference`."""
+    changes = {home(pytree, path)[0]: value for path in _inferences(pytree, ())}
+    return edited(pytree, changes)
 
-    def has_one(node: Any) -> bool:
-        return hasattr(node, "inference")
 
-    def inside(node: Any) -> list[Any]:
-        found = [x for x in jax.tree.leaves(node, is_leaf=lambda x: has_one(x) and x is not node) if has_one(x)]
-        below = [each for x in found if x is not node for each in inside(x)]
-        return [node.inference, *below] if has_one(node) else below
-
-    return tree_at(inside, pytree, replace_fn=lambda _: value)
+def _inferences(node: Any, path: Path) -> Iterator[Path]:
+    """The paths of all attributes of that name, in structure too: a dropout layer holds no data."""
+    key = key_of_step(node, "inference", statics=True) if hasattr(node, "inference") else None
+    if key is not None:
+        yield (*path, key)
+    for below in (*(key for key, _ in parts_below(node)), *static_keys(node)):
+        value = part(node, below)
+        if (key is None or below != key) and is_node(value):
+            yield from _inferences(value, (*path, below))
 
 
 def tree_equal(*pytrees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0) -> Any:

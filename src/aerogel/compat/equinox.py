@@ -1,6 +1,4 @@
-"""Equinox's public names: a script that uses Equinox runs when `import equinox as eqx` becomes
-
-    from aerogel.compat import equinox as eqx
+"""Equinox's public names, for scripts that change one line: `from aerogel.compat import equinox as eqx`.
 
 Modules are Aerogel's: their arrays are their leaves, and everything else is structure. What is missing says why.
 """
@@ -10,9 +8,12 @@ from typing import Any, NoReturn
 
 from jax import clear_caches as clear_caches
 
+from aerogel.module import AbstractField as AbstractClassVar  # noqa: F401
+from aerogel.module import AbstractField as AbstractVar  # noqa: F401
 from aerogel.module import Module as Module
 from aerogel.module import field as field
 
+from . import _nn as nn  # noqa: F401
 from ._files import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ._files import default_serialise_filter_spec as default_serialise_filter_spec
 from ._files import tree_deserialise_leaves as tree_deserialise_leaves
