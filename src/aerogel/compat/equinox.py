@@ -8,12 +8,11 @@ from typing import Any, NoReturn
 
 from jax import clear_caches as clear_caches
 
-from aerogel.module import AbstractField as AbstractClassVar  # noqa: F401
-from aerogel.module import AbstractField as AbstractVar  # noqa: F401
+from aerogel.module import AbstractField as _AbstractField
 from aerogel.module import Module as Module
 from aerogel.module import field as field
 
-from . import _nn as nn  # noqa: F401
+from . import _nn
 from ._files import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ._files import default_serialise_filter_spec as default_serialise_filter_spec
 from ._files import tree_deserialise_leaves as tree_deserialise_leaves
@@ -51,6 +50,10 @@ from ._tree import tree_flatten_one_level as tree_flatten_one_level
 from ._tree import tree_inference as tree_inference
 from ._tree import tree_pformat as tree_pformat
 from ._tree import tree_pprint as tree_pprint
+
+AbstractVar = _AbstractField
+AbstractClassVar = _AbstractField
+nn = _nn
 
 _ERRORS = "errors at run time are not Aerogel's: `import equinox` for this one, or use jax.experimental.checkify"
 
