@@ -96,7 +96,14 @@ def _read_twice(level: Level, region: Region, sites: list[Site], dear: set[Var])
             return 1
         return sum(arrays(v) for v in site.eqn.outvars if v in region.stacked)
 
-    return frozenset(y for y in dear if arrays(y) + (made[y] in carried) > 1)
+    def is_searched_only(y: Var) -> bool:
+        # measured: beside the carry no gain in time, for one state more in memory
+        sites_of = by_input.get(y, [])
+        return all(isinstance(s.answer, Reduced) and s.answer.monoid.name in ("argmax", "argmin") for s in sites_of)
+
+    return frozenset(
+        y for y in dear if arrays(y) + (made[y] in carried) > 1 and not (made[y] in carried and is_searched_only(y))
+    )
 
 
 def block_length(region: Region) -> int | None:

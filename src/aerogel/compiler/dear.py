@@ -55,8 +55,10 @@ def written_once(new: LoopBuilder, atom: Atom) -> Atom:
 
     def through(v: Any, t: Any) -> Any:
         zero = lax.min(t, np.int32(0))
-        buffer = lax.full((2, *v.shape), 0, v.dtype)
-        return lax.dynamic_index_in_dim(lax.dynamic_update_index_in_dim(buffer, v, zero, 0), zero, 0, keepdims=False)
+        rows = v if v.ndim else lax.expand_dims(v, [0])
+        buffer = lax.full((rows.shape[0] + 1, *rows.shape[1:]), 0, v.dtype)
+        written = lax.dynamic_update_slice_in_dim(buffer, rows, zero, 0)
+        return lax.reshape(lax.dynamic_slice_in_dim(written, zero, rows.shape[0], 0), v.shape)
 
     (out,) = new.body.call(through, atom, new.index())
     return out

@@ -160,7 +160,9 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
     if block is None:
         return inside
     after = choose(level, grow(level, index, loop, permitted, block), context.machine)
-    return after if after.sites and after.seconds < WORTH * inside.seconds else inside
+    # A product of a step's few rows keeps one core busy, that of a block all of them: the model does not count cores.
+    does_all = len(after.sites) >= len(inside.sites)
+    return after if after.sites and (does_all or after.seconds < WORTH * inside.seconds) else inside
 
 
 def _left(jaxpr: Jaxpr) -> list[Decision]:
