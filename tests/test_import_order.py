@@ -20,6 +20,7 @@ ORDER = [
     {"_jax", "_errors", "_launch"},
     {"module", "compiler"},
     {"transform"},
+    {"compat"},
     {"nn"},
     {"audit"},
     {"cli", "_boot"},

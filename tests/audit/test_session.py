@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import aerogel as ag
 from aerogel import _jax
 from aerogel.audit._counted import CountedJit
 from aerogel.audit._session import Session
@@ -195,3 +196,51 @@ def test_numerics_reach_the_optimiser(session: MakeSession, numerics: str) -> No
     fired = [d.exactness for report in rows(one)["scan_sum"].traces for d in report.fired]
     assert ("reassociates" in fired) == (numerics == "fast")
     assert np.isfinite(rows(one)["scan_sum"].calls)
+
+
+def test_what_aerogel_compiles_itself_is_in_the_table(session: MakeSession) -> None:
+    """`ag.jit` of a function, a module and a method stands there once each, as the user's, optimised once."""
+    made = session()
+
+    class Model(ag.Module):
+        weight: jax.Array
+
+        def __call__(self, x: Any, how: Any) -> Any:
+            return how(self.weight * x)
+
+        @ag.jit
+        def method(self) -> Any:
+            return scan_sum(self.weight)
+
+    @ag.jit(donate="state")
+    def step(model: Model, rate: Any) -> Any:
+        return ag.at(model).weight.apply(lambda w: w + scan_sum(w) * rate), {"name": "a"}
+
+    model = Model(jnp.ones(3))
+    compiled = ag.jit(Model(jnp.ones(3)))
+    for _ in range(3):
+        compiled(2.0, jnp.tanh)
+        Model(jnp.ones(3)).method()
+        model, _ = step(model, 0.5)
+    jax.jit(lambda x: ag.jit(scan_sum)(x))(jnp.ones(3))
+    found = rows(made)
+    assert {name: (row.calls, row.calls_inside, len(row.traces)) for name, row in found.items()} == {
+        "Model": (3, 0, 1),
+        "method": (3, 0, 1),
+        "step": (3, 0, 1),
+        "scan_sum": (0, 1, 0),
+        "<lambda>": (1, 0, 1),
+    }
+    assert all("test_session.py:" in row.where for row in found.values())
+    rewritten = {name for name, row in found.items() if any(trace.fired for trace in row.traces)}
+    assert rewritten == {"method", "step", "<lambda>"}
+
+
+def test_aerogel_compiles_as_before_when_a_session_ends(session: MakeSession) -> None:
+    """A function made later is in no table, and one made before goes on."""
+    made = session()
+    before = ag.jit(scan_sum)
+    made.uninstall()
+    after = ag.jit(lambda x: scan_sum(x))
+    assert before(jnp.ones(3)) == after(jnp.ones(3))
+    assert set(rows(made)) == {"scan_sum"}

@@ -16,6 +16,7 @@ import jax
 from aerogel import _jax
 from aerogel._launch import RunOptions
 from aerogel.transform import optimize
+from aerogel.transform._compiled import take_over
 
 from ._compare import Sampler
 from ._counted import CountedJit
@@ -48,6 +49,7 @@ class Session:
             original = getattr(module, name)
             setattr(module, name, replaced.setdefault(original, self.replace(original)))
             self._undo.append(functools.partial(setattr, module, name, original))
+        self._undo.append(take_over(self.compiled))
         self._undo.append(_jax.watch_slow_calls(self.observe))
 
     def uninstall(self) -> None:
@@ -87,27 +89,43 @@ class Session:
 
         return jit
 
+    def compiled(self, f: Any, traced: Any, optimized: dict[str, Any], options: dict[str, Any]) -> CountedJit:
+        """What `ag.jit` compiles in the place of `f`: optimised once, as it asked for, and noted."""
+        wrapper, record = self.optimized(traced, f, **optimized)
+        return self.counted(_jax.original_jit(wrapper, **options), traced, options, record)
+
     def counted(self, native: Any, fun: Any, options: dict[str, Any], record: Record) -> CountedJit:
         """`native`, which JAX made of the optimised form of `fun`, with a counter."""
         jitted = CountedJit(native, fun, functools.partial(jax.jit, **options), record.fold)
         record.living.add(jitted)
         return jitted
 
-    def optimized(self, fun: Any) -> tuple[Any, Record]:
-        """The optimised form of `fun`, the same one each time: two jits of one function share JAX's caches."""
+    def optimized(
+        self, fun: Any, natural: Any = None, numerics: str | None = None, passes: Any = None
+    ) -> tuple[Any, Record]:
+        """The optimised form of `fun`, the same one each time: two jits of one function share JAX's caches.
+
+        Args:
+            fun: what is traced.
+            natural: what the user knows, if it is something else.
+            numerics: what this function asks for itself.
+            passes: the same; what is not optimised by the default passes is not measured.
+        """
+        numerics = numerics or self.options.numerics
         known = self.known(fun)
-        if known is not None and known.wrapper is not None:
+        asked = numerics, passes
+        if known is not None and known.wrapper is not None and known.asked == asked:
             return known.wrapper, known.record
-        origin = origin_of(fun)
+        origin = origin_of(fun if natural is None else natural)
         record = self.records.setdefault(origin, Record(origin))
-        if self.sampler is None:
-            wrapper = optimize(fun, numerics=self.options.numerics, on_report=record.add_trace)
+        if self.sampler is None or passes is not None:
+            wrapper = optimize(fun, numerics=numerics, passes=passes, on_report=record.add_trace)
         else:
-            wrapper = self.sampler.watched(fun, self.options.numerics, record)
+            wrapper = self.sampler.watched(fun, numerics, record)
         if isinstance(fun, types.FunctionType):
             # A cycle, which the garbage collector frees; a weak table would never free `fun`, which the wrapper holds.
-            fun.__dict__[_SLOT] = Known(id(fun), self, record, wrapper)
-        wrapper.__dict__[_SLOT] = Known(id(wrapper), self, record, None)
+            fun.__dict__[_SLOT] = Known(id(fun), self, record, wrapper, asked)
+        wrapper.__dict__[_SLOT] = Known(id(wrapper), self, record, None, asked)
         return wrapper, record
 
     def known(self, fun: Any) -> "Known | None":
@@ -151,12 +169,13 @@ class Session:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A note on a function: whose it is (by `id`), its record, and the optimised form of a function of the user's."""
+    """A note on a function: whose it is (by `id`), its record, and how and into what a user's was optimised."""
 
     owner: int
     session: Session
     record: Record
     wrapper: Any
+    asked: Any
 
 
 def is_jax(module: str) -> bool:

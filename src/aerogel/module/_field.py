@@ -93,8 +93,12 @@ else:
             return type("AbstractField", (AbstractField,), {"of": item})
 
 
+# `aerogel.compat.equinox` has other names for it.
+_ABSTRACT = ("AbstractField", "AbstractVar", "AbstractClassVar")
+
+
 def is_abstract(annotation: Any) -> bool:
     """Whether an annotation, evaluated or not, is an `AbstractField[...]`."""
     if isinstance(annotation, str):
-        return annotation.partition("[")[0].rpartition(".")[2].strip() == "AbstractField"
+        return annotation.partition("[")[0].rpartition(".")[2].strip() in _ABSTRACT
     return isinstance(annotation, type) and annotation.__name__ == "AbstractField"

@@ -38,7 +38,7 @@ def partition(tree: T, where: Where | None) -> tuple[T, T]:
     return jax.tree.unflatten(structure, meant), jax.tree.unflatten(structure, others)
 
 
-def combine(*trees: Any) -> Any:
+def combine(*trees: T) -> T:
     """The tree whose leaves are those of the first tree that has one at their place: what `partition` took apart.
 
     So `ag.combine(new_params, model)` is the model with new parameters.
@@ -46,11 +46,16 @@ def combine(*trees: Any) -> Any:
     Args:
         trees: trees of one structure, with None where they have no leaf. A None may also stand for a whole part.
     """
-    return jax.tree.map(_first, *trees, is_leaf=_is_none) if trees else None
+    result: Any = jax.tree.map(_first, *trees, is_leaf=_is_none) if trees else None
+    return result
 
 
 def map_leaves(
-    function: Callable[..., Any], tree: T, *rest: Any, where: Where | None = None, with_path: bool = False
+    function: Callable[[Any], Any] | Callable[[Any, Any], Any] | Callable[..., Any],
+    tree: T,
+    *rest: Any,
+    where: Where | None = None,
+    with_path: bool = False,
 ) -> T:
     """The tree with `function` of each leaf that `where` means, and the others as they are.
 

@@ -18,7 +18,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 
@@ -27,7 +27,15 @@ from ._paths import Path, read_path, show_path, step_name
 from ._places import Place, Skeleton, places_of
 from ._steps import home, no_path, resolve, value_at
 
-Where: TypeAlias = type | str | Callable[..., Any] | Sequence[Any]
+
+class Class(Protocol):
+    """Any class. Checkers take `type` for a function of one argument, and then know no argument of a lambda."""
+
+    def mro(self) -> list[type]: ...
+
+
+# Two kinds of functions, so that checkers know the arguments of both kinds of lambdas.
+Where: TypeAlias = Class | str | Callable[[Any], Any] | Callable[[Any, Any], Any] | Sequence[Any]
 
 Pair: TypeAlias = tuple[Path, Path]  # how a part is reached, and where its data stands
 

@@ -82,6 +82,11 @@ def joined(value: Any) -> Any:
     return value.whole() if type(value) is Split else value
 
 
+def has_split(args: Any, kwargs: Any) -> bool:
+    """Whether any of these arguments is a `Split`."""
+    return any(type(x) is Split for x in (*args, *kwargs.values()))
+
+
 def through(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f` on arguments that were divided; its result is divided too."""
 

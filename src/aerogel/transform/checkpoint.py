@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -12,7 +12,26 @@ from ._static import between, hide, reveal
 
 _jax.exclude_from_tracebacks(__file__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+@overload
+def checkpoint(
+    f: Callable[P, R],
+    *,
+    prevent_cse: bool = ...,
+    policy: Callable[..., bool] | None = ...,
+    static_argnums: int | tuple[int, ...] = ...,
+) -> Callable[P, R]: ...
+@overload
+def checkpoint(
+    f: None = None,
+    *,
+    prevent_cse: bool = ...,
+    policy: Callable[..., bool] | None = ...,
+    static_argnums: int | tuple[int, ...] = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def checkpoint(
     f: Callable[..., Any] | None = None,
     *,

@@ -1,7 +1,7 @@
 """`cond` and `switch`: JAX's, with operands and results that hold anything."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import jax
 
@@ -11,8 +11,11 @@ from ._static import between, hide, reveal
 
 _jax.exclude_from_tracebacks(__file__)
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
-def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+
+def cond(pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R], *operands: *Ts) -> R:
     """`true_fun(*operands)` or `false_fun(*operands)`: `jax.lax.cond`.
 
     Modules need no help in `jax.lax.cond`. What this adds: values that are no arrays may stand in the operands and in
@@ -25,7 +28,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     return reveal(jax.lax.cond(pred, between(true_fun), between(false_fun), *hide(operands)))
 
 
-def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -> R:
     """`branches[index](*operands)`, with the index clamped to those that there are: `jax.lax.switch`, as in `cond`.
 
     >>> import jax.numpy as jnp, aerogel as ag

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
@@ -12,16 +12,19 @@ from ._static import Static, between, hide, reveal
 
 _jax.exclude_from_tracebacks(__file__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class _Custom:
+
+class _Custom(Generic[P, R]):
     """What both kinds have in common: they are called, and become methods, as functions do."""
 
-    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int], transform: Callable[..., Any]) -> None:
+    def __init__(self, f: Callable[P, R], nondiff_argnums: Sequence[int], transform: Callable[..., Any]) -> None:
         _jax.like(f)(self)
         self._nondiff = tuple(nondiff_argnums)
         self._inner = transform(between(f), nondiff_argnums=self._nondiff)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         given = [x if i in self._nondiff else hide(x) for i, x in enumerate(args)]
         return reveal(self._inner(*given, **hide(kwargs)))
 
@@ -29,7 +32,7 @@ class _Custom:
         return self if instance is None else types.MethodType(self, instance)
 
 
-class custom_jvp(_Custom):
+class custom_jvp(_Custom[P, R]):
     """A function whose derivative is given by `defjvp`: `jax.custom_jvp`.
 
     Modules need no help in `jax.custom_jvp`. What this adds: values that are no arrays may stand in the arguments and
@@ -51,7 +54,7 @@ class custom_jvp(_Custom):
     10.0
     """
 
-    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+    def __init__(self, f: Callable[P, R], nondiff_argnums: Sequence[int] = ()) -> None:
         super().__init__(f, nondiff_argnums, jax.custom_jvp)
 
     def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
@@ -67,7 +70,7 @@ class custom_jvp(_Custom):
         return jvp
 
 
-class custom_vjp(_Custom):
+class custom_vjp(_Custom[P, R]):
     """A function whose gradient is given by `defvjp`: `jax.custom_vjp`.
 
     What this adds to `jax.custom_vjp` is what `custom_jvp` adds to JAX's. Cotangents of values that are no arrays are
@@ -86,7 +89,7 @@ class custom_vjp(_Custom):
     10.0
     """
 
-    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+    def __init__(self, f: Callable[P, R], nondiff_argnums: Sequence[int] = ()) -> None:
         super().__init__(f, nondiff_argnums, jax.custom_vjp)
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False) -> None:

@@ -5,7 +5,7 @@ rest of an argument is a constant, the rest of a result comes back as it is, and
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -17,6 +17,9 @@ from ._static import hide, reveal
 _jax.exclude_from_tracebacks(__file__)
 
 Argnums = int | Sequence[int]
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
 
 
 class _Flat:
@@ -54,6 +57,14 @@ class _Flat:
         return (whole, aux) if self._has_aux else whole
 
 
+@overload
+def jvp(
+    f: Callable[..., R], primals: Sequence[Any], tangents: Sequence[Any], has_aux: Literal[False] = False
+) -> tuple[R, Any]: ...
+@overload
+def jvp(
+    f: Callable[..., tuple[R, A]], primals: Sequence[Any], tangents: Sequence[Any], has_aux: Literal[True]
+) -> tuple[R, Any, A]: ...
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> Any:
     """The result of `f` and its derivative in one direction: `jax.jvp` for arguments and results with anything in.
 
@@ -82,6 +93,12 @@ def _and_tangent(flat: _Flat, out: Any, rest: Any, tangent: Any) -> Any:
     return (value[0], tangent, value[1]) if flat._has_aux else (value, tangent)
 
 
+@overload
+def linearize(f: Callable[..., R], *primals: Any, has_aux: Literal[False] = False) -> tuple[R, Callable[..., Any]]: ...
+@overload
+def linearize(
+    f: Callable[..., tuple[R, A]], *primals: Any, has_aux: Literal[True]
+) -> tuple[R, Callable[..., Any], A]: ...
 def linearize(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """The result of `f`, and the linear function from tangents to the result's tangent, as `jax.linearize` gives.
 
@@ -105,6 +122,14 @@ def linearize(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> An
     return _and_tangent(flat, out, rest, tangent_of)
 
 
+@overload
+def vjp(
+    f: Callable[..., R], *primals: Any, has_aux: Literal[False] = False
+) -> tuple[R, Callable[[Any], tuple[Any, ...]]]: ...
+@overload
+def vjp(
+    f: Callable[..., tuple[R, A]], *primals: Any, has_aux: Literal[True]
+) -> tuple[R, Callable[[Any], tuple[Any, ...]], A]: ...
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """The result of `f`, and the function from cotangents of it to those of the arguments, as `jax.vjp` gives.
 
@@ -148,8 +173,8 @@ def _jacobian(
 
 
 def jacfwd(
-    f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False, *, holomorphic: bool = False
-) -> Callable[..., Any]:
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False, *, holomorphic: bool = False
+) -> Callable[P, Any]:
     """A function that returns the Jacobian of `f`, column by column: `jax.jacfwd` for arguments with anything in.
 
     The result is a tree like that of `f`, with a tree like the argument in the place of each inexact array, and None
@@ -170,8 +195,8 @@ def jacfwd(
 
 
 def jacrev(
-    f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False, *, holomorphic: bool = False
-) -> Callable[..., Any]:
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False, *, holomorphic: bool = False
+) -> Callable[P, Any]:
     """What `jacfwd` returns, row by row: cheaper where results are fewer than arguments.
 
     Args and result are those of `jacfwd`.
@@ -180,8 +205,8 @@ def jacrev(
 
 
 def hessian(
-    f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False, *, holomorphic: bool = False
-) -> Callable[..., Any]:
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False, *, holomorphic: bool = False
+) -> Callable[P, Any]:
     """A function that returns the second derivatives of `f`: `jacfwd` of `jacrev`.
 
     Args are those of `jacfwd`. The result has a tree like the argument in each place of a tree like the argument.

@@ -1,7 +1,7 @@
 """`explain`: what the compiler does to a function, and `verify`: that it computes the same."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -19,11 +19,13 @@ from .optimize import function_name, optimize
 
 _jax.exclude_from_tracebacks(__file__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
 NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 LOOSEST = (Exactness.NO_WORSE, Exactness.REASSOCIATES, Exactness.FINITE)
 
 
-def explain(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any) -> Callable[..., Report]:
+def explain(f: Callable[P, Any], *, numerics: str = "fast", **jit_options: Any) -> Callable[P, Report]:
     """A function that takes the arguments of `f` and returns the `Report` of optimising it for them.
 
     Nothing is compiled or run: `f` is traced once. The report prints well, in a notebook too; `report.fired`,
@@ -81,7 +83,7 @@ def _divide(f: Any, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Any:
     return divider(_jax.static_arguments(_jax.original_jit(through(f), **jit_options)))(args, kwargs)
 
 
-def verify(f: Callable[..., Any], *, numerics: str = "fast", **jit_options: Any) -> Callable[..., Any]:
+def verify(f: Callable[P, R], *, numerics: str = "fast", **jit_options: Any) -> Callable[P, R]:
     """A function that runs `f` both as it stands and optimised, and returns the optimised result if they agree.
 
     Both are judged against float64 where the program can be run at float64; else against each other. How near they

@@ -1,7 +1,7 @@
 """Gradients with respect to the parts of arguments that have one: their inexact arrays."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -16,8 +16,42 @@ from ._static import is_static
 _jax.exclude_from_tracebacks(__file__)
 
 Argnums = int | Sequence[int]
+P = ParamSpec("P")
+X = TypeVar("X")
+V = TypeVar("V")
+A = TypeVar("A")
 
 
+@overload
+def value_and_grad(
+    f: Callable[Concatenate[X, P], tuple[V, A]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    wrt: Where | None = None,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[Concatenate[X, P], tuple[tuple[V, A], X]]: ...
+@overload
+def value_and_grad(
+    f: Callable[Concatenate[X, P], V],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    *,
+    wrt: Where | None = None,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[Concatenate[X, P], tuple[V, X]]: ...
+@overload
+def value_and_grad(
+    f: Callable[P, V],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    wrt: Where | None = None,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[V, Any]]: ...
 def value_and_grad(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -79,6 +113,36 @@ def value_and_grad(
     return with_gradient
 
 
+@overload
+def grad(
+    f: Callable[Concatenate[X, P], tuple[Any, A]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    wrt: Where | None = None,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[Concatenate[X, P], tuple[X, A]]: ...
+@overload
+def grad(
+    f: Callable[Concatenate[X, P], Any],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    *,
+    wrt: Where | None = None,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[Concatenate[X, P], X]: ...
+@overload
+def grad(
+    f: Callable[P, Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    wrt: Where | None = None,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, Any]: ...
 def grad(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -101,7 +165,7 @@ def grad(
     >>> print(grads.slope, grads.offset)
     3.0 None
     """
-    both = value_and_grad(f, argnums, has_aux, wrt=wrt, holomorphic=holomorphic, allow_int=allow_int)
+    both: Any = value_and_grad(f, argnums, has_aux, wrt=wrt, holomorphic=holomorphic, allow_int=allow_int)
 
     @_jax.like(f)
     def gradient(*args: Any, **kwargs: Any) -> Any:

@@ -13,9 +13,9 @@ from aerogel._errors import UsageError
 from aerogel.compiler.pipeline import Pass
 from aerogel.module import BoundMethod, Module
 
+from ._compiled import compiled as compile_
 from ._donation import DONATE, State, StateCalls, all_arguments
-from ._split import Split, divider, joined, split
-from .optimize import optimize
+from ._split import Split, divider, has_split, joined, split
 from .recompiles import Traces
 
 _jax.exclude_from_tracebacks(__file__)
@@ -62,9 +62,25 @@ class Jitted(Protocol, Generic[P, R]):
 
 
 @overload
-def jit(f: Callable[P, R], /, **options: Any) -> Jitted[P, R]: ...
+def jit(
+    f: Callable[P, R],
+    /,
+    *,
+    numerics: str = ...,
+    passes: Sequence[Pass] | None = ...,
+    donate: Donate = ...,
+    explain_recompiles: bool = ...,
+    **options: Any,
+) -> Jitted[P, R]: ...
 @overload
-def jit(*, numerics: str = ..., donate: Donate = ..., **options: Any) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+def jit(
+    *,
+    numerics: str = ...,
+    passes: Sequence[Pass] | None = ...,
+    donate: Donate = ...,
+    explain_recompiles: bool = ...,
+    **options: Any,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 def jit(
     f: Any = None,
     /,
@@ -144,12 +160,12 @@ def _made(f: Any, arguments: dict[str, Any]) -> Any:
     optimized = {name: arguments.pop(name) for name in ("numerics", "passes")}
     options = arguments if bound is None else _after_the_callable(arguments)
     if donate == "state":
-        compiled = _donating_state(function, traces, optimized, options, first=int(bound is not None))
+        compiled = _donating_state(f, function, traces, optimized, options, first=int(bound is not None))
     else:
-        compiled = _jax.original_jit(optimize(traced, **optimized), **options)
+        compiled = compile_(f, traced, optimized, options)
         if donate == "all":
             everything = all_arguments(function, int(bound is not None), _jax.static_arguments(compiled))
-            compiled = _jax.original_jit(optimize(traced, **optimized), **_with_donated(options, everything))
+            compiled = compile_(f, traced, optimized, _with_donated(options, everything))
     call = _caller(f, compiled, bound, _static_of(compiled))
     # With itself beside it: `functools.wraps` copies attributes to functions that are not `jit`'s.
     setattr(call, _STATIC, (call, {name: arguments[name] for name in ("static_argnums", "static_argnames")}))
@@ -238,12 +254,12 @@ def _tracing(function: Any, traces: Traces, check: Any) -> Any:
     return traced
 
 
-def _donating_state(function: Any, traces: Traces, optimized: Any, options: Any, first: int) -> StateCalls:
+def _donating_state(f: Any, function: Any, traces: Traces, optimized: Any, options: Any, first: int) -> StateCalls:
     calls: Any = None
     traced = _tracing(function, traces, lambda *seen: calls.check(*seen))
 
     def make(state: State) -> Any:
-        return _jax.original_jit(optimize(traced, **optimized), **_with_donated(options, state))
+        return compile_(f, traced, optimized, _with_donated(options, state))
 
     numbers, names = _jax.static_arguments(make(((), ())))
     donated = _jax.donated_arguments(make(((), ())))
@@ -258,13 +274,16 @@ def _static_of(compiled: Any) -> State:
 def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
     """The function that users call."""
     divide = divider(static)
-    divides = False  # once a call had something else than arrays in it, every call is looked at
+    # Once a call had something else than arrays in it, every call is looked at; None before the first call.
+    divides: bool | None = None
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal divides
         divided = divides  # another thread may set it meanwhile
-        if divided:
+        if divided is not False:
             args, kwargs = divide(args, kwargs)
+            if divided is None:
+                divides = divided = has_split(args, kwargs)
         try:
             out = compiled(*args, **kwargs)
         except TypeError:
@@ -272,16 +291,12 @@ def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
                 raise
             # JAX looks at all arguments before it traces, so if one was no array, nothing has happened yet.
             args, kwargs = divide(args, kwargs)
-            if not any(type(x) is Split for x in (*args, *kwargs.values())):
+            if not has_split(args, kwargs):
                 raise
             divides = True
         else:
             return out.whole() if type(out) is Split else out
         return joined(compiled(*args, **kwargs))
-
-    def ahead(method: str, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = divide(args, kwargs)
-        return joined(getattr(compiled, method)(*args, **kwargs))
 
     made: Any
     if bound is None:
@@ -290,11 +305,18 @@ def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
         made.__doc__ = f.__doc__
     else:
         made = functools.update_wrapper(functools.partial(call, bound), f, updated=())
+    _give_stages(made, compiled, () if bound is None else (bound,), divide)
+    return made
+
+
+def _give_stages(made: Any, compiled: Any, first: tuple[Any, ...], divide: Any) -> None:
+    def ahead(method: str, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = divide(args, kwargs)
+        return joined(getattr(compiled, method)(*args, **kwargs))
+
     for method in ("lower", "trace", "eval_shape"):
-        first = () if bound is None else (bound,)
         setattr(made, method, functools.partial(ahead, method, *first))
     made.clear_cache = compiled.clear_cache
-    return made
 
 
 def natural_of(f: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """`scan`, `while_loop` and `fori_loop`: JAX's, with carries and inputs that hold anything."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -14,15 +14,18 @@ from ._static import between, hide, reveal
 
 _jax.exclude_from_tracebacks(__file__)
 
+C = TypeVar("C")
+Y = TypeVar("Y")
+
 
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
+    f: Callable[[C, Any], tuple[C, Y]],
+    init: C,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
-) -> tuple[Any, Any]:
+) -> tuple[C, Y]:
     """The last carry and the stacked results of a loop over the leading axis of `xs`: `jax.lax.scan`.
 
     Modules need no help in `jax.lax.scan`. What this adds: values that are no arrays may stand in the carry, in `xs`
@@ -58,7 +61,7 @@ def scan(
     return reveal(jax.lax.scan(body, hidden, hide(xs), length, reverse, unroll))
 
 
-def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
+def while_loop(cond_fun: Callable[[C], Any], body_fun: Callable[[C], C], init_val: C) -> C:
     """The first carry for which `cond_fun` is false: `jax.lax.while_loop`, with anything in the carry, as in `scan`.
 
     Raises:
@@ -72,8 +75,8 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
 
 
 def fori_loop(
-    lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: int | bool | None = None
-) -> Any:
+    lower: Any, upper: Any, body_fun: Callable[[Any, C], C], init_val: C, *, unroll: int | bool | None = None
+) -> C:
     """The carry after `body_fun(i, carry)` for `i` from `lower` to `upper`: `jax.lax.fori_loop`, as in `scan`.
 
     Raises:

@@ -1,7 +1,7 @@
 """What a function would return, and its program, without running it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
@@ -11,8 +11,11 @@ from ._static import between, hide, reveal
 
 _jax.exclude_from_tracebacks(__file__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def eval_shape(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+
+def eval_shape(f: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     """The result of `f` with shapes and dtypes in the place of arrays, and all else as it is: `jax.eval_shape`.
 
     Modules need no help in `jax.eval_shape`. What this adds: values that are no arrays may stand in the arguments and
@@ -26,11 +29,11 @@ def eval_shape(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def make_jaxpr(
-    f: Callable[..., Any],
+    f: Callable[P, Any],
     static_argnums: int | Sequence[int] = (),
     axis_env: Sequence[tuple[Any, int]] | None = None,
     return_shape: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[P, Any]:
     """A function that returns the program of `f` for its arguments: `jax.make_jaxpr`, with anything in them.
 
     The program is the one that `f` stands for, not optimised: see `explain` for what becomes of it.

@@ -1,7 +1,7 @@
 """`vmap`: batching over arguments with anything in them, with axes by prefix, by name or by a function."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
@@ -12,16 +12,19 @@ from ._static import between, hide, reveal
 
 _jax.exclude_from_tracebacks(__file__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def vmap(
-    f: Callable[..., Any],
+    f: Callable[P, R],
     in_axes: Any = 0,
     out_axes: Any = 0,
     *,
     axis_name: Any = None,
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """A function that maps `f` over an axis of its arguments: `jax.vmap` for arguments with anything in them.
 
     Values that are no arrays reach `f` as they are, in all arguments, and may stand in the result.

@@ -1,0 +1,119 @@
+"""Scripts of Equinox's users print the same with `from aerogel.compat import equinox as eqx`."""
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import equinox
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aerogel.compat import equinox as ours
+
+SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
+IMPORT = "import equinox as eqx\n"
+
+
+def printed(code: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a script prints."""
+    module = ModuleType("script")
+    monkeypatch.setitem(sys.modules, "script", module)  # dataclasses look their module up there
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, str(file), "exec"), vars(module))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.stem)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Equinox warns of jitted methods
+def test_a_script_runs_by_changing_its_import(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line that it prints is the same."""
+    code = file.read_text(encoding="utf-8")
+    changed = code.replace(IMPORT, "from aerogel.compat import equinox as eqx\n")
+    assert changed != code
+    wanted = printed(code, file, monkeypatch)
+    assert len(wanted.splitlines()) >= 4
+    assert printed(changed, file, monkeypatch) == wanted
+
+
+def public(namespace: object) -> set[str]:
+    """The public names of a module, without the modules of Python that it imports."""
+    return {n for n in dir(namespace) if not n.startswith("_")} - {"importlib"}
+
+
+def test_every_public_name_is_there_or_has_a_reason() -> None:
+    """A name that Equinox adds fails here, until it is provided or refused in words."""
+    provided = {name for name in public(equinox) if hasattr(ours, name)}
+    assert provided | set(ours.MISSING) == public(equinox)
+    assert not provided & set(ours.MISSING)
+
+
+@pytest.mark.parametrize("name", sorted(ours.MISSING))
+def test_a_missing_name_says_why(name: str) -> None:
+    """The error of a name that is not there holds its reason."""
+    with pytest.raises(AttributeError) as caught:
+        getattr(ours, name)
+    assert ours.MISSING[name] in str(caught.value)
+
+
+def test_a_missing_layer_says_what_to_do() -> None:
+    """There are no layers yet; Equinox's are told of."""
+    with pytest.raises(AttributeError, match="from equinox import nn"):
+        ours.nn.Linear  # noqa: B018
+
+
+def test_the_reference_lists_what_is_missing() -> None:
+    """Each name that is not provided stands on the page, with its reason."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "equinox.md").read_text(encoding="utf-8")
+    assert [name for name, reason in ours.MISSING.items() if f"| `{name}` | {reason} |" not in page] == []
+
+
+class Scale(ours.Module):
+    factor: jax.Array
+    power: int
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return (self.factor * x) ** self.power
+
+
+def test_a_compiled_module_holds_no_constants() -> None:
+    """The arrays of a module that is compiled, or of the module of a method, are arguments of the program."""
+    for compiled in (ours.filter_jit(Scale(jnp.ones(3), 2)), ours.filter_jit(Scale(jnp.ones(3), 2).__call__)):
+        assert compiled(jnp.ones(3)).tolist() == [1.0, 1.0, 1.0]
+        assert len(jax.tree.leaves(compiled.lower(jnp.ones(3)).in_avals)) == 2
+
+
+def test_a_compiled_function_is_optimised_under_its_own_name() -> None:
+    """The name of the function is that of the program, and what is static does not trace again."""
+    traces = []
+
+    @ours.filter_jit
+    def double(x: Any, n: int) -> Any:
+        traces.append(type(n))
+        return n * x, n
+
+    for _ in range(3):
+        assert double(jnp.ones(2), 3)[1] == 3
+    double(jnp.ones(2), 3.0)
+    assert traces == [int, float]
+    assert double.__name__ == "double"
+    assert "jit_double" in double.lower(jnp.ones(2), 3).as_text()
+    with pytest.raises(ValueError, match="donate="):
+        ours.filter_jit(double, donate="al")
+
+
+def test_files_of_equinox_are_read(tmp_path: Path) -> None:
+    """What Equinox wrote is what comes back, dtypes included; numbers of plain trees too."""
+    tree = {"a": jnp.ones(2, jnp.bfloat16), "b": np.arange(3), "c": 2.5, "d": True, "e": "name"}
+    equinox.tree_serialise_leaves(tmp_path / "tree", tree)
+    found = ours.tree_deserialise_leaves(tmp_path / "tree.eqx", tree)
+    assert equinox.tree_equal(found, tree, typematch=True)
+    ours.tree_serialise_leaves(tmp_path / "ours", tree)
+    assert (tmp_path / "ours.eqx").read_bytes() == (tmp_path / "tree.eqx").read_bytes()
+    with pytest.raises(RuntimeError, match=r"tree\['a'\]"):
+        ours.tree_deserialise_leaves(tmp_path / "tree.eqx", tree | {"a": jnp.ones(2)})
