@@ -210,7 +210,7 @@ class _Interpreter:
             return [self.rounded(x, v.aval.dtype) for x, v in zip(outs, eqn.outvars, strict=True)]
         if name in _ADDS:
             (out,), dtype = self.bind(eqn, args, wide=True), eqn.outvars[0].aval.dtype
-            return [self.summed(*args, out, dtype)]
+            return [self.summed(args[0], args[1], out, dtype)]
         if name in _ROUNDS:
             outs = self.bind(eqn, args, wide=True)
             return [self.rounded(x, v.aval.dtype) for x, v in zip(outs, eqn.outvars, strict=True)]
