@@ -92,6 +92,18 @@ def bounded_memory() -> Iterator[None]:
 
 
 @pytest.fixture
+def unchecked() -> Iterator[None]:
+    """JAX does not check every program that it traces, and inner ones at every level, which takes half of a trace.
+
+    For tests of many small programs that check what Aerogel made of them themselves, once, or judge it by numbers.
+    """
+    import jax
+
+    with jax.enable_checks(False):
+        yield
+
+
+@pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers of the run's seed, other ones in each test, the same whatever tests ran before."""
     return np.random.default_rng([SEED, *request.node.nodeid.encode()])

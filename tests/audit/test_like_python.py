@@ -189,16 +189,31 @@ def test_an_environments_own_sitecustomize_runs(runner: Runner) -> None:
         assert done.stderr == ""
 
 
+def wait_until_asleep(process: int) -> None:
+    """Returns when the first thread of a process was found asleep ten times running, however slow the machine is."""
+    state, found = Path(f"/proc/{process}/stat"), 0
+    while found < 10:
+        time.sleep(0.1)
+        # Running, or stopped by whoever measures on this machine, is not asleep; without /proc there is time alone.
+        asleep = not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "S"
+        found = found + 1 if asleep else 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(runner: Runner, number: signal.Signals) -> None:
     """The process is the script's: it dies of a signal as python does, and Ctrl-C is a KeyboardInterrupt."""
     script = runner.write("script.py", "import jax, time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     ends = []
     for words in ([], [runner.command, "run", "--quiet"]):
-        process = start([sys.executable, *words, script], runner.folder)
+        # Shells start background jobs with SIGINT ignored, and processes inherit that; they do not inherit handlers.
+        before = signal.signal(number, signal.default_int_handler)
+        try:
+            process = start([sys.executable, *words, script], runner.folder)
+        finally:
+            signal.signal(number, before)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        time.sleep(1)  # until it sleeps
+        wait_until_asleep(process.pid)
         process.send_signal(number)
         ends.append(end(process))
     assert ends[0] == ends[1]
