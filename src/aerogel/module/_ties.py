@@ -74,7 +74,7 @@ def tie(model: M, place: str, source: str, via: Callable[[Any], Any] | None = No
         )
     depth = _owner_depth(model, to, origin)
     made = Tie(to[depth:], origin[depth:], via)
-    return _edited(model, to[:depth], lambda owner: _with_tie(owner, made))
+    return _edited(model, to[:depth], lambda owner: with_tie(owner, made))
 
 
 def untie(model: M, place: str) -> M:
@@ -135,7 +135,8 @@ def _edited(node: Any, path: Path, edit: Callable[[Any], Any]) -> Any:
     return copied(node, form, form, {slot: _edited(form.get(node, slot), path[1:], edit)})
 
 
-def _with_tie(owner: Any, made: Tie) -> Any:
+def with_tie(owner: Any, made: Tie) -> Any:
+    """The module with one more tie, whose paths are from it and are not tied yet."""
     form = form_of(owner)
     value = reach(owner, made.source)
     # The tied place inside first: where it was a leaf, it is one no more.
