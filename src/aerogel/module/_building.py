@@ -4,6 +4,7 @@ A finished module does not change. So the part is copied with the change, and th
 that is being built, wherever that holds it. Nobody else sees a change: what was passed to `__init__` stays as it was.
 """
 
+import functools
 import sys
 import types
 from dataclasses import dataclass, field
@@ -17,10 +18,11 @@ from ._edit import changed, check_changed
 from ._errors import FieldError, TieError
 from ._exchange import Exchange, containers_in, is_part, parts_in
 from ._form import BUILDING, MISSING, put
+from ._holes import copied
 from ._kinds import Kind, kind_of
 from ._paths import Path, show_path
 from ._steps import home, parts_below, value_at, with_parts
-from ._ties import with_tie
+from ._ties import tied_form
 
 
 @dataclass(frozen=True)
@@ -224,11 +226,13 @@ class _Ties:
         parts = {key: (value, self._tied(value, before.get(key, MISSING))) for key, value in parts_below(node)}
         new = {key: tied for key, (value, tied) in parts.items() if tied is not value}
         node = with_parts(node, new) if new else node
-        if kind_of(node) is Kind.NODE and hasattr(type(node), "_fields_in_order"):
-            for tie in list(find_ties(node, form_of(node))):
-                if id(value_at(node, tie.place)) in self.shared:
-                    node = with_tie(node, tie)
-        return node
+        return self._with_own_ties(node) if kind_of(node) is Kind.NODE and hasattr(node, "_fields_in_order") else node
+
+    def _with_own_ties(self, module: Any) -> Any:
+        form = form_of(module)
+        new = [tie for tie in find_ties(module, form) if id(value_at(module, tie.place)) in self.shared]
+        # The values are there, and the same: only the form changes, as where ties are found in a new module.
+        return copied(module, form, functools.reduce(tied_form, new, form)) if new else module
 
 
 def _can_hold(value: Any) -> bool:
