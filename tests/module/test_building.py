@@ -109,7 +109,7 @@ layouts = st.recursive(
 )
 
 
-@settings(max_examples=250)
+@settings(max_examples=40)
 @given(st.lists(layouts, min_size=3, max_size=3), st.booleans(), st.data())
 def test_assignments_are_those_of_ordinary_python(layout: list[Any], is_passed: bool, data: st.DataObject) -> None:
     """A model whose `__init__` assigns to parts of parts is the model that the same lines make of mutable objects.
