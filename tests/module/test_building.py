@@ -197,7 +197,7 @@ class Outer(Module):
 
 
 def test_a_tie_inside_of_a_finished_part_is_held_by_the_part() -> None:
-    """Two places of one part that an outer `__init__` makes the same are tied in the part, so that it can go its way."""
+    """Two places of one part that an outer `__init__` makes the same are tied in the part, which keeps the tie."""
 
     def then(self: Any) -> None:
         self.inner.x[0].weight = self.inner.x[1].weight
@@ -269,6 +269,32 @@ def test_checks_run_when_all_is_assigned() -> None:
         "`__check_init__` of Checked ran again: `__init__` of Outer assigned to a part of `inner`"
     ]
     Outer([part], lambda self: None)
+
+
+class Doubling(Module):
+    weight: Any = field(converter=lambda w: 2 * w)
+
+    def __check_init__(self) -> None:
+        if float(self.weight[0]) < 0:
+            self.weight = -self.weight  # type: ignore[misc]
+
+
+def test_converters_run_once_and_checks_do_not_assign() -> None:
+    """A part in several places is converted once; a `__check_init__` that runs again cannot assign to its module."""
+
+    def then(self: Any) -> None:
+        self.a.weight = jnp.ones(2)
+
+    part = Doubling(jnp.zeros(2))
+    model = Owner([part, Holder(part), Holder([part])], then)
+    assert [float(x.weight[0]) for x in (model.a, model.b.x, model.c.x[0])] == [2.0] * 3
+    assert len(jax.tree.leaves(model)) == 1
+
+    def negative(self: Any) -> None:
+        self.a.weight = -jnp.ones(2)
+
+    with pytest.raises(FrozenError, match="changed copy"):
+        Owner([part, None, None], negative)
 
 
 class Base(Module):

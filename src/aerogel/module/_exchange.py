@@ -15,7 +15,7 @@ def is_part(value: Any) -> bool:
 
 
 def parts_in(value: Any, seen: set[int]) -> Iterator[Any]:
-    """The finished nodes in a value, each once: itself, or what is in its containers. `seen` has the ids of the rest."""
+    """The finished nodes in a value, itself or what its containers hold, each once: those in `seen` are left out."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -56,7 +56,8 @@ class Exchange:
     """Puts other parts into what a module holds, the same for the same. Lists and dicts change in place."""
 
     def __init__(self, replace: Callable[[Any], Any], borrowed: set[int]) -> None:
-        """
+        """An exchange for one module that is being built.
+
         Args:
             replace: gives for a finished node another one, or itself.
             borrowed: the ids of containers that are somebody else's: they are copied.

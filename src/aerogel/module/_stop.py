@@ -24,6 +24,8 @@ def stopped(value: Any, rest: str) -> Any:
         result = jax.lax.stop_gradient(value)
         _results[id(result)] = result
         return result
+    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        return value  # the very object: what stands in the place of a leaf may be a container
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: stopped(leaf, "") if show_path(path) == rest else leaf, value
     )
