@@ -279,14 +279,19 @@ class Doubling(Module):
             self.weight = -self.weight  # type: ignore[misc]
 
 
+class Converting(Module):
+    x: Any = field(converter=lambda part: Doubling(part.weight))
+
+
 def test_converters_run_once_and_checks_do_not_assign() -> None:
     """A part in several places is converted once; a `__check_init__` that runs again cannot assign to its module."""
 
     def then(self: Any) -> None:
         self.a.weight = jnp.ones(2)
 
-    part = Doubling(jnp.zeros(2))
-    model = Owner([part, Holder(part), Holder([part])], then)
+    converting = Converting(Doubling(jnp.zeros(2)))
+    part = converting.x
+    model = Owner([part, converting, Holder([part])], then)
     assert [float(x.weight[0]) for x in (model.a, model.b.x, model.c.x[0])] == [2.0] * 3
     assert len(jax.tree.leaves(model)) == 1
 
