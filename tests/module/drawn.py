@@ -103,13 +103,16 @@ def modules_of(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> Any:
 
 
 @st.composite
-def modules(draw: st.DrawFn) -> Any:
-    """A module in which arrays, variables and modules may stand in several places, and leaves may be frozen."""
-    variables = st.builds(Variable, arrays())
-    shared = draw(st.lists(st.one_of(arrays(), variables), max_size=2))
-    parts = st.one_of(arrays(), variables, *map(st.just, shared))
+def modules(draw: st.DrawFn, with_marks: bool = False) -> Any:
+    """A module in which arrays and modules may stand in several places.
+
+    With marks there may be variables too, which may stand in several places, and leaves may be frozen.
+    """
+    variables = [st.builds(Variable, arrays())] if with_marks else []
+    shared = draw(st.lists(st.one_of(arrays(), *variables), max_size=2))
+    parts = st.one_of(arrays(), *variables, *map(st.just, shared))
     shared_modules = draw(st.lists(modules_of(parts), max_size=2))
     model = draw(modules_of(values(st.one_of(parts, *map(st.just, shared_modules)))))
-    paths = [show_path(path) for path, _ in jax.tree.leaves_with_path(model)]
+    paths = [show_path(path) for path, _ in jax.tree.leaves_with_path(model)] if with_marks else []
     chosen = draw(st.sets(st.sampled_from(paths), max_size=2)) if paths else set()
     return freeze(model, lambda path, _: path in chosen) if chosen else model
