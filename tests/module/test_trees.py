@@ -149,7 +149,7 @@ class Two(Module):
     b: Any
 
 
-def test_is_leaf_stops_at_submodules(with_marks=True) -> None:
+def test_is_leaf_stops_at_submodules() -> None:
     """A function of modules can be mapped over a tree; structure beside them stays, labels stand in their places."""
     model = Two([Two(jnp.ones(2), 1), "x", Two(jnp.ones(2), 2)], None)
     labels = jax.tree.map(lambda m: "here", model, is_leaf=lambda m: isinstance(m, Two) and m.b is not None)
