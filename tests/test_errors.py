@@ -46,6 +46,13 @@ SAMPLES: dict[str, AerogelError] = {
     ),
     "AG101": FrozenError(place="Linear.weight", action="model.weight = ...", edit=".weight"),
     "AG101-list": FrozenError(place="model.layers", action="append(...)", edit=".layers"),
+    "AG101-part": FrozenError(
+        place="Linear.weight",
+        action="model.weight = ...",
+        edit=".weight",
+        to_fix="write it from `self`, once self holds the part: self.part.weight = ...; "
+        "else: part = ag.at(part).weight.set(value)",
+    ),
     "AG102": StructureError(
         what="a value that is not an array is structure, and structure must be hashable.",
         place="Model.options",

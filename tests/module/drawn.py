@@ -1,16 +1,21 @@
-"""Random modules: drawn classes, and instances of them with nested containers, structure, `None`s and shared parts."""
+"""Random modules: drawn classes, generic ones too, and instances of them.
+
+They have nested containers, structure, `None`s, variables, shared parts and frozen leaves.
+"""
 
 import functools
 import types
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from aerogel.module import Module, field
+from aerogel.module import Module, Variable, field, freeze
+from aerogel.module._paths import show_path
 
+T = TypeVar("T")
 NAMES = ("a", "b", "c")
 
 
@@ -31,7 +36,8 @@ def drawn_class(names: tuple[str, ...], static: str | None, own_init: bool) -> t
                 setattr(self, static, values[-1])
 
         body["__init__"] = __init__
-    cls = types.new_class(name, (Module,), exec_body=lambda namespace: namespace.update(body))
+    bases = (Module, Generic[T]) if own_init else (Module,)  # type: ignore[misc]
+    cls = types.new_class(name, bases, exec_body=lambda namespace: namespace.update(body))
     globals()[name] = cls
     return cls
 
@@ -87,7 +93,9 @@ def modules_of(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> Any:
     """A module with drawn fields."""
     names = tuple(NAMES[: draw(st.integers(0, 3))])
     static = draw(st.sampled_from([None, "s"]))
-    cls = drawn_class(names, static, draw(st.booleans()))
+    own_init = draw(st.booleans())
+    cls: Any = drawn_class(names, static, own_init)
+    cls = cls[int] if own_init and draw(st.booleans()) else cls
     given_values = [draw(inner) for _ in names]
     if static and draw(st.booleans()):
         given_values.append(draw(statics | st.lists(statics, max_size=2)))
@@ -95,9 +103,16 @@ def modules_of(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> Any:
 
 
 @st.composite
-def modules(draw: st.DrawFn) -> Any:
-    """A module in which arrays and modules may stand in several places."""
-    shared = draw(st.lists(arrays(), max_size=2))
-    parts = st.one_of(arrays(), *map(st.just, shared))
+def modules(draw: st.DrawFn, with_marks: bool = False) -> Any:
+    """A module in which arrays and modules may stand in several places.
+
+    With marks there may be variables too, which may stand in several places, and leaves may be frozen.
+    """
+    variables = [st.builds(Variable, arrays())] if with_marks else []
+    shared = draw(st.lists(st.one_of(arrays(), *variables), max_size=2))
+    parts = st.one_of(arrays(), *variables, *map(st.just, shared))
     shared_modules = draw(st.lists(modules_of(parts), max_size=2))
-    return draw(modules_of(values(st.one_of(parts, *map(st.just, shared_modules)))))
+    model = draw(modules_of(values(st.one_of(parts, *map(st.just, shared_modules)))))
+    paths = [show_path(path) for path, _ in jax.tree.leaves_with_path(model)] if with_marks else []
+    chosen = draw(st.sets(st.sampled_from(paths), max_size=2)) if paths else set()
+    return freeze(model, lambda path, _: path in chosen) if chosen else model

@@ -19,7 +19,7 @@ from module.drawn import modules
 from module.saved import JAX_DTYPES, bits, check_same, new_file, real, trees, zeros_like
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_modules_come_back(model: Any) -> None:
     """Any module, into one of other values: equal, of the same structure, with the same ties, and each leaf once."""
     model = real(model)
@@ -31,7 +31,7 @@ def test_modules_come_back(model: Any) -> None:
     assert repr(ag.ties(again)) == repr(ag.ties(model)) if isinstance(model, ag.Module) else True
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_modules_of_shapes_are_filled(model: Any) -> None:
     """`like` may be shapes only; then every leaf is an array of JAX's."""
     model = jax.tree.map(jnp.asarray, real(model))

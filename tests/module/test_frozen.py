@@ -210,3 +210,19 @@ def test_freezing_is_by_leaf(model: Any, data: st.DataObject) -> None:
     taken, left = partition(marked, frozen)
     assert len(jax.tree.leaves(taken)) == sum(chosen)
     assert combine(taken, left) == marked
+
+
+def test_a_rebuilt_model_is_stopped_once() -> None:
+    """Maps over a model with a frozen leaf, inside of one trace, add no equation each."""
+
+    class Line(Module):
+        slope: Any
+        offset: Any
+
+    def rebuilt(line: Any) -> Any:
+        for _ in range(4):
+            line = jax.tree.map(lambda x: x, line)
+        return line.slope + line.offset
+
+    program = jax.make_jaxpr(rebuilt)(freeze(Line(jnp.ones(2), jnp.ones(2)), "offset"))
+    assert [equation.primitive.name for equation in program.eqns] == ["stop_gradient", "add"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerogel.module import Module, cast, combine, count_params, map_leaves, partition, ties
+from aerogel.module import Module, Variable, cast, combine, count_params, freeze, map_leaves, partition, ties
 from aerogel.module._paths import show_path
 from module.drawn import modules
 
@@ -112,3 +112,12 @@ def test_parameters_are_counted_once() -> None:
     assert count_params(jax.eval_shape(lambda: MODEL)) == 10
     assert count_params(jax.ShapeDtypeStruct((10**6, 10**6), jnp.bfloat16)) == 10**12
     assert count_params([]) == 0
+
+
+def test_variables_are_no_parameters() -> None:
+    """What a forward pass updates is state: it is not counted, whatever is asked for. Frozen parameters are."""
+    model = Linear([Variable(jnp.ones(3)), jnp.ones(2)], Variable(1.0))
+    assert count_params(model) == 2
+    assert count_params(model, by="part") == {"weight": 2}
+    assert count_params(freeze(model, "weight[1]")) == 2
+    assert count_params(jax.eval_shape(lambda: model)) == 2

@@ -22,13 +22,13 @@ from module.drawn import modules
 PLACED: list[Any] = [None, False, "label", (1, 2), [3], PartitionSpec("x"), jax.ShapeDtypeStruct((2,), jnp.int8)]
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_leaves_are_arrays_only(model: Any) -> None:
     """No function, number, string or None is a leaf, however deep it stands in containers."""
     assert all(isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct) for x in jax.tree.leaves(model))
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_unflatten_undoes_flatten(model: Any) -> None:
     """A model taken apart and put together is equal, has the same structure and the same text."""
     leaves, structure = jax.tree.flatten(model)
@@ -40,7 +40,7 @@ def test_unflatten_undoes_flatten(model: Any) -> None:
     assert all(a is b for a, b in zip(jax.tree.leaves(again), leaves, strict=True))
 
 
-@given(modules(), st.sampled_from(PLACED))
+@given(modules(with_marks=True), st.sampled_from(PLACED))
 def test_positions_survive_any_leaf(model: Any, placed: Any) -> None:
     """A tree of `None`, False, shapes or shardings has all positions of the model, and leads back to it."""
     leaves, structure = jax.tree.flatten(model)
@@ -52,7 +52,7 @@ def test_positions_survive_any_leaf(model: Any, placed: Any) -> None:
     assert back == model
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_one_array_everywhere_ties_nothing(model: Any) -> None:
     """A `tree.map` that returns one array for every leaf leaves ties and positions as they were."""
     same = jnp.zeros(3)
@@ -61,7 +61,7 @@ def test_one_array_everywhere_ties_nothing(model: Any) -> None:
     assert ties(mapped) == ties(model)
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_paths_lead_to_their_leaves(model: Any) -> None:
     """Every key path of JAX's, also as text, leads to the leaf that JAX names by it."""
     for path, leaf in jax.tree.leaves_with_path(model):
@@ -69,7 +69,7 @@ def test_paths_lead_to_their_leaves(model: Any) -> None:
         assert resolve(model, show_path(path)) == path
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_tied_places_read_what_they_are_tied_to(model: Any) -> None:
     """After any rebuild the second place holds the very array, or the equal module, of the first."""
     for tied in (model, jax.tree.map(lambda x: x, model), pickle.loads(pickle.dumps(model))):
@@ -80,7 +80,7 @@ def test_tied_places_read_what_they_are_tied_to(model: Any) -> None:
             assert all(a is b for a, b in zip(jax.tree.leaves(here), jax.tree.leaves(there), strict=True))
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_copies_are_equal(model: Any) -> None:
     """Pickling and both kinds of copy give an equal model of the same structure."""
     for again in (pickle.loads(pickle.dumps(model)), copy.copy(model), copy.deepcopy(model)):
@@ -89,7 +89,7 @@ def test_copies_are_equal(model: Any) -> None:
         assert repr(again) == repr(model)
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_any_array_changed_makes_another_model(model: Any) -> None:
     """Equality looks at every leaf, and at dtype and shape as well as values."""
     leaves, structure = jax.tree.flatten(model)
@@ -103,7 +103,7 @@ def taken_apart(tree: Any) -> list[Any]:
     return [x for leaf in jax.tree.leaves(tree) for x in dispatch_flatten(leaf)[0]]
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_the_boundary_changes_nothing_but_the_form(model: Any) -> None:
     """At the boundary, a model has the same leaves in the same order, and comes back equal."""
     leaves, structure = dispatch_flatten(model)
@@ -117,7 +117,7 @@ def test_the_boundary_changes_nothing_but_the_form(model: Any) -> None:
     assert [repr(t) for t in ties(back)] == [repr(t) for t in ties(model)]
 
 
-@given(modules(), modules())
+@given(modules(with_marks=True), modules(with_marks=True))
 def test_structures_are_equal_at_the_boundary_as_elsewhere(model: Any, other: Any) -> None:
     """Two models share what was compiled for one of them exactly if they have one structure, and keys in one place."""
     same = jax.tree.structure(model) == jax.tree.structure(other)
@@ -127,7 +127,7 @@ def test_structures_are_equal_at_the_boundary_as_elsewhere(model: Any, other: An
     assert model._flat[1] is jax.tree.map(lambda x: x, model)._flat[1]
 
 
-@given(modules())
+@given(modules(with_marks=True))
 def test_jit_takes_and_returns_modules(model: Any) -> None:
     """`jax.jit` takes a model whole; inside, leaves are tracers, structure is as it was."""
     real = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, model)

@@ -232,9 +232,7 @@ def test_drawn_programs_are_what_threading_by_hand_gives(around: str, body: tupl
             return lambda x, *s: jax.value_and_grad(lambda x: jax.checkpoint(f)(x, *s)[0].sum())(x)
         return f
 
-    # JAX's own check of types does not know what its batching makes of a loop whose places were taken out (jax 0.10.2).
-    with jax.enable_checks(False):
-        assert_same(jax.jit(under(ours))(X, MEAN, COUNT), jax.jit(under(by_hand))(X, MEAN, COUNT))
+    assert_same(jax.jit(under(ours))(X, MEAN, COUNT), jax.jit(under(by_hand))(X, MEAN, COUNT))
 
 
 INSIDE = [

@@ -29,7 +29,7 @@ COLUMN_SECONDS = 2e-9
 # An element of a one-pass variance or logsumexp, beyond the two-pass one.
 CENTERED_SECONDS = 1e-10
 # Accumulators that read the value on their own.
-CARRIES = {"moments": 2, "online softmax": 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
+CARRIES = {"moments": 1, "online softmax": 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
 # Values of a region that are smaller than this as a whole need no loop of their own; blocks are at most this large.
 SMALLEST_STREAM = 4 * 2**20
 BLOCK_BYTES = 2 * 2**20

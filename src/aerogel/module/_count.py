@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 import jax
 
-from ._frozen import is_inexact
+from ._frozen import is_inexact, state_mask
 from ._paths import show_path
 from ._select import Where, leaf_mask
 
@@ -19,7 +19,10 @@ def count_params(tree: Any, where: Where | None = None, by: None = None) -> int:
 @overload
 def count_params(tree: Any, where: Where | None = None, *, by: By) -> dict[Any, int]: ...
 def count_params(tree: Any, where: Where | None = None, by: By | None = None) -> int | dict[Any, int]:
-    """The number of floating-point numbers in a tree. What is tied counts once; integers and keys do not count.
+    """The number of floating-point numbers in a tree. What is tied counts once.
+
+    Integers and keys are no parameters, and neither are the values of variables: nothing is trained that a forward
+    pass sets. What is frozen is counted; for what is not, `where` is `ag.trainable`.
 
     Args:
         tree: a tree of arrays, or of shapes.
@@ -33,8 +36,9 @@ def count_params(tree: Any, where: Where | None = None, by: By | None = None) ->
     (15, 10, {"['a']": 10, "['b']": 5})
     """
     counts: Counter[Any] = Counter()
-    for (path, leaf), is_meant in zip(jax.tree.leaves_with_path(tree), leaf_mask(tree, where), strict=True):
-        if is_meant and is_inexact(leaf):
+    masks = leaf_mask(tree, where), state_mask(tree)
+    for (path, leaf), is_meant, is_state in zip(jax.tree.leaves_with_path(tree), *masks, strict=True):
+        if is_meant and is_inexact(leaf) and not is_state:
             counts[_group(path, leaf, by)] += math.prod(leaf.shape)
     return counts.total() if by is None else dict(counts)
 

@@ -86,7 +86,7 @@ def find_ties(owner: Any, form: Form) -> Iterator[Tie]:
     """
     seen: dict[int, tuple[Path, Path]] = {}
     pending = [((form.entry(slot),), (), form.get(owner, slot)) for slot in reversed(form.slots)]
-    skipped: set[Path] = set()
+    skipped = {tie.place for tie in form.ties}
     while pending:
         path, branch, value = pending.pop()
         if path in skipped:

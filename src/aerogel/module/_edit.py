@@ -31,25 +31,33 @@ def edited(tree: Any, changes: Changes) -> Any:
     """
     if not changes:
         return tree
-    new = _edited(tree, changes)
-    _check(new, tree, {id(value) for value in changes.values()})
+    new = changed(tree, changes)
+    places = ", ".join(show_path(path) for path in list(changes)[:3]) + (", ..." if len(changes) > 3 else "")
+    check_changed(new, tree, {id(value) for value in changes.values()}, f"an edit changed {places or 'it'}")
     return new
 
 
-def _edited(node: Any, changes: Changes) -> Any:
+def changed(node: Any, changes: Changes, convert: bool = True) -> Any:
+    """As `edited`, and nothing is checked.
+
+    Args:
+        node: any pytree.
+        changes: see `edited`.
+        convert: whether the fields' converters are called.
+    """
     if () in changes:
         return changes[()]
     below: dict[Any, Changes] = {}
     for path, value in changes.items():
         below.setdefault(path[0], {})[path[1:]] = value
-    parts = {key: _edited(part(node, key), inner) for key, inner in below.items()}
+    parts = {key: changed(part(node, key), inner, convert) for key, inner in below.items()}
     if kind_of(node) is not Kind.NODE:
         return with_parts(node, parts)
     form = form_if_node(node)
     assert form is not None, "it is a node of ours"
     put_here = {form.slot_of(key) for key, inner in below.items() if () in inner}
     values = {form.slot_of(key): value for key, value in parts.items()}
-    return _Edit(node, form, put_here, changes).of(values)
+    return _Edit(node, form, put_here, changes, convert).of(values)
 
 
 class _Edit:
@@ -60,13 +68,15 @@ class _Edit:
         form: its form.
         put_here: the slots that get a new value as a whole; in others it is further down that something changes.
         changes: the new parts, by their paths from the node.
+        convert: whether the fields' converters are called.
     """
 
-    def __init__(self, node: Any, form: Form, put_here: set[Any], changes: Changes) -> None:
+    def __init__(self, node: Any, form: Form, put_here: set[Any], changes: Changes, convert: bool) -> None:
         self.node = node
         self.form = form
         self.put_here = put_here
         self.changes = changes
+        self.convert = convert
 
     def of(self, values: dict[Any, Any]) -> Any:
         """The new node."""
@@ -94,7 +104,7 @@ class _Edit:
         return self._with_ties(copied(self.node, self.form, form, values), form)
 
     def _taken_in(self, slot: Any, value: Any) -> Any:
-        if slot in self.put_here:
+        if slot in self.put_here and self.convert:
             convert = getattr(self.form.cls, "_converters", {}).get(slot)
             value = value if convert is None else convert(value)
         value = freeze(value, self._place(slot))
@@ -148,16 +158,40 @@ def _is_same(one: Any, other: Any) -> bool:
     return structure == other_structure and all(a is b for a, b in zip(leaves, others, strict=True))
 
 
-def _check(new: Any, old: Any, given: set[int]) -> None:
-    if new is old or new is MISSING or id(new) in given:
+class _Noting:
+    """Errors that are raised inside get a note. A bare `except` would do the same, and catch what it must not."""
+
+    def __init__(self, note: str) -> None:
+        self.note = note
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            error.add_note(self.note)
+
+
+def check_changed(new: Any, old: Any, done: set[int], why: str) -> None:
+    """Runs `__check_init__` on every module in `new` that is not what it was in `old`.
+
+    Args:
+        new: any tree.
+        old: what it was made of.
+        done: the ids of what needs no check, to which those are added that get one.
+        why: what changed, for a note on the errors that the checks raise.
+    """
+    if new is old or new is MISSING or id(new) in done:
         return
+    done.add(id(new))
     before = {} if old is MISSING else dict(parts_below(old))
     for key, value in parts_below(new):
-        _check(value, before.get(key, MISSING), given)
+        check_changed(value, before.get(key, MISSING), done, why)
     checks = getattr(type(new), "_checks", ())
     if checks and _is_whole(new):
-        for check in checks:
-            check(new)
+        with _Noting(f"`__check_init__` of {type(new).__name__} ran again: {why}"):
+            for check in checks:
+                check(new)
 
 
 def _is_whole(node: Any) -> bool:

@@ -15,6 +15,7 @@ class FrozenError(AerogelError, FrozenInstanceError):
         place: what was to be changed, as a path: `model.layers[0].weight`.
         action: what was tried, as code: `.append(...)`.
         edit: the path to write after `ag.at(model)`.
+        to_fix: what to do, where that is not an edit.
     """
 
     code: ClassVar[str] = "AG101"
@@ -22,13 +23,14 @@ class FrozenError(AerogelError, FrozenInstanceError):
     place: str
     action: str
     edit: str
+    to_fix: str | None = None
 
     def text(self) -> ErrorText:
         return ErrorText(
             what="modules and the containers in them do not change after `__init__`.",
             where=self.place,
             got=self.action,
-            to_fix=f"make a changed copy: new = ag.at(model){self.edit}.set(value)",
+            to_fix=self.to_fix or f"make a changed copy: new = ag.at(model){self.edit}.set(value)",
         )
 
 

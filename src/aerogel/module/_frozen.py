@@ -88,12 +88,47 @@ def is_inexact(leaf: Any) -> bool:
 
 def frozen_mask(tree: Any) -> tuple[bool, ...]:
     """For each leaf, in the order of `jax.tree.leaves(tree)`, whether it is frozen."""
+    structure = jax.tree.structure(tree)
+    if not _has_marks(structure):
+        return (False,) * structure.num_leaves
     return tuple(_is_frozen(tree, path) for path in leaf_paths(tree))
+
+
+def state_mask(tree: Any) -> tuple[bool, ...]:
+    """For each leaf, in the order of `jax.tree.leaves(tree)`, whether it is the value of a variable."""
+    structure = jax.tree.structure(tree)
+    if not _has_marks(structure):
+        return (False,) * structure.num_leaves
+    return tuple(_is_state(tree, path) for path in leaf_paths(tree))
+
+
+def _has_marks(structure: Any) -> bool:
+    """Whether there is a mark anywhere: to ask the nodes once is cheaper than to follow the path of each leaf."""
+    pending = [structure]
+    while pending:
+        each = pending.pop()
+        cls, form = each.node_data() or (None, None)
+        if hasattr(cls, "_constant_fields") or (isinstance(form, Form) and form.frozen):
+            return True
+        pending += each.children()
+    return False
+
+
+def _is_constant(node: Any, key: Any) -> bool:
+    return getattr(key, "name", None) in getattr(type(node), "_constant_fields", ())
+
+
+def _is_state(node: Any, path: Path) -> bool:
+    for key in path:
+        if _is_constant(node, key):
+            return True
+        node = part(node, key)
+    return False
 
 
 def _is_frozen(node: Any, path: Path) -> bool:
     for depth, key in enumerate(path):
-        if getattr(key, "name", None) in getattr(type(node), "_constant_fields", ()):
+        if _is_constant(node, key):
             return True
         form = form_if_node(node)
         if form is not None and form.frozen and (form.slot_of(key), show_path(path[depth + 1 :])) in form.frozen:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 import jax
 
 from . import _boundary
+from ._building import assign, running, settle
 from ._compare import are_equal, hash_of
 from ._decide import default_modules
 from ._display import show
@@ -77,6 +78,9 @@ class ModuleMeta(ABCMeta):
             return module
 
 
+_CALL = vars(ModuleMeta)["__call__"].__code__
+
+
 def _taken_out(cls: ModuleMeta) -> set[str]:
     """The names of the class's own `AbstractField`s, which are no annotations of it any more."""
     own = vars(cls).get("__annotations__", {})
@@ -137,8 +141,8 @@ def _give_setattr(cls: ModuleMeta) -> None:
 def _set_with_care(module: Any, name: str, value: Any) -> None:
     cls = type(module)
     if is_lazy(module) or module._form is not BUILDING:
-        raise FrozenError(place=f"{cls.__name__}.{name}", action=f"model.{name} = ...", edit=f".{name}")
-    if name in cls._converters:
+        _set_in_owner(module, name, value)
+    elif name in cls._converters:
         put(module, name, cls._converters[name](value))
     elif hasattr(getattr(cls, name, None), "__set__"):
         put(module, name, value)
@@ -150,8 +154,24 @@ def _set_with_care(module: Any, name: str, value: Any) -> None:
         )
 
 
+def _set_in_owner(module: Any, name: str, value: Any) -> None:
+    """Sets an attribute of a finished module, which is to be a part of one whose `__init__` runs."""
+    cls = type(module)
+    construction = running(_CALL)
+    if construction is None or name not in cls._converters or not assign(construction, module, name, value):
+        is_inside = construction is not None and name in cls._converters
+        fix = f"self holds the part: self.part.{name} = ...; else: part = ag.at(part).{name}.set(value)"
+        raise FrozenError(
+            place=f"{cls.__name__}.{name}",
+            action=f"model.{name} = ...",
+            edit=f".{name}",
+            to_fix=f"write it from `self`, once {fix}" if is_inside else None,
+        )
+
+
 def _finish(cls: ModuleMeta, module: Any) -> None:
     """Freezes what an `__init__` left, and gives fields that it left out their defaults."""
+    settle(module)
     for name in cls._fields_in_order:
         value = getattr(module, name, MISSING)
         if value is MISSING or value is module or name in cls._defaults:
@@ -214,7 +234,12 @@ class Module(metaclass=ModuleMeta):
         _form: ClassVar[Form]  # a slot; annotated for checkers only, else it were a field
 
     def __delattr__(self, name: str) -> None:
-        raise FrozenError(place=f"{type(self).__name__}.{name}", action=f"del model.{name}", edit=f".{name}")
+        if not is_lazy(self) and self._form is BUILDING:
+            object.__delattr__(self, name)
+            return
+        where = {"place": f"{type(self).__name__}.{name}", "action": f"del model.{name}", "edit": f".{name}"}
+        to_fix = f"put None there: self.part.{name} = None" if running(_CALL) is not None else None
+        raise FrozenError(**where, to_fix=to_fix)
 
     def __eq__(self, other: object) -> Any:
         return are_equal(self, other) if type(other) is type(self) else NotImplemented

@@ -1,8 +1,9 @@
 """Every place of a tree, with the leaves that stand there: what selections look at."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -32,16 +33,19 @@ class Skeleton:
         self._marks = [_mark_for(leaf) for leaf in leaves]  # kept alive: ids are unique among the living
         self.leaves = {id(mark): i for i, mark in enumerate(self._marks)}
         self.tree = jax.tree.unflatten(structure, self._marks)
-        self.paths = leaf_paths(tree)
+        self._whole = tree
         _show_sources(self.tree)
+
+    @functools.cached_property
+    def paths(self) -> list[Path]:
+        return leaf_paths(self._whole)
 
     def leaves_below(self, value: Any) -> list[int]:
         """The positions of the leaves in a part of the copy."""
         return [self.leaves[id(leaf)] for leaf in jax.tree.leaves(value) if id(leaf) in self.leaves]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """One place of a tree.
 
     Attributes:
@@ -112,7 +116,8 @@ def _links(tree: Any) -> "dict[Path, tuple[Path, bool]]":
         form = form_if_node(node)
         for tie in () if form is None else form.ties:
             links.setdefault((*path, *tie.place), ((*path, *tie.source), tie.via is not None))
-        pending += [((*path, key), value) for key, value in parts_below(node) if (*path, key) not in links]
+        inside = ((key, value) for key, value in parts_below(node) if kind_of(value) is not Kind.ARRAY)
+        pending += [((*path, key), value) for key, value in inside if (*path, key) not in links]
     return links
 
 

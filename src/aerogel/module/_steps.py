@@ -10,6 +10,7 @@ from ._decide import form_if_node
 from ._errors import PathError
 from ._form import MISSING
 from ._holes import copied, fill
+from ._kinds import Kind, kind_of
 from ._late import late_values
 from ._paths import LeafKey, Path, read_path, show_path, step_name
 
@@ -46,6 +47,8 @@ def is_node(value: Any) -> bool:
     """Whether JAX sees a node in `value`, and not a leaf."""
     if form_if_node(value) is not None:
         return True
+    if kind_of(value) is Kind.ARRAY:
+        return False
     opened = jax.tree.leaves(value, is_leaf=_is_not(value))
     return not (len(opened) == 1 and opened[0] is value)
 
@@ -167,6 +170,8 @@ def _known_paths(tree: Any) -> list[str]:
 
 
 def _opened(node: Any) -> list[tuple[Any, Any]]:
+    if kind_of(node) in (Kind.ARRAY, Kind.ATOM):
+        return []
     found = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_not(node))[0]
     return [(path[0], child) for path, child in found if path]
 

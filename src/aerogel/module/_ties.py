@@ -139,7 +139,7 @@ def _with_tie(owner: Any, made: Tie) -> Any:
     form = form_of(owner)
     value = reach(owner, made.source)
     # The tied place inside first: where it was a leaf, it is one no more.
-    final = _tied_form(form, made)
+    final = tied_form(form, made)
     if len(made.place) == 1:
         whole = copied(owner, form, form.without(form.slot_of(made.place[0])), leave_out=form.slot_of(made.place[0]))
     else:
@@ -149,7 +149,8 @@ def _with_tie(owner: Any, made: Tie) -> Any:
     return copied(filled, form_of(filled), final)
 
 
-def _tied_form(form: Form, made: Tie) -> Form:
+def tied_form(form: Form, made: Tie) -> Form:
+    """The form of a module with one more tie, whose paths are from it and are not tied yet."""
     # Where the new place is inside the source of an older tie, it is filled first.
     before = [t for t in form.ties if not _feeds(made, t)]
     after = [t for t in form.ties if _feeds(made, t)]

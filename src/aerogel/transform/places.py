@@ -5,11 +5,14 @@ JAX knows how to do that for mutable arrays, with some gaps, for which `check_pl
 means what it says.
 """
 
+import operator
 from typing import Any
 
 import jax
 
 from aerogel import _jax
+from aerogel.compiler.normalize import map_inner, open_jaxpr
+from aerogel.compiler.program import copy_equation, rename, substitute, with_equations
 from aerogel.module._errors import StateError
 
 _WHY = {
@@ -132,3 +135,35 @@ def _name_in(equation: Any) -> str | None:
             return first.params["name"]
         pending += [each for inner in _jax.jaxprs_in_params(first.params) for each in inner.eqns]
     return None
+
+
+def taken_out(program: Any) -> Any:
+    """The program without its places: it takes their values and returns, after its results, those that they have then.
+
+    In the loops JAX leaves calls behind, whose types its own checks do not know under `vmap` (`closed_call`, 0.10.2).
+    They are inlined.
+    """
+    whole = _jax.without_places(program)
+    return _jax.ClosedJaxpr(_without_calls(whole.jaxpr), whole.consts)
+
+
+def _without_calls(jaxpr: Any) -> Any:
+    closed = isinstance(jaxpr, _jax.ClosedJaxpr)
+    program = open_jaxpr(jaxpr)
+    equations: list[Any] = []
+    names: dict[Any, Any] = {}
+    for equation in program.eqns:
+        new = rename(map_inner(equation, _without_calls), names)
+        if new.primitive.name != "closed_call":
+            equations.append(new)
+            continue
+        body = new.params["call_jaxpr"]
+        assert not body.consts, "JAX made it of a program without constants"
+        inner = dict(zip(body.jaxpr.invars, new.invars, strict=True))
+        equations += [copy_equation(each, inner) for each in body.jaxpr.eqns]
+        outs = [substitute(x, inner) for x in body.jaxpr.outvars]
+        names.update(zip(new.outvars, outs, strict=True))
+    if len(equations) == len(program.eqns) and all(map(operator.is_, equations, program.eqns)):
+        return jaxpr
+    new = with_equations(program, equations, [substitute(x, names) for x in program.outvars])
+    return _jax.ClosedJaxpr(new, jaxpr.consts) if closed else new

@@ -11,7 +11,7 @@ from aerogel import _jax
 from aerogel.module._paths import show_path
 from aerogel.module._variable import Bound, Variable, is_variable, open_stores, opened
 
-from .places import Places, check_places, refusal
+from .places import Places, check_places, refusal, taken_out
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -138,7 +138,7 @@ def _threaded(f: Any, body: Callable[[Any], Any], initial: tuple[Any, ...]) -> t
         program, out_tree = _jax.trace_places(exchanged, f, inputs)
     check_places(program)
     is_written = _jax.written_places(program)
-    results = _jax.evaluate(_jax.without_places(program), inputs)
+    results = _jax.evaluate(taken_out(program), inputs)
     finals = results[len(results) - total :]
     for (store, i), value, written in zip(targets, finals[own:], is_written[own:], strict=True):
         if written:

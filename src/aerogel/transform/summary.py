@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from aerogel.compiler.cost import nbytes
 from aerogel.module._display import show_array
-from aerogel.module._frozen import frozen_mask, is_inexact
+from aerogel.module._frozen import frozen_mask, is_inexact, state_mask
 from aerogel.module._kinds import Kind, kind_of
 from aerogel.module._paths import Path, show_path
 from aerogel.module._places import Skeleton, places_of
@@ -29,7 +29,7 @@ class Row:
         name: its last step; the class for the model itself.
         depth: the number of its steps.
         type: the class, or dtype and shape of an array: "f32[64,4]".
-        params: floating-point numbers in it; tied ones count where they stand.
+        params: floating-point numbers in it but for values of variables; tied ones count where they stand.
         bytes: of all arrays in it.
         tied_to: the path of the part that this one is, for a tied place.
         frozen: whether all of its parameters are frozen.
@@ -150,22 +150,29 @@ def _rows(model: Any, called: dict[Path, Called]) -> Iterator[Row]:
             yield _filled(row, own.get(path, []), called.get(path))
 
 
-def _own_leaves(model: Any) -> dict[Path, list[tuple[Any, bool]]]:
-    """The leaves in each part, without those that stand elsewhere, each with whether it is frozen."""
-    found: dict[Path, list[tuple[Any, bool]]] = {}
-    for path, leaf, is_frozen in zip(leaf_paths(model), jax.tree.leaves(model), frozen_mask(model), strict=True):
+class _Leaf(NamedTuple):
+    value: Any
+    is_frozen: bool
+    is_state: bool
+
+
+def _own_leaves(model: Any) -> dict[Path, list[_Leaf]]:
+    """The leaves in each part, without those that stand elsewhere."""
+    found: dict[Path, list[_Leaf]] = {}
+    leaves = map(_Leaf, jax.tree.leaves(model), frozen_mask(model), state_mask(model))
+    for path, leaf in zip(leaf_paths(model), leaves, strict=True):
         for n in range(len(path) + 1):
-            found.setdefault(path[:n], []).append((leaf, is_frozen))
+            found.setdefault(path[:n], []).append(leaf)
     return found
 
 
-def _filled(row: Row, leaves: list[tuple[Any, bool]], call: Called | None) -> Row:
-    floats = [(leaf, is_frozen) for leaf, is_frozen in leaves if is_inexact(leaf)]
+def _filled(row: Row, leaves: list[_Leaf], call: Called | None) -> Row:
+    floats = [leaf for leaf in leaves if is_inexact(leaf.value)]
     return replace(
         row,
-        params=sum(math.prod(leaf.shape) for leaf, _ in floats),
-        bytes=sum(nbytes(leaf) for leaf, _ in leaves if kind_of(leaf) is Kind.ARRAY),
-        frozen=bool(floats) and all(is_frozen for _, is_frozen in floats),
+        params=sum(math.prod(leaf.value.shape) for leaf in floats if not leaf.is_state),
+        bytes=sum(nbytes(leaf.value) for leaf in leaves if kind_of(leaf.value) is Kind.ARRAY),
+        frozen=bool(floats) and all(leaf.is_frozen for leaf in floats),
         output=None if call is None else _shown_types(call.output),
         flops=None if call is None else call.flops,
     )
