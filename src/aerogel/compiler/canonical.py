@@ -1,5 +1,6 @@
 """What JAX's derivatives write in a roundabout way, in the form that loops take in best. Nothing here reads more.
 
+* Picking one entry of each row by counted indices (`logp[jnp.arange(n), labels]`) is picking along an axis.
 * The gradient of picking one entry of each row (`take_along_axis`, the label's logit under a cross-entropy) is a
   scatter into zeros. As a comparison with a counter it fuses into what reads it, and its sum over the row is known.
 * The gradient of a weight is the transpose of a product. The product with its operands exchanged needs none, and can be
@@ -15,17 +16,23 @@ from jax import lax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .level import Edit, Level, apply_edits
+from .picks import batched_pick, is_zeros
 from .products import may_swap
 from .program import Builder, is_var
-from .zeros import is_zero
 
 
 def canonical(jaxpr: Jaxpr) -> Jaxpr:
     """One level in that form; the same object when it is already."""
-    if not any(eqn.primitive.name in ("scatter-add", "transpose") for eqn in jaxpr.eqns):
+    if not any(eqn.primitive.name in ("gather", "scatter-add", "transpose") for eqn in jaxpr.eqns):
         return jaxpr
     level = Level(jaxpr)
-    edits: list[Edit] = []
+    picks = (
+        batched_pick(level, i) for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in ("gather", "scatter-add")
+    )
+    edits = [edit for edit in picks if edit is not None]
+    if edits:
+        jaxpr = apply_edits(jaxpr, edits)[0]
+        level, edits = Level(jaxpr), []
     for place, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name == "scatter-add":
             one = _one_entry(level, eqn)
@@ -69,10 +76,8 @@ class _OneEntry:
 
 def _one_entry(level: Level, eqn: JaxprEqn) -> _OneEntry | None:
     into, index, entry = eqn.invars
-    if is_var(into):
-        maker = level.eqns[level.made_by[into]] if into in level.made_by else None
-        if maker is None or maker.primitive.name != "broadcast_in_dim" or not is_zero(maker.invars[0], set()):
-            return None
+    if not is_zeros(level, into):
+        return None
     numbers, shape = eqn.params["dimension_numbers"], into.aval.shape
     if len(numbers.inserted_window_dims) != 1 or numbers.update_window_dims:
         return None
