@@ -1,4 +1,4 @@
-"""What the stacked partial results of all steps come to, where it takes fewer operations than combining them one by one.
+"""What the stacked partial results of all steps come to, in fewer operations than combining them one by one.
 
 Steps that do not count hold the identity of their monoid: `n = 0`, a maximum of `-inf`.
 """
