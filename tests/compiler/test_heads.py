@@ -151,11 +151,11 @@ HEADS: dict[str, Head] = {
     "counted rows, flattened": lambda p, xs, y: counted(states(p, xs).reshape(-1, H) @ p["head"], y.reshape(-1)),
     "counted steps of sequences": lambda p, xs, y: jax.vmap(counted, 1)(states(p, xs) @ p["head"], y).mean(),
     "smoothed by the mean": of_logits(smoothed_by_mean),
+}
+VALUES: dict[str, Head] = {
     "bfloat16 logits": lambda p, xs, y: each(
         (states(p, xs).astype(jnp.bfloat16) @ p["head"].astype(jnp.bfloat16)).astype(jnp.float32), y
     ).mean(),
-}
-VALUES: dict[str, Head] = {
     "a step ahead": lambda p, xs, y: each((states(p, xs) @ p["head"])[:-1], y[1:]).mean(),
     "in a map": lambda p, xs, y: lax.map(lambda a: each(a[0] @ p["head"], a[1]).mean(), (states(p, xs), y)).mean(),
 }

@@ -7,7 +7,9 @@
   summed up in a loop as it is wanted.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,18 +104,52 @@ def _compared(level: Level, place: int, one: _OneEntry) -> Edit:
     whole = eqn.outvars[0]
     results: dict[Var, Atom] = {whole: builder.call(one.whole, *reads)[0]}
     gone = {place}
-    for value, negative in ((whole, False), *((v, True) for v in _negated(level, whole))):
+    for value, total_of in _linear_in(level, whole, one.dim):
         for k in level.readers(value):
             if k >= 0 and _sums_rows(level.eqns[k], one.dim):
                 (total,) = builder.call(one.summed, *reads)
-                results[level.eqns[k].outvars[0]] = builder.call(lax.neg, total)[0] if negative else total
+                results[level.eqns[k].outvars[0]] = total_of(builder, total)
                 gone.add(k)
     return Edit(place, frozenset(gone), builder.eqns, results, frozenset(gone))
 
 
-def _negated(level: Level, value: Var) -> list[Var]:
-    made = (level.eqns[k] for k in level.readers(value) if k >= 0)
-    return [eqn.outvars[0] for eqn in made if eqn.primitive.name == "neg"]
+RowSum = Callable[[Builder, Atom], Atom]
+
+
+def _linear_in(level: Level, whole: Var, dim: int) -> list[tuple[Var, RowSum]]:
+    """Values that are a value up to its sign and what is added to all of a row; what their rows' sums are of its own."""
+    found: list[tuple[Var, RowSum]] = [(whole, lambda builder, total: total)]
+    for value, total_of in found:
+        for k in level.readers(value):
+            eqn = level.eqns[k] if k >= 0 else None
+            if eqn is not None and eqn.primitive.name == "neg":
+                found.append((eqn.outvars[0], partial(_minus, total_of)))
+            elif eqn is not None and eqn.primitive.name in ("add", "add_any"):
+                (other,) = (x for x in eqn.invars if x is not value) if eqn.invars[0] is not eqn.invars[1] else (value,)
+                row = _same_in_rows(level, other, dim)
+                if row is not None and level.made_by[row.outvars[0]] < level.made_by[whole]:  # needs nothing of it
+                    found.append((eqn.outvars[0], partial(_plus, total_of, row, dim, value.aval.shape[dim])))
+    return found
+
+
+def _minus(total_of: RowSum, builder: Builder, total: Atom) -> Atom:
+    return builder.call(lax.neg, total_of(builder, total))[0]
+
+
+def _plus(total_of: RowSum, row: JaxprEqn, dim: int, size: int, builder: Builder, total: Atom) -> Atom:
+    """With `size` times what the broadcast `row` adds to each entry."""
+    shape, dims = list(row.outvars[0].aval.shape), tuple(row.params["broadcast_dimensions"])
+    kept = shape[:dim] + shape[dim + 1 :]
+    into = tuple(d - (d > dim) for d in dims)
+    (more,) = builder.call(lambda x: lax.broadcast_in_dim(x * np.asarray(size, x.dtype), kept, into), row.invars[0])
+    return builder.call(lax.add, total_of(builder, total), more)[0]
+
+
+def _same_in_rows(level: Level, x: Atom, dim: int) -> JaxprEqn | None:
+    """The broadcast that makes a value whose entries do not differ along `dim`."""
+    maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
+    is_one = maker is not None and maker.primitive.name == "broadcast_in_dim"
+    return maker if is_one and dim not in maker.params["broadcast_dimensions"] else None
 
 
 def _sums_rows(eqn: JaxprEqn, dim: int) -> bool:
