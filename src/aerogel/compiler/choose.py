@@ -99,13 +99,18 @@ def _read_twice(level: Level, region: Region, sites: list[Site], dear: set[Var])
     return frozenset(y for y in dear if arrays(y) + (made[y] in carried) > 1)
 
 
+def is_product(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a product of matrices, which is slow for few rows."""
+    return eqn.primitive.name in ("dot_general", "conv_general_dilated")
+
+
 def block_length(region: Region) -> int | None:
     """How many steps at a time the sites of a region run best in a loop of their own; None if that cannot pay.
 
     It can where a product of few rows stands in the region: a block has more. The largest value of a block should
     stay in the cache.
     """
-    products = [site for site in region.sites if site.eqn.primitive.name in ("dot_general", "conv_general_dilated")]
+    products = [site for site in region.sites if is_product(site.eqn)]
     stacked = [v for site in products for v in site.eqn.outvars if v in region.stacked]
     largest = max((nbytes(v.aval) for v in stacked), default=0)
     if largest < SMALLEST_STREAM:
@@ -218,8 +223,8 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
         return 0.0
     steps = site.window.count
     if isinstance(site.answer, Reduced) and site.late:
-        elements = sum(x.aval.size for x in site.reads if is_var(x))
-        return elements * CENTERED_SECONDS + seconds_of_reductions(site, machine)
+        # its kernels are those of its centre, a reduction of the same values
+        return sum(x.aval.size for x in site.reads if is_var(x)) * CENTERED_SECONDS
     serial = site.eqn.primitive.name in ("argmax", "argmin") and machine.name == "cpu" and region.block is None
     if isinstance(site.answer, Mapped) and serial:
         # scalar code: many steps at once run on several cores (measured: 1.6 to 2 times faster on four)

@@ -12,7 +12,7 @@ from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 from ..accumulate import summed_in_steps
 from ..axes import Mapped, Reduced
 from ..canonical import canonical
-from ..choose import Plan, block_length, choose, stacked_bytes
+from ..choose import Plan, block_length, choose, is_product, stacked_bytes
 from ..exactness import Exactness
 from ..fusion import fuse
 from ..level import Edit, Level, apply_edits
@@ -29,6 +29,8 @@ from ..spread import is_spread, stays_local
 NAME = "loop-fusion"
 # A loop of its own must be predicted this much better than the first loop.
 WORTH = 0.95
+# And this much where all sites could run in the first loop: in one of its own, what that stacks exists.
+WORTH_A_STACK = 0.8
 # Twice is the most that a program was seen to need; the bound is for costs that contradict each other.
 MOST_TIMES = 4
 
@@ -160,7 +162,10 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
     if block is None:
         return inside
     after = choose(level, grow(level, index, loop, permitted, block), context.machine)
-    return after if after.sites and after.seconds < WORTH * inside.seconds else inside
+    # without a product in it, a loop of its own only walks over what exists as a whole
+    worth = WORTH_A_STACK if len(inside.sites) == len(region.sites) else WORTH
+    pays = any(is_product(site.eqn) for site in after.sites) and after.seconds < worth * inside.seconds
+    return after if pays else inside
 
 
 def _left(jaxpr: Jaxpr) -> list[Decision]:
