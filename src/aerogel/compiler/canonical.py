@@ -117,7 +117,7 @@ RowSum = Callable[[Builder, Atom], Atom]
 
 
 def _linear_in(level: Level, whole: Var, dim: int) -> list[tuple[Var, RowSum]]:
-    """Values that are `whole` up to a sign and what is added to all of a row, and their rows' sums, of its rows' sums."""
+    """Values that are `whole` up to a sign and what is added to each row, and how their rows' sums follow from its."""
     found: list[tuple[Var, RowSum]] = [(whole, lambda builder, total: total)]
     for value, total_of in found:
         for k in level.readers(value):
