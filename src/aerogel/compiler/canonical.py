@@ -148,8 +148,9 @@ def _plus(total_of: RowSum, row: JaxprEqn, dim: int, size: int, builder: Builder
 def _same_in_rows(level: Level, x: Atom, dim: int) -> JaxprEqn | None:
     """The broadcast that makes a value whose entries do not differ along `dim`."""
     maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
-    is_one = maker is not None and maker.primitive.name == "broadcast_in_dim"
-    return maker if is_one and dim not in maker.params["broadcast_dimensions"] else None
+    if maker is None or maker.primitive.name != "broadcast_in_dim" or dim in maker.params["broadcast_dimensions"]:
+        return None
+    return maker
 
 
 def _sums_rows(eqn: JaxprEqn, dim: int) -> bool:
