@@ -60,6 +60,17 @@ def smoothed(logits: Any, labels: Any) -> Any:
     return optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(labels, V), 0.1)).mean()
 
 
+def smoothed_by_mean(logits: Any, labels: Any) -> Any:
+    """The same, as the mean of all entries beside the label's."""
+    logp = jax.nn.log_softmax(logits)
+    return -(0.9 * picked(logp, labels) + 0.1 * logp.mean(-1)).mean()
+
+
+def counted(logits: Any, labels: Any) -> Any:
+    """The label's entry by an index for each row."""
+    return -jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels].mean()
+
+
 def with_z_loss(logits: Any, labels: Any) -> Any:
     """With a penalty on the normaliser."""
     z = jax.nn.logsumexp(logits, -1)
@@ -134,6 +145,12 @@ HEADS: dict[str, Head] = {
     "in the scan": in_the_scan,
     "lax.map": lambda p, xs, y: each(lax.map(lambda h: h @ p["head"], states(p, xs)), y).mean(),
     "two directions": both_ways,
+    "counted rows": of_logits(
+        lambda x, y: -jax.nn.log_softmax(x)[jnp.arange(T)[:, None], jnp.arange(B), y].mean(),
+    ),
+    "counted rows, flattened": lambda p, xs, y: counted(states(p, xs).reshape(-1, H) @ p["head"], y.reshape(-1)),
+    "counted steps of sequences": lambda p, xs, y: jax.vmap(counted, 1)(states(p, xs) @ p["head"], y).mean(),
+    "smoothed by the mean": of_logits(smoothed_by_mean),
 }
 VALUES: dict[str, Head] = {
     "bfloat16 logits": lambda p, xs, y: each(

@@ -546,3 +546,21 @@ def test_every_loop_of_a_level_is_looked_at() -> None:
     assert len(fired(f, args)) == 2
     assert [eqn.primitive.name for eqn, depth in equations(hoisted(f), *args) if not depth].count("scan") == 2
     assert_same(f, args)
+
+
+def test_sums_whose_factors_would_be_large_stacks_stay() -> None:
+    """Under a head in a `lax.map`, the gradients of all logits would be stacked for the gradient of its weights."""
+    xs, labels, w = normal(0, 64, 4, 16), jnp.zeros((64, 4), int), normal(1, 16, 8192)
+
+    def loss(w: jax.Array) -> jax.Array:
+        def one(a: Any) -> jax.Array:
+            logits = jax.nn.log_softmax(a[0] @ w)
+            return -jnp.take_along_axis(logits, a[1][:, None], -1).mean()
+
+        return lax.map(one, (xs, labels)).mean()
+
+    assert "more than half of all that the steps read" in refusals(jax.grad(loss), (w,))
+    natural, optimised = (
+        jax.jit(f).lower(w).compile().memory_analysis() for f in (jax.grad(loss), ag.optimize(jax.grad(loss)))
+    )
+    assert optimised.temp_size_in_bytes <= 1.01 * natural.temp_size_in_bytes

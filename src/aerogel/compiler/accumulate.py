@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -11,8 +10,8 @@ from jax import lax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from .axes import Axis, Monoid, Reduced, along
-from .centered import MOMENTS, SOFTMAX
 from .loop import Loop, LoopBuilder, strong
+from .partials import OF_ALL
 from .program import is_var
 from .running import running
 from .window import Window, in_window, position
@@ -38,7 +37,7 @@ def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window
     hit = is_hit(new, window)
     (first,) = avals[:1]
     small = max(int(np.prod(a.shape)) for a in avals) * SMALL <= step_size
-    sums = monoid.name in (MOMENTS, SOFTMAX) or (monoid.name == "add" and jnp.issubdtype(first.dtype, jnp.inexact))
+    sums = monoid.name in OF_ALL and jnp.issubdtype(first.dtype, jnp.inexact)
     if sums and small and window.count >= STACKED_FROM:
         return _stacked(new, monoid, partial, start, hit)
     how = running(monoid, is_backwards(new, window))
@@ -91,9 +90,7 @@ def _stacked(
 
         partial = new.body.call(counted, hit, *partial, *empty)
     rows = [new.y(x) for x in partial]
-    if monoid.name == "add":
-        return new.after.call(lambda rows: lax.reduce_sum(rows, [0]), *rows)
-    return new.after.call(lambda *rows: _in_pairs(monoid, *rows), *rows)
+    return new.after.call(OF_ALL[monoid.name], *rows)
 
 
 PASSED_ON = frozenset("select_n convert_element_type reshape squeeze broadcast_in_dim".split())
@@ -118,19 +115,6 @@ def _sums_up(eqn: JaxprEqn) -> bool:
         return False
     answers = (along(eqn, {0: Axis(d)}, n) for shape in shapes[:1] for d, n in enumerate(shape) if n > 1)
     return any(isinstance(answer, Reduced) and answer.monoid.name == "add" for answer in answers)
-
-
-def _in_pairs(monoid: Monoid, *values: Any) -> list[Any]:
-    """All rows of the values combined, halves with halves."""
-    rows = list(values)
-    while (n := rows[0].shape[0]) > 1:
-        half = n // 2
-        a, b, rest = (
-            tuple(lax.slice_in_dim(x, i, j) for x in rows) for i, j in ((0, half), (half, 2 * half), (2 * half, n))
-        )
-        both = jax.vmap(monoid.combine)(a, b)
-        rows = [lax.concatenate([x, y], 0) for x, y in zip(both, rest, strict=True)] if n % 2 else list(both)
-    return [lax.squeeze(x, [0]) for x in rows]
 
 
 def keep(new: LoopBuilder, atom: Atom, window: Window) -> Var:

@@ -1,12 +1,15 @@
 """What JAX's derivatives write in a roundabout way, in the form that loops take in best. Nothing here reads more.
 
+* Picking one entry of each row by counted indices (`logp[jnp.arange(n), labels]`) is picking along an axis.
 * The gradient of picking one entry of each row (`take_along_axis`, the label's logit under a cross-entropy) is a
   scatter into zeros. As a comparison with a counter it fuses into what reads it, and its sum over the row is known.
 * The gradient of a weight is the transpose of a product. The product with its operands exchanged needs none, and can be
   summed up in a loop as it is wanted.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,17 +18,23 @@ from jax import lax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .level import Edit, Level, apply_edits
+from .picks import batched_pick, is_zeros
 from .products import may_swap
 from .program import Builder, is_var
-from .zeros import is_zero
 
 
 def canonical(jaxpr: Jaxpr) -> Jaxpr:
     """One level in that form; the same object when it is already."""
-    if not any(eqn.primitive.name in ("scatter-add", "transpose") for eqn in jaxpr.eqns):
+    if not any(eqn.primitive.name in ("gather", "scatter-add", "transpose") for eqn in jaxpr.eqns):
         return jaxpr
     level = Level(jaxpr)
-    edits: list[Edit] = []
+    picks = (
+        batched_pick(level, i) for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in ("gather", "scatter-add")
+    )
+    edits = [edit for edit in picks if edit is not None]
+    if edits:
+        jaxpr = apply_edits(jaxpr, edits)[0]
+        level, edits = Level(jaxpr), []
     for place, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name == "scatter-add":
             one = _one_entry(level, eqn)
@@ -69,10 +78,8 @@ class _OneEntry:
 
 def _one_entry(level: Level, eqn: JaxprEqn) -> _OneEntry | None:
     into, index, entry = eqn.invars
-    if is_var(into):
-        maker = level.eqns[level.made_by[into]] if into in level.made_by else None
-        if maker is None or maker.primitive.name != "broadcast_in_dim" or not is_zero(maker.invars[0], set()):
-            return None
+    if not is_zeros(level, into):
+        return None
     numbers, shape = eqn.params["dimension_numbers"], into.aval.shape
     if len(numbers.inserted_window_dims) != 1 or numbers.update_window_dims:
         return None
@@ -97,18 +104,53 @@ def _compared(level: Level, place: int, one: _OneEntry) -> Edit:
     whole = eqn.outvars[0]
     results: dict[Var, Atom] = {whole: builder.call(one.whole, *reads)[0]}
     gone = {place}
-    for value, negative in ((whole, False), *((v, True) for v in _negated(level, whole))):
+    for value, total_of in _linear_in(level, whole, one.dim):
         for k in level.readers(value):
             if k >= 0 and _sums_rows(level.eqns[k], one.dim):
                 (total,) = builder.call(one.summed, *reads)
-                results[level.eqns[k].outvars[0]] = builder.call(lax.neg, total)[0] if negative else total
+                results[level.eqns[k].outvars[0]] = total_of(builder, total)
                 gone.add(k)
     return Edit(place, frozenset(gone), builder.eqns, results, frozenset(gone))
 
 
-def _negated(level: Level, value: Var) -> list[Var]:
-    made = (level.eqns[k] for k in level.readers(value) if k >= 0)
-    return [eqn.outvars[0] for eqn in made if eqn.primitive.name == "neg"]
+RowSum = Callable[[Builder, Atom], Atom]
+
+
+def _linear_in(level: Level, whole: Var, dim: int) -> list[tuple[Var, RowSum]]:
+    """Values that are `whole` up to a sign and what is added to each row, and how their rows' sums follow from its."""
+    found: list[tuple[Var, RowSum]] = [(whole, lambda builder, total: total)]
+    for value, total_of in found:
+        for k in level.readers(value):
+            eqn = level.eqns[k] if k >= 0 else None
+            if eqn is not None and eqn.primitive.name == "neg":
+                found.append((eqn.outvars[0], partial(_minus, total_of)))
+            elif eqn is not None and eqn.primitive.name in ("add", "add_any"):
+                (other,) = (x for x in eqn.invars if x is not value) if eqn.invars[0] is not eqn.invars[1] else (value,)
+                row = _same_in_rows(level, other, dim)
+                if row is not None and level.made_by[row.outvars[0]] < level.made_by[whole]:  # needs nothing of it
+                    found.append((eqn.outvars[0], partial(_plus, total_of, row, dim, value.aval.shape[dim])))
+    return found
+
+
+def _minus(total_of: RowSum, builder: Builder, total: Atom) -> Atom:
+    return builder.call(lax.neg, total_of(builder, total))[0]
+
+
+def _plus(total_of: RowSum, row: JaxprEqn, dim: int, size: int, builder: Builder, total: Atom) -> Atom:
+    """With `size` times what the broadcast `row` adds to each entry."""
+    shape, dims = list(row.outvars[0].aval.shape), tuple(row.params["broadcast_dimensions"])
+    kept = shape[:dim] + shape[dim + 1 :]
+    into = tuple(d - (d > dim) for d in dims)
+    (more,) = builder.call(lambda x: lax.broadcast_in_dim(x * np.asarray(size, x.dtype), kept, into), row.invars[0])
+    return builder.call(lax.add, total_of(builder, total), more)[0]
+
+
+def _same_in_rows(level: Level, x: Atom, dim: int) -> JaxprEqn | None:
+    """The broadcast that makes a value whose entries do not differ along `dim`."""
+    maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
+    if maker is None or maker.primitive.name != "broadcast_in_dim" or dim in maker.params["broadcast_dimensions"]:
+        return None
+    return maker
 
 
 def _sums_rows(eqn: JaxprEqn, dim: int) -> bool:

@@ -109,13 +109,18 @@ def _read_twice(level: Level, region: Region, sites: list[Site], dear: set[Var])
     )
 
 
+def is_product(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a product of matrices, which is slow for few rows."""
+    return eqn.primitive.name in ("dot_general", "conv_general_dilated")
+
+
 def block_length(region: Region) -> int | None:
     """How many steps at a time the sites of a region run best in a loop of their own; None if that cannot pay.
 
     It can where a product of few rows stands in the region: a block has more. The largest value of a block should
     stay in the cache.
     """
-    products = [site for site in region.sites if site.eqn.primitive.name in ("dot_general", "conv_general_dilated")]
+    products = [site for site in region.sites if is_product(site.eqn)]
     stacked = [v for site in products for v in site.eqn.outvars if v in region.stacked]
     largest = max((nbytes(v.aval) for v in stacked), default=0)
     if largest < SMALLEST_STREAM:
@@ -161,7 +166,8 @@ def _add_value(graph: Graph, region: Region, value: Var, maker: Site | None, mac
         graph.implies(maker.reads[0], value)  # what crosses is the whole
     elif maker is not None or region.block is None:
         node = SOURCE if maker is None else maker.index
-        graph.edge(node, value, seconds_to_cross(region, value, machine) + again)
+        rows = region.steps * machine.seconds_per_step_kernel if machine.name == "cpu" else 0.0  # elsewhere they fuse
+        graph.edge(node, value, seconds_to_cross(region, value, machine) + rows + again)
 
 
 def _fuses(eqn: JaxprEqn) -> bool:
@@ -227,18 +233,27 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
         return 0.0
     steps = site.window.count
     if isinstance(site.answer, Reduced) and site.late:
+        # its kernels are those of its centre, a reduction of the same values
         return sum(x.aval.size for x in site.reads if is_var(x)) * CENTERED_SECONDS
     serial = site.eqn.primitive.name in ("argmax", "argmin") and machine.name == "cpu" and region.block is None
     if isinstance(site.answer, Mapped) and serial:
         # scalar code: many steps at once run on several cores (measured: 1.6 to 2 times faster on four)
         return equation_seconds(site.eqn, machine) / 2
     if _fuses(site.eqn):
-        return 0.0
+        return seconds_of_reductions(site, machine)
     if isinstance(site.answer, Reduced) and _only_multiplies(site):
         # no product of matrices: each step goes once over the accumulator
         return steps * 3 * nbytes(site.eqn.outvars[0].aval) / machine.cache_bytes_per_second
     whole = equation_seconds(site.eqn, machine)
     return max(0.0, steps * jaxpr_seconds(step_program(site).jaxpr, machine) - whole)
+
+
+def seconds_of_reductions(site: Site, machine: Machine) -> float:
+    """Time for the kernels of a site that sums up the values of each step; what is summed over time alone fuses."""
+    x = site.reads[0]
+    if not isinstance(site.answer, Reduced) or x.aval.size <= site.window.count * site.eqn.outvars[0].aval.size:
+        return 0.0
+    return site.window.count * machine.seconds_per_step_kernel
 
 
 def _only_multiplies(site: Site) -> bool:

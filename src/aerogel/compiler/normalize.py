@@ -129,7 +129,7 @@ class Normalizer:
         if eqn.effects or eqn.primitive.name in KEPT_APART:
             eqns.append(eqn)
             return
-        eqn = with_static_starts(rename(eqn, env))
+        eqn = with_static_starts(without_empty_sharding(rename(eqn, env)))
         same = simplify_equation(eqn)
         if same is not None:
             env[eqn.outvars[0]] = same
@@ -217,6 +217,14 @@ def map_inner(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
 def open_jaxpr(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
     """The equations and variables of either kind."""
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+
+
+def without_empty_sharding(eqn: JaxprEqn) -> JaxprEqn:
+    """A cast that a derivative transposed names the sharding of its result, also where there is no mesh at all."""
+    mesh = getattr(eqn.params.get("sharding"), "mesh", None)
+    if eqn.primitive.name != "convert_element_type" or mesh is None or not mesh.empty:
+        return eqn
+    return eqn.replace(params=dict(eqn.params, sharding=None))
 
 
 def with_static_starts(eqn: JaxprEqn) -> JaxprEqn:

@@ -24,6 +24,8 @@ from .program import Builder, copy_equation, is_var, substitute, users
 LONGEST_CONTRACTION = 16
 # An outer product by broadcasting is one kernel with its addition; below this many bytes that is as fast as a product.
 SMALLEST_OUTER = 16 << 10
+# Bytes that may be stacked in any case.
+FREE_STACKS = 1 << 20
 SHAPING = frozenset("transpose reshape squeeze expand_dims neg convert_element_type".split())
 
 
@@ -166,6 +168,16 @@ def new_stacks(loop: Loop, one: Sum) -> list[Var]:
     """What a sum needs of all steps and the loop does not read or stack yet."""
     existing = {*loop.body_xs, *(y for y in loop.body_ys if is_var(y))}
     return [x for x in dict.fromkeys(one.operands) if x not in existing]
+
+
+def widens(loop: Loop, one: Sum) -> bool:
+    """Whether the stacks that a sum needs are large beside what the loop reads and stacks already.
+
+    Under a head, the gradients of all logits would be one; in the loop they never exist together.
+    """
+    added = loop.length * sum(nbytes(x.aval) for x in new_stacks(loop, one))
+    held = sum(nbytes(x.aval) for x in (*loop.xs, *loop.ys))
+    return added > max(FREE_STACKS, held // 2)
 
 
 def seconds_saved(loop: Loop, one: Sum, machine: Machine) -> float:

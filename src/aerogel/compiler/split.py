@@ -88,7 +88,7 @@ class Split:
     def __post_init__(self) -> None:
         self.quiet_eqns, self.quiet_left = self._quiet_body()
         read = {x for eqn in self.quiet_eqns for x in eqn.invars if is_var(x)}
-        read.update(x for x in self._quiet_outputs() if is_var(x))
+        read.update(x for c in self._quiet_outputs() if is_var(x := substitute(c, self.quiet_left)))
         # What only the full steps read, they read from their own entries: nobody need make the others.
         self.rows: dict[int, Atom] = dict(self.padded)
         builder = Builder(self.loop.eqn)

@@ -24,6 +24,7 @@ class Machine:
         conv_half_channels: input channels at which a convolution runs at half of gemm's speed; `depthwise_scale`:
             factor for grouped convolutions.
         seconds_per_kernel: starting a kernel; `seconds_per_small_kernel` if it moves up to `small_kernel_bytes`.
+        seconds_per_step_kernel: a kernel of a loop's step that fuses with no other: a reduction over a step's values.
         seconds_per_loop_step: a step of `scan` or `while` besides its body.
         short_axis_seconds: per element, of a reduction over a last axis shorter than 16.
         element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element
@@ -41,6 +42,7 @@ class Machine:
     seconds_per_loop_step: float
     seconds_per_small_kernel: float
     small_kernel_bytes: int = 16 << 10
+    seconds_per_step_kernel: float = 0.0
     fresh_bytes: int = 1 << 62
     seconds_per_fresh_byte: float = 0.0
     gemm_half_rows: float = 1.0
@@ -70,6 +72,7 @@ _CPU = Machine(
     vector_flops_per_second=2e10,
     seconds_per_kernel=5e-7,
     seconds_per_small_kernel=3e-8,
+    seconds_per_step_kernel=1e-7,
     seconds_per_loop_step=2e-8,
     fresh_bytes=32 << 20,
     seconds_per_fresh_byte=4.8e-10,
@@ -106,6 +109,7 @@ _GPU = Machine(
     vector_flops_per_second=1.5e13,
     seconds_per_kernel=2.5e-6,
     seconds_per_small_kernel=2.5e-6,
+    seconds_per_step_kernel=2.5e-6,
     seconds_per_loop_step=5e-6,
     gemm_half_rows=64.0,
     gemm_half_depth=32.0,
@@ -128,6 +132,7 @@ _TPU = Machine(
     vector_flops_per_second=4e12,
     seconds_per_kernel=1e-6,
     seconds_per_small_kernel=1e-6,
+    seconds_per_step_kernel=1e-6,
     seconds_per_loop_step=1e-6,
     gemm_half_rows=128.0,
     gemm_half_depth=64.0,

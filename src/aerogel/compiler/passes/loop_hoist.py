@@ -20,7 +20,7 @@ from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
-from ..sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, is_small_outer, seconds_saved, sink
+from ..sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, is_small_outer, seconds_saved, sink, widens
 
 NAME = "loop-hoist"
 
@@ -139,6 +139,8 @@ def _gather(work: _Work, loop: Loop) -> None:
             work.note(one.eqn, what, "each step sums up enough terms already")
         elif saved[one.carry] < LEAST_SECONDS:
             work.note(one.eqn, what, "stacking its factors costs more than it saves")
+        elif widens(loop, one):
+            work.note(one.eqn, what, "its factors, stacked, would be more than half of all that the steps read")
         else:
             paying.append(one)
             work.note(one.eqn, what, "no step reads the sum", Exactness.REASSOCIATES)
