@@ -103,7 +103,8 @@ def dispatch_flatten(tree: Any) -> tuple[list[Any], Any]:
 def input_aval(x: Any) -> Any:
     """The type of one input, with the state type that hijax values carry."""
     aval = core.shaped_abstractify(x)
-    return core.AvalQDD(aval, core.cur_qdd(x)) if aval.has_qdd else aval
+    # jax 0.12 has no such state any more.
+    return core.AvalQDD(aval, core.cur_qdd(x)) if getattr(aval, "has_qdd", False) else aval
 
 
 def argument_names(fun: Callable, args: Any, kwargs: Any, is_input: Sequence[bool]) -> Any:
@@ -145,7 +146,7 @@ def hunting_nans() -> bool:
 def trace_flat(flat_fun: Callable[..., Sequence[Any]], debug_info: Any, avals: Sequence[Any]) -> ClosedJaxpr:
     """The program of a function of flat arrays. Not cached: a cached one may hold dead tracers."""
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(flat_fun, debug_info=debug_info), list(avals))
-    return core.ClosedJaxpr(jaxpr, consts)
+    return ClosedJaxpr(jaxpr, consts)
 
 
 def check_returned(debug_info: Any, out: Any, leaves: Sequence[Any]) -> Any:
@@ -248,7 +249,9 @@ def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any 
     debug = like.debug_info
     if len(invars) + len(constvars) != len(like.invars) + len(like.constvars) or len(outvars) != len(like.outvars):
         debug = debug.with_unknown_names()
-    return core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, like.is_high)
+    new = core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, like.is_high)
+    # In jax 0.12 a jaxpr is closed, and constvars without values are its first arguments.
+    return new.with_consts(like.consts) if constvars and ClosedJaxpr is Jaxpr else new
 
 
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -346,6 +349,35 @@ JaxprTypeError = core.JaxprTypeError
 def is_unspecified(sharding: Any) -> bool:
     """Whether a `jit` argument's sharding was left open."""
     return sharding is None or isinstance(sharding, UnspecifiedValue)
+
+
+def scan_counts(params: Any) -> tuple[int, int]:
+    """How many of a `scan`'s arguments are constants and how many carries; its first results are as many carries.
+
+    jax 0.10.2 has the two numbers as parameters; 0.12 has the groups of arguments and of results as trees.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def scan_params(params: Any, body: ClosedJaxpr, consts: int, carries: int) -> dict[str, Any]:
+    """The parameters of a `scan` with another body: of constants, carries, inputs -> carries, outputs."""
+    if "num_consts" in params:
+        return {**params, "jaxpr": body, "num_consts": consts, "num_carry": carries}
+    from jax._src import flattree  # jax 0.12; what holds nothing is a tree of as many Nones
+
+    inputs, outputs = len(body.in_avals) - consts - carries, len(body.out_avals) - carries
+    ft_in, ft_out = (
+        flattree.pack(tuple(map(flattree.nones, n))) for n in ((consts, carries, inputs), (carries, outputs))
+    )
+    return {**params, "jaxpr": body, "ft_in": ft_in, "ft_out": ft_out}
+
+
+def is_kept_for_xla(eqn: JaxprEqn) -> bool:
+    """Whether a `jit` asks that XLA sees its call: `inline=Inline.XLA_LATE`, say, which jax 0.10.2 does not have."""
+    return getattr(eqn.params["inline"], "name", "").startswith("XLA_")
 
 
 def under_scope(eqn: JaxprEqn, call: JaxprEqn, name: str) -> JaxprEqn:
@@ -446,7 +478,7 @@ def forward_rule(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int], list[bool]] | N
         return None
     zeros = [x.aval.to_tangent_aval().dtype == jax.dtypes.float0 for x in eqn.invars]
     jaxpr, consts, still = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
-    return core.ClosedJaxpr(jaxpr, consts), [k for k, zero in enumerate(zeros) if not zero], list(still)
+    return ClosedJaxpr(jaxpr, consts), [k for k, zero in enumerate(zeros) if not zero], list(still)
 
 
 @dataclass(frozen=True)
@@ -492,7 +524,7 @@ def backward_rule(eqn: JaxprEqn) -> BackwardRule | None:
     backward = trace_flat(run, info, avals)
     if consts or backward.consts:
         return None
-    return BackwardRule(core.ClosedJaxpr(forward, consts), backward, made, list(forwarded), zero)
+    return BackwardRule(ClosedJaxpr(forward, consts), backward, made, list(forwarded), zero)
 
 
 # What JAX's own caches of traces are keyed by: every setting and context that tracing looks at.

@@ -78,7 +78,7 @@ class Normalizer:
     def nested(self, jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
         """The normal form of a nested jaxpr, computed once for each."""
         if id(jaxpr) not in self.done:
-            if isinstance(jaxpr, ClosedJaxpr):
+            if isinstance(jaxpr, ClosedJaxpr) and jaxpr.jaxpr is not jaxpr:  # since jax 0.12 it is
                 inner = open_jaxpr(self.nested(jaxpr.jaxpr))
                 new = jaxpr if inner is jaxpr.jaxpr else ClosedJaxpr(inner, jaxpr.consts)
             else:
@@ -171,6 +171,7 @@ def is_plain_call(eqn: JaxprEqn) -> bool:
         and all(x is None for x in (*p["in_layouts"], *p["out_layouts"]))
         and not p["compiler_options_kvs"]
         and not p["keep_unused"]
+        and not _jax.is_kept_for_xla(eqn)
         # a ref that lives inside is no effect of the call, which may be dropped; its equations may not
         and (_jax.has_effects(eqn) or not any(_jax.has_effects(one) for one in p["jaxpr"].jaxpr.eqns))
     )

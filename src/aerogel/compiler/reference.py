@@ -170,7 +170,7 @@ class _Interpreter:
         }  # fmt: skip
 
     def closed(self, closed: Any, args: Sequence[Any]) -> list[Any]:
-        if isinstance(closed, _jax.Jaxpr):
+        if not isinstance(closed, _jax.ClosedJaxpr):
             return self.jaxpr(closed, [], args)
         consts = [_widen(x, v.aval.dtype) for x, v in zip(closed.consts, closed.jaxpr.constvars, strict=True)]
         return self.jaxpr(closed.jaxpr, consts, args)
@@ -311,7 +311,7 @@ class _Interpreter:
 
     def scan(self, eqn: _jax.JaxprEqn, args: list[Any]) -> list[Any]:
         p = eqn.params
-        consts, carry, xs = _parts(args, p["num_consts"], p["num_carry"])
+        consts, carry, xs = _parts(args, *_jax.scan_counts(p))
 
         def body(carry: Any, x: Any) -> Any:
             outs = self.closed(p["jaxpr"], [*consts, *carry, *x])
