@@ -590,8 +590,9 @@ def place_primitives(refuse: Callable[[str, str], Exception]) -> tuple[Primitive
         primitive.is_effectful = lambda params: True  # type: ignore[attr-defined]
     read.def_effectful_abstract_eval(lambda place, *, name: (place.inner_aval, {ReadEffect(0)}))
     write.def_effectful_abstract_eval(lambda place, value, *, name: ([], {WriteEffect(0)}))
-    discharge.register_discharge_rule(read)(lambda _, __, place, *, name: ((None,), place))
-    discharge.register_discharge_rule(write)(lambda _, __, place, value, *, name: ((value, None), []))
+    # The values come last, after the types (jax 0.10.2) or a context that holds them (0.12).
+    discharge.register_discharge_rule(read)(lambda *args, name: ((None,), args[-1]))
+    discharge.register_discharge_rule(write)(lambda *args, name: ((args[-1], None), []))
 
     def read_jvp(primals: Any, _: Any, *, name: str) -> Any:
         value = read.bind(*primals, name=name)
