@@ -16,6 +16,7 @@ import numpy as np
 from jax._src import api, api_util, core, dtypes, literals, pjit, source_info_util, traceback_util, tree_util, util
 from jax._src import config as jax_config
 from jax._src import linear_util as lu
+from jax._src.compute_on import extend_compute_type
 from jax._src.interpreters import ad, batching, mlir  # noqa: F401  (mlir: tests lower primitives of their own)
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax as lax_internal
@@ -103,7 +104,7 @@ def dispatch_flatten(tree: Any) -> tuple[list[Any], Any]:
 def input_aval(x: Any) -> Any:
     """The type of one input, with the state type that hijax values carry."""
     aval = core.shaped_abstractify(x)
-    # jax 0.12 has no such state any more.
+    # Since jax 0.11 there is no such state any more.
     return core.AvalQDD(aval, core.cur_qdd(x)) if getattr(aval, "has_qdd", False) else aval
 
 
@@ -249,9 +250,27 @@ def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any 
     debug = like.debug_info
     if len(invars) + len(constvars) != len(like.invars) + len(like.constvars) or len(outvars) != len(like.outvars):
         debug = debug.with_unknown_names()
-    new = core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, like.is_high)
-    # In jax 0.12 a jaxpr is closed, and constvars without values are its first arguments.
+    is_high = any(map(_is_high, eqns))
+    new = core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, is_high)
+    # Since jax 0.11 a jaxpr is closed, and constvars without values are its first arguments.
     return new.with_consts(like.consts) if constvars and ClosedJaxpr is Jaxpr else new
+
+
+def _is_high(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.is_high(*(x.aval for x in eqn.invars), **eqn.params)
+
+
+def holds_high_types(jaxpr: Jaxpr) -> bool:
+    """Whether values of a program, or of one inside it, are of types that JAX has still to lower.
+
+    An equation alone may be left to lower too: since jax 0.11 that is `jnp.searchsorted`, `nonzero`, `custom_root`.
+    Such a one is like any that is unknown.
+    """
+    if not jaxpr.is_high:
+        return False
+    atoms = (*jaxpr.invars, *jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars))
+    inner = (jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns)
+    return any(x.aval.is_high for x in atoms) or any(holds_high_types(each) for found in inner for each in found)
 
 
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -339,6 +358,9 @@ def _is_spread(sharding: Any) -> bool:
     return (getattr(sharding, "num_devices", 1) if mesh is None else mesh.size) > 1
 
 
+# The equations made inside are computed elsewhere, on "device_host" say: tests use it. `jax.experimental.compute_on`
+# was this in jax 0.10.2; since 0.11 it wraps a function, and this is left inside.
+computed_on = extend_compute_type
 wraps = util.wraps
 check_callable = api_util.check_callable
 api_boundary = traceback_util.api_boundary
@@ -354,7 +376,7 @@ def is_unspecified(sharding: Any) -> bool:
 def scan_counts(params: Any) -> tuple[int, int]:
     """How many of a `scan`'s arguments are constants and how many carries; its first results are as many carries.
 
-    jax 0.10.2 has the two numbers as parameters; 0.12 has the groups of arguments and of results as trees.
+    jax 0.10.2 has the two numbers as parameters; since 0.11 the groups of arguments and of results are trees.
     """
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -366,7 +388,7 @@ def scan_params(params: Any, body: ClosedJaxpr, consts: int, carries: int) -> di
     """The parameters of a `scan` with another body: of constants, carries, inputs -> carries, outputs."""
     if "num_consts" in params:
         return {**params, "jaxpr": body, "num_consts": consts, "num_carry": carries}
-    from jax._src import flattree  # jax 0.12; what holds nothing is a tree of as many Nones
+    from jax._src import flattree  # not in jax 0.10.2
 
     inputs, outputs = len(body.in_avals) - consts - carries, len(body.out_avals) - carries
     ft_in, ft_out = (
@@ -590,7 +612,7 @@ def place_primitives(refuse: Callable[[str, str], Exception]) -> tuple[Primitive
         primitive.is_effectful = lambda params: True  # type: ignore[attr-defined]
     read.def_effectful_abstract_eval(lambda place, *, name: (place.inner_aval, {ReadEffect(0)}))
     write.def_effectful_abstract_eval(lambda place, value, *, name: ([], {WriteEffect(0)}))
-    # The values come last, after the types (jax 0.10.2) or a context that holds them (0.12).
+    # The values come last, after the types (jax 0.10.2) or a context that holds them (0.11).
     discharge.register_discharge_rule(read)(lambda *args, name: ((None,), args[-1]))
     discharge.register_discharge_rule(write)(lambda *args, name: ((args[-1], None), []))
 

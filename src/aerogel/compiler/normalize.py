@@ -78,7 +78,7 @@ class Normalizer:
     def nested(self, jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
         """The normal form of a nested jaxpr, computed once for each."""
         if id(jaxpr) not in self.done:
-            if isinstance(jaxpr, ClosedJaxpr) and jaxpr.jaxpr is not jaxpr:  # since jax 0.12 it is
+            if isinstance(jaxpr, ClosedJaxpr) and jaxpr.jaxpr is not jaxpr:  # since jax 0.11 it is
                 inner = open_jaxpr(self.nested(jaxpr.jaxpr))
                 new = jaxpr if inner is jaxpr.jaxpr else ClosedJaxpr(inner, jaxpr.consts)
             else:
