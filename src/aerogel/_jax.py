@@ -534,9 +534,12 @@ def backward_rule(eqn: JaxprEqn) -> BackwardRule | None:
     made_avals = iter([v.aval for v in forward.outvars[:made]])
     kept = [next(made_avals) if k is None else eqn.invars[k].aval for k in forwarded]
     zero: list[bool] = []
+    logs: list[Any] = []
 
     def run(*args: Any) -> list[Any]:
         found = p["bwd"].call_wrapped(*args)
+        if len(found) == 2 and isinstance(found[0], list):  # since jax 0.11 with what the rule logs, or None
+            found, logs[:] = found[0], [found[1]]
         zero[:] = [isinstance(x, ad.Zero) for x in found]
         return [x for x in found if not isinstance(x, ad.Zero)]
 
@@ -544,7 +547,7 @@ def backward_rule(eqn: JaxprEqn) -> BackwardRule | None:
     names = tuple(f"x{i}" for i in range(len(avals)))
     info = core.DebugInfo("custom_vjp bwd", p["bwd"].debug_info.func_src_info, names, None)
     backward = trace_flat(run, info, avals)
-    if consts or backward.consts:
+    if consts or backward.consts or any(entry is not None for entry in logs):
         return None
     return BackwardRule(ClosedJaxpr(forward, consts), backward, made, list(forwarded), zero)
 

@@ -142,15 +142,15 @@ _SUMS = frozenset(
 # One rounding of the result.
 _ROUNDS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 igamma igammac "
-    "igamma_grad_a integer_pow lgamma log log1p logistic mul pow rem rsqrt sin sinh sqrt square tan tanh "
+    "igamma_grad_a integer_pow lgamma log log1p log2 logistic mul one_minus_square pow rem rsqrt sin sinh sqrt square tan tanh "
     "bessel_i0e bessel_i1e cholesky eig eigh geqrf householder_product lu qr schur svd triangular_solve tridiagonal "
     "tridiagonal_solve polygamma regularized_incomplete_beta zeta convert_element_type".split()
 )
 _CALLS = {
     name: param
     for param, names in {
-        "jaxpr": "jit remat2 eval_jaxpr",
-        "call_jaxpr": "call closed_call custom_jvp_call custom_vjp_call",
+        "jaxpr": "jit remat2",
+        "call_jaxpr": "call closed_call eval_jaxpr custom_jvp_call custom_vjp_call",
         "call": "custom_vmap_call",
     }.items()
     for name in names.split()
