@@ -24,7 +24,9 @@ from .views import Views
 # (JAX lowers it once) unless its body is this small: jnp's own helpers (`where`, `clip`, ...) are.
 SMALL_CALL = 24
 
-LOOPS_AND_BRANCHES = frozenset({"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr", "checkpoint", "remat2", "remat"})
+LOOPS_AND_BRANCHES = frozenset(
+    {"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr", "checkpoint", "remat2", "remat"}
+)
 
 
 def normalize(program: Program) -> tuple[Program, list[Decision]]:

@@ -142,9 +142,9 @@ _SUMS = frozenset(
 # One rounding of the result.
 _ROUNDS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 igamma igammac "
-    "igamma_grad_a integer_pow lgamma log log1p log2 logistic mul one_minus_square pow rem rsqrt sin sinh sqrt square tan tanh "
-    "bessel_i0e bessel_i1e cholesky eig eigh geqrf householder_product lu qr schur svd triangular_solve tridiagonal "
-    "tridiagonal_solve polygamma regularized_incomplete_beta zeta convert_element_type".split()
+    "igamma_grad_a integer_pow lgamma log log1p log2 logistic mul one_minus_square pow rem rsqrt sin sinh sqrt square "
+    "tan tanh bessel_i0e bessel_i1e cholesky eig eigh geqrf householder_product lu qr schur svd triangular_solve "
+    "tridiagonal tridiagonal_solve polygamma regularized_incomplete_beta zeta convert_element_type".split()
 )
 _CALLS = {
     name: param

@@ -23,8 +23,8 @@ class Kind(enum.IntEnum):
 VIEW = frozenset(
     """reshape squeeze bitcast_convert_type optimization_barrier sharding_constraint random_wrap random_unwrap
     random_clone name reshard layout_constraint stop_gradient pvary pbroadcast to_edtype from_edtype after_all dce_sink
-    reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast_p stage pin unpin device_put inspect_sharding preduced tie new_ref
-    freeze free_ref""".split()
+    reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast_p stage pin unpin device_put inspect_sharding preduced tie
+    new_ref freeze free_ref""".split()
 )
 
 # Flops per output element. Moving data costs no flops. Transcendentals: about what a vectorised polynomial takes.
