@@ -13,8 +13,8 @@ from .rebind import rebind, shape_of
 
 NAMES = (
     # arithmetic
-    "abs add add_any ceil clamp div floor integer_pow max min mul mulhi neg nextafter one_minus_square pow rem round sign "
-    "square sub "
+    "abs add add_any ceil clamp div floor integer_pow max min mul mulhi neg nextafter one_minus_square pow rem round "
+    "sign square sub "
     # roots, exponentials, trigonometry
     "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp exp2 expm1 log log1p log2 logistic rsqrt sin sinh sqrt "
     "tan tanh "
