@@ -1,7 +1,7 @@
 """Everything that Aerogel takes from the parts of JAX that are not public.
 
 This is the only file that imports `jax.extend` or `jax._src`. Each name says what it is for; all were checked
-on jax 0.10.2. When JAX changes, the change ends here.
+on jax 0.10.2 and 0.12.0.1. When JAX changes, the change ends here; where the two differ, a comment says how.
 """
 
 import contextlib
