@@ -80,11 +80,12 @@ class Normalizer:
     def nested(self, jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
         """The normal form of a nested jaxpr, computed once for each."""
         if id(jaxpr) not in self.done:
-            if isinstance(jaxpr, ClosedJaxpr) and jaxpr.jaxpr is not jaxpr:  # since jax 0.11 it is
-                inner = open_jaxpr(self.nested(jaxpr.jaxpr))
-                new = jaxpr if inner is jaxpr.jaxpr else ClosedJaxpr(inner, jaxpr.consts)
+            opened = open_jaxpr(jaxpr)
+            if opened is jaxpr or not isinstance(jaxpr, ClosedJaxpr):  # since jax 0.11 each is closed and open
+                new = self.run(opened)
             else:
-                new = self.run(jaxpr)
+                inner = open_jaxpr(self.nested(opened))
+                new = jaxpr if inner is opened else ClosedJaxpr(inner, jaxpr.consts)
             self.done[id(jaxpr)] = self.done[id(new)] = new
             self.kept += (jaxpr, new)
         return self.done[id(jaxpr)]
