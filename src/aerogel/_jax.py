@@ -1,7 +1,7 @@
 """Everything that Aerogel takes from the parts of JAX that are not public.
 
 This is the only file that imports `jax.extend` or `jax._src`. Each name says what it is for; all were checked
-on jax 0.10.2. When JAX changes, the change ends here.
+on jax 0.10.2 and 0.12.0.1. When JAX changes, the change ends here; where the two differ, a comment says how.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import numpy as np
 from jax._src import api, api_util, core, dtypes, literals, pjit, source_info_util, traceback_util, tree_util, util
 from jax._src import config as jax_config
 from jax._src import linear_util as lu
+from jax._src.compute_on import extend_compute_type
 from jax._src.interpreters import ad, batching, mlir  # noqa: F401  (mlir: tests lower primitives of their own)
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax as lax_internal
@@ -103,7 +104,8 @@ def dispatch_flatten(tree: Any) -> tuple[list[Any], Any]:
 def input_aval(x: Any) -> Any:
     """The type of one input, with the state type that hijax values carry."""
     aval = core.shaped_abstractify(x)
-    return core.AvalQDD(aval, core.cur_qdd(x)) if aval.has_qdd else aval
+    # Since jax 0.11 there is no such state any more.
+    return core.AvalQDD(aval, core.cur_qdd(x)) if getattr(aval, "has_qdd", False) else aval
 
 
 def argument_names(fun: Callable, args: Any, kwargs: Any, is_input: Sequence[bool]) -> Any:
@@ -145,7 +147,7 @@ def hunting_nans() -> bool:
 def trace_flat(flat_fun: Callable[..., Sequence[Any]], debug_info: Any, avals: Sequence[Any]) -> ClosedJaxpr:
     """The program of a function of flat arrays. Not cached: a cached one may hold dead tracers."""
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(flat_fun, debug_info=debug_info), list(avals))
-    return core.ClosedJaxpr(jaxpr, consts)
+    return ClosedJaxpr(jaxpr, consts)
 
 
 def check_returned(debug_info: Any, out: Any, leaves: Sequence[Any]) -> Any:
@@ -248,7 +250,27 @@ def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any 
     debug = like.debug_info
     if len(invars) + len(constvars) != len(like.invars) + len(like.constvars) or len(outvars) != len(like.outvars):
         debug = debug.with_unknown_names()
-    return core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, like.is_high)
+    is_high = any(map(_is_high, eqns))
+    new = core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, is_high)
+    # Since jax 0.11 a jaxpr is closed, and constvars without values are its first arguments.
+    return new.with_consts(like.consts) if constvars and ClosedJaxpr is Jaxpr else new
+
+
+def _is_high(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.is_high(*(x.aval for x in eqn.invars), **eqn.params)
+
+
+def holds_high_types(jaxpr: Jaxpr) -> bool:
+    """Whether values of a program, or of one inside it, are of types that JAX has still to lower.
+
+    An equation alone may be left to lower too: since jax 0.11 that is `jnp.searchsorted`, `nonzero`, `custom_root`.
+    Such a one is like any that is unknown.
+    """
+    if not jaxpr.is_high:
+        return False
+    atoms = (*jaxpr.invars, *jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars))
+    inner = (jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns)
+    return any(x.aval.is_high for x in atoms) or any(holds_high_types(each) for found in inner for each in found)
 
 
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -336,6 +358,9 @@ def _is_spread(sharding: Any) -> bool:
     return (getattr(sharding, "num_devices", 1) if mesh is None else mesh.size) > 1
 
 
+# The equations made inside are computed elsewhere, on "device_host" say: tests use it. `jax.experimental.compute_on`
+# was this in jax 0.10.2; since 0.11 it wraps a function, and this is left inside.
+computed_on = extend_compute_type
 wraps = util.wraps
 check_callable = api_util.check_callable
 api_boundary = traceback_util.api_boundary
@@ -346,6 +371,35 @@ JaxprTypeError = core.JaxprTypeError
 def is_unspecified(sharding: Any) -> bool:
     """Whether a `jit` argument's sharding was left open."""
     return sharding is None or isinstance(sharding, UnspecifiedValue)
+
+
+def scan_counts(params: Any) -> tuple[int, int]:
+    """How many of a `scan`'s arguments are constants and how many carries; its first results are as many carries.
+
+    jax 0.10.2 has the two numbers as parameters; since 0.11 the groups of arguments and of results are trees.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def scan_params(params: Any, body: ClosedJaxpr, consts: int, carries: int) -> dict[str, Any]:
+    """The parameters of a `scan` with another body: of constants, carries, inputs -> carries, outputs."""
+    if "num_consts" in params:
+        return {**params, "jaxpr": body, "num_consts": consts, "num_carry": carries}
+    from jax._src import flattree  # not in jax 0.10.2
+
+    inputs, outputs = len(body.in_avals) - consts - carries, len(body.out_avals) - carries
+    ft_in, ft_out = (
+        flattree.pack(tuple(map(flattree.nones, n))) for n in ((consts, carries, inputs), (carries, outputs))
+    )
+    return {**params, "jaxpr": body, "ft_in": ft_in, "ft_out": ft_out}
+
+
+def is_kept_for_xla(eqn: JaxprEqn) -> bool:
+    """Whether a `jit` asks that XLA sees its call: `inline=Inline.XLA_LATE`, say, which jax 0.10.2 does not have."""
+    return getattr(eqn.params["inline"], "name", "").startswith("XLA_")
 
 
 def under_scope(eqn: JaxprEqn, call: JaxprEqn, name: str) -> JaxprEqn:
@@ -446,7 +500,7 @@ def forward_rule(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int], list[bool]] | N
         return None
     zeros = [x.aval.to_tangent_aval().dtype == jax.dtypes.float0 for x in eqn.invars]
     jaxpr, consts, still = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
-    return core.ClosedJaxpr(jaxpr, consts), [k for k, zero in enumerate(zeros) if not zero], list(still)
+    return ClosedJaxpr(jaxpr, consts), [k for k, zero in enumerate(zeros) if not zero], list(still)
 
 
 @dataclass(frozen=True)
@@ -480,9 +534,12 @@ def backward_rule(eqn: JaxprEqn) -> BackwardRule | None:
     made_avals = iter([v.aval for v in forward.outvars[:made]])
     kept = [next(made_avals) if k is None else eqn.invars[k].aval for k in forwarded]
     zero: list[bool] = []
+    logs: list[Any] = []
 
     def run(*args: Any) -> list[Any]:
         found = p["bwd"].call_wrapped(*args)
+        if len(found) == 2 and isinstance(found[0], list):  # since jax 0.11 with what the rule logs, or None
+            found, logs[:] = found[0], [found[1]]
         zero[:] = [isinstance(x, ad.Zero) for x in found]
         return [x for x in found if not isinstance(x, ad.Zero)]
 
@@ -490,9 +547,9 @@ def backward_rule(eqn: JaxprEqn) -> BackwardRule | None:
     names = tuple(f"x{i}" for i in range(len(avals)))
     info = core.DebugInfo("custom_vjp bwd", p["bwd"].debug_info.func_src_info, names, None)
     backward = trace_flat(run, info, avals)
-    if consts or backward.consts:
+    if consts or backward.consts or any(entry is not None for entry in logs):
         return None
-    return BackwardRule(core.ClosedJaxpr(forward, consts), backward, made, list(forwarded), zero)
+    return BackwardRule(ClosedJaxpr(forward, consts), backward, made, list(forwarded), zero)
 
 
 # What JAX's own caches of traces are keyed by: every setting and context that tracing looks at.
@@ -558,8 +615,9 @@ def place_primitives(refuse: Callable[[str, str], Exception]) -> tuple[Primitive
         primitive.is_effectful = lambda params: True  # type: ignore[attr-defined]
     read.def_effectful_abstract_eval(lambda place, *, name: (place.inner_aval, {ReadEffect(0)}))
     write.def_effectful_abstract_eval(lambda place, value, *, name: ([], {WriteEffect(0)}))
-    discharge.register_discharge_rule(read)(lambda _, __, place, *, name: ((None,), place))
-    discharge.register_discharge_rule(write)(lambda _, __, place, value, *, name: ((value, None), []))
+    # The values come last, after the types (jax 0.10.2) or a context that holds them (0.11).
+    discharge.register_discharge_rule(read)(lambda *args, name: ((None,), args[-1]))
+    discharge.register_discharge_rule(write)(lambda *args, name: ((args[-1], None), []))
 
     def read_jvp(primals: Any, _: Any, *, name: str) -> Any:
         value = read.bind(*primals, name=name)

@@ -52,7 +52,7 @@ def _unary(names: str, dtype: Any) -> list[Case]:
 
 
 def _params(name: str) -> dict[str, Any]:
-    if name in "cbrt cos exp exp2 expm1 log log1p logistic rsqrt sin sqrt tan tanh".split():
+    if name in "cbrt cos exp exp2 expm1 log log1p log2 logistic rsqrt sin sqrt tan tanh".split():
         return {"accuracy": None}
     if name == "round":
         return {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN}
@@ -66,6 +66,7 @@ UNARY = (
         "expm1 floor is_finite lgamma log log1p logistic neg round rsqrt sign sin sinh sqrt square tan tanh",
         f32,
     )
+    + _unary(" ".join(name for name in ("log2", "one_minus_square") if name in primitives), f32)  # new in jax 0.11
     + _unary("clz population_count not", u32)
     + [
         Case("acosh", lambda x: lax.acosh(x + 1), [(S, f32)]),

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 
 LENGTH, ROWS, COLUMNS = 64, 8, 2048
@@ -315,5 +316,5 @@ def _carried(eqn: JaxprEqn) -> tuple[list[Any], list[Any]]:
     """The results of a loop that it carries, and what they are at the start."""
     if eqn.primitive.name == "while":
         return eqn.outvars, eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
-    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    first, count = _jax.scan_counts(eqn.params)
     return eqn.outvars[:count], eqn.invars[first : first + count]

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel import _jax
 from aerogel.compiler.passes.loop_slots import LoopSlots
 from compiler.loop_patterns import normal
 from compiler.programs_of import bits
@@ -72,7 +73,7 @@ def carried(f: Callable[..., Any], *args: Any) -> int:
         v.aval.size >= N
         for eqn in jaxpr.eqns
         if eqn.primitive.name == "scan"
-        for v in eqn.outvars[: eqn.params["num_carry"]]
+        for v in eqn.outvars[: _jax.scan_counts(eqn.params)[1]]
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel import _jax
 from aerogel.compiler.passes.loop_split import LoopSplit
 from compiler.loop_patterns import made, normal
 
@@ -165,7 +166,8 @@ def test_a_gradient_stores_states_only(name: str, reverse: bool) -> None:
     g = jax.value_and_grad(f, (0, 1))
     plans: list[Any] = [jax.jit(h).lower(*args).compile().memory_analysis() for h in (g, ag.optimize(g))]
     before, after = (plan.temp_size_in_bytes / (4 * T * 4 * 8192) for plan in plans)
-    assert before > 6
+    # What plain JAX stores. Since jax 0.11 the derivative of tanh is one equation, not two.
+    assert before > (5 if "one_minus_square" in _jax.primitives else 6)
     assert after < 1.9  # the states, and some rows
     for got, want in zip(jax.tree.leaves(ag.optimize(g)(*args)), jax.tree.leaves(g(*args)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

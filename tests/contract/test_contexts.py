@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental.compute_on import compute_on
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import aerogel as ag
+from aerogel import _jax
 
 from ._programs import (
     LENGTH,
@@ -27,7 +27,7 @@ def test_compute_on():
     """A part that is computed on the host stays there, and nothing else goes with it."""
 
     def f(x):
-        with compute_on("device_host"):
+        with _jax.computed_on("device_host"):
             y = jnp.sin(x) * 2
         return jnp.cos(y) + x
 
@@ -43,7 +43,7 @@ def test_a_loop_computed_on_the_host():
     """A loop inside `compute_on` is rewritten into equations that all are computed on the host, new ones too."""
 
     def f(x):
-        with compute_on("device_host"):
+        with _jax.computed_on("device_host"):
             return stacked_sum(x)
 
     for program in (jax.make_jaxpr(f)(start()), jax.make_jaxpr(ag.optimize(f))(start())):

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.compute_on import compute_on
 
 import aerogel as ag
 from aerogel import _jax
@@ -92,7 +91,7 @@ def test_what_compute_on_puts_elsewhere_stays_out_of_the_loop():
 
     def f(x):
         ys = lax.scan(lambda c, _: (jnp.sin(c), jnp.sin(c)), x, None, length=LENGTH)[1]
-        with compute_on("device_host"):
+        with _jax.computed_on("device_host"):
             return ys.sum(0)
 
     x = start()[:-1]  # another shape than that of `assert_same`'s own loop
@@ -105,7 +104,7 @@ def test_what_compute_on_makes_elsewhere_is_an_input_of_the_loop():
     """An input that the host makes is not made in the steps of a loop on the device."""
 
     def f(x, a):
-        with compute_on("device_host"):
+        with _jax.computed_on("device_host"):
             xs = a[:, None] * x[None]
         return lax.scan(lambda c, row: (jnp.sin(c + row), None), x, xs)[0]
 

@@ -116,3 +116,11 @@ def test_between_a_loop_and_its_reduction():
     program = jax.make_jaxpr(ag.optimize(f))(start())
     assert primitives(program)["contract_double"] == 1
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(start()), jax.jit(f)(start()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("g", [lambda x: jnp.searchsorted(jnp.linspace(0.0, 1.0, 9), x), lambda x: jnp.ldexp(x, 2)])
+def test_what_jax_lowers_late_is_left_alone(g):
+    """Functions that jax 0.11 keeps whole until a program is lowered: what stands beside them is rewritten."""
+    x = jnp.linspace(0.1, 0.9, 5)
+    assert_same(g, x)  # alone, and beside a rewrite that must fire
+    assert_same(lambda x: lax.scan(lambda c, y: (c + y, g(c + y)), 0.0, x)[1], x)

@@ -86,7 +86,8 @@ def _sums_backwards(eqn: Any, ins: list[Any]) -> list[Any] | None:
 def _drops_a_step(eqn: Any, ins: list[Any]) -> list[Any] | None:
     if eqn.primitive.name != "scan" or eqn.params["length"] < 2:
         return None
-    held, carries = eqn.params["num_consts"] + eqn.params["num_carry"], eqn.params["num_carry"]
+    consts, carries = _jax.scan_counts(eqn.params)
+    held = consts + carries
     outs = _bind(eqn, [*ins[:held], *(x[1:] for x in ins[held:])], length=eqn.params["length"] - 1)
     return outs[:carries] + [jnp.concatenate([y[:1], y]) for y in outs[carries:]]
 

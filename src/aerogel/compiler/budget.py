@@ -46,11 +46,22 @@ class Budget:
         Raises:
             PassTimeout: time was over before it did.
         """
+        late = False
         try:
             self._is_running = True
             return function()
         finally:
-            self._stop_running()
+            # After it, nothing is on its way to the thread: an exception must not reach the user's code. No function of
+            # its own: what arrives where a function starts would leave it before its `try`.
+            while self._is_running:
+                try:
+                    with self._lock:
+                        self._is_running = False
+                        raise_in(self._thread, None)  # takes back what has not arrived yet
+                except PassTimeout:  # it arrived just now
+                    late = True
+            if late:
+                raise PassTimeout
 
     def close(self) -> None:
         """Ends the watch."""
@@ -65,19 +76,6 @@ class Budget:
                 if self._is_running:
                     raise_in(self._thread, ctypes.py_object(PassTimeout))
             self._closed.wait(RING_AGAIN_SECONDS)
-
-    def _stop_running(self) -> None:
-        """After it, nothing is on its way to the thread: an exception must not reach the user's code."""
-        late = False
-        while self._is_running:
-            try:
-                with self._lock:
-                    self._is_running = False
-                    raise_in(self._thread, None)  # takes back what has not arrived yet
-            except PassTimeout:  # it arrived just now
-                late = True
-        if late:
-            raise PassTimeout
 
 
 raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc

@@ -26,7 +26,7 @@ HEAVY = (
 # What computes the same bits however many steps it runs for at once.
 SAME_BITS = (
     RANDOM
-    | frozenset("sort top_k clamp dynamic_slice custom_jvp_call custom_vjp_call jit closed_call".split())
+    | frozenset("sort top_k clamp dynamic_slice custom_jvp_call custom_vjp_call jit closed_call eval_jaxpr".split())
     | frozenset(name for name, kind in KIND.items() if kind <= Kind.DEAR)
 )
 _STATEFUL = frozenset("rng_uniform rng_bit_generator random_gamma random_seed".split())

@@ -46,8 +46,12 @@ class Loop:
         return self.eqn.params["jaxpr"].jaxpr
 
     def _split_in(self, atoms: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        n, m = self.eqn.params["num_consts"], self.eqn.params["num_carry"]
+        n, m = _jax.scan_counts(self.eqn.params)
         return list(atoms[:n]), list(atoms[n : n + m]), list(atoms[n + m :])
+
+    @property
+    def _carries(self) -> int:
+        return _jax.scan_counts(self.eqn.params)[1]
 
     @property
     def consts(self) -> list[Atom]:
@@ -82,22 +86,22 @@ class Loop:
     @property
     def finals(self) -> list[Var]:
         """The carries after the last step."""
-        return list(self.eqn.outvars[: self.eqn.params["num_carry"]])
+        return list(self.eqn.outvars[: self._carries])
 
     @property
     def ys(self) -> list[Var]:
         """The outputs of all steps, stacked on a leading axis."""
-        return list(self.eqn.outvars[self.eqn.params["num_carry"] :])
+        return list(self.eqn.outvars[self._carries :])
 
     @property
     def next_carry(self) -> list[Atom]:
         """The carries at the end of a step."""
-        return list(self.body.outvars[: self.eqn.params["num_carry"]])
+        return list(self.body.outvars[: self._carries])
 
     @property
     def body_ys(self) -> list[Atom]:
         """The outputs of one step."""
-        return list(self.body.outvars[self.eqn.params["num_carry"] :])
+        return list(self.body.outvars[self._carries :])
 
     def restacked(self, ys: Sequence[tuple[Atom, Var]]) -> JaxprEqn:
         """The loop with other outputs: pairs of a value of the body and the variable that it is stacked in.
@@ -105,8 +109,8 @@ class Loop:
         What only the old outputs needed is dead in the body.
         """
         body = _jax.new_jaxpr(self.body, self.body.invars, [*self.next_carry, *(v for v, _ in ys)], self.body.eqns)
-        params = dict(self.eqn.params, jaxpr=ClosedJaxpr(body, ()))
-        return self.eqn.replace(outvars=[*self.eqn.outvars[: len(self.next_carry)], *(y for _, y in ys)], params=params)
+        params = _jax.scan_params(self.eqn.params, ClosedJaxpr(body, ()), len(self.consts), self._carries)
+        return self.eqn.replace(outvars=[*self.finals, *(y for _, y in ys)], params=params)
 
 
 def as_loop(eqn: JaxprEqn) -> Loop | None:
@@ -238,18 +242,11 @@ class LoopBuilder:
             [*nexts, *(atom for atom, _ in self._ys)],
             self.body.eqns,
         )
-        params = dict(
-            self.like.params,
-            jaxpr=ClosedJaxpr(body, ()),
-            length=self.length,
-            reverse=self.reverse,
-            num_consts=len(self._consts),
-            num_carry=len(carries),
-        )
+        params = self.like.params | {"length": self.length, "reverse": self.reverse}
         return self.like.replace(
             invars=[*self._consts, *(c.init for c in carries), *self._xs],
             outvars=[*(c.final for c in carries), *(out for _, out in self._ys)],
-            params=params,
+            params=_jax.scan_params(params, ClosedJaxpr(body, ()), len(self._consts), len(carries)),
         )
 
     def equations(self) -> list[JaxprEqn]:

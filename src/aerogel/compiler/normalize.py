@@ -24,7 +24,9 @@ from .views import Views
 # (JAX lowers it once) unless its body is this small: jnp's own helpers (`where`, `clip`, ...) are.
 SMALL_CALL = 24
 
-LOOPS_AND_BRANCHES = frozenset({"scan", "while", "cond", "jit", "closed_call", "checkpoint", "remat2", "remat"})
+LOOPS_AND_BRANCHES = frozenset(
+    {"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr", "checkpoint", "remat2", "remat"}
+)
 
 
 def normalize(program: Program) -> tuple[Program, list[Decision]]:
@@ -78,11 +80,12 @@ class Normalizer:
     def nested(self, jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
         """The normal form of a nested jaxpr, computed once for each."""
         if id(jaxpr) not in self.done:
-            if isinstance(jaxpr, ClosedJaxpr):
-                inner = open_jaxpr(self.nested(jaxpr.jaxpr))
-                new = jaxpr if inner is jaxpr.jaxpr else ClosedJaxpr(inner, jaxpr.consts)
+            opened = open_jaxpr(jaxpr)
+            if opened is jaxpr or not isinstance(jaxpr, ClosedJaxpr):  # since jax 0.11 each is closed and open
+                new = self.run(opened)
             else:
-                new = self.run(jaxpr)
+                inner = open_jaxpr(self.nested(opened))
+                new = jaxpr if inner is opened else ClosedJaxpr(inner, jaxpr.consts)
             self.done[id(jaxpr)] = self.done[id(new)] = new
             self.kept += (jaxpr, new)
         return self.done[id(jaxpr)]
@@ -171,6 +174,7 @@ def is_plain_call(eqn: JaxprEqn) -> bool:
         and all(x is None for x in (*p["in_layouts"], *p["out_layouts"]))
         and not p["compiler_options_kvs"]
         and not p["keep_unused"]
+        and not _jax.is_kept_for_xla(eqn)
         # a ref that lives inside is no effect of the call, which may be dropped; its equations may not
         and (_jax.has_effects(eqn) or not any(_jax.has_effects(one) for one in p["jaxpr"].jaxpr.eqns))
     )

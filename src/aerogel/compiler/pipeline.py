@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 import jax
 
+from aerogel import _jax
 from aerogel._errors import PassFailedWarning
 from aerogel._jax import Jaxpr
 
@@ -111,7 +112,7 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
 
 def refused_whole(jaxpr: Jaxpr) -> str | None:
     """Why no pass looks at a program at all; None when they do."""
-    if jaxpr.is_high:
+    if _jax.holds_high_types(jaxpr):
         return "it holds values of types that JAX has still to lower"
     for v in (*jaxpr.invars, *jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)):
         if not all(isinstance(n, int) for n in getattr(v.aval, "shape", ())):

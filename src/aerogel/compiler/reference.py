@@ -143,15 +143,15 @@ _SUMS = frozenset(
 # One rounding of the result.
 _ROUNDS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 igamma igammac "
-    "igamma_grad_a integer_pow lgamma log log1p logistic mul pow rem rsqrt sin sinh sqrt square tan tanh "
-    "bessel_i0e bessel_i1e cholesky eig eigh geqrf householder_product lu qr schur svd triangular_solve tridiagonal "
-    "tridiagonal_solve polygamma regularized_incomplete_beta zeta convert_element_type".split()
+    "igamma_grad_a integer_pow lgamma log log1p log2 logistic mul one_minus_square pow rem rsqrt sin sinh sqrt square "
+    "tan tanh bessel_i0e bessel_i1e cholesky eig eigh geqrf householder_product lu qr schur svd triangular_solve "
+    "tridiagonal tridiagonal_solve polygamma regularized_incomplete_beta zeta convert_element_type".split()
 )
 _CALLS = {
     name: param
     for param, names in {
-        "jaxpr": "jit remat2 eval_jaxpr",
-        "call_jaxpr": "call closed_call custom_jvp_call custom_vjp_call",
+        "jaxpr": "jit remat2",
+        "call_jaxpr": "call closed_call eval_jaxpr custom_jvp_call custom_vjp_call",
         "call": "custom_vmap_call",
     }.items()
     for name in names.split()
@@ -171,7 +171,7 @@ class _Interpreter:
         }  # fmt: skip
 
     def closed(self, closed: Any, args: Sequence[Any]) -> list[Any]:
-        if isinstance(closed, _jax.Jaxpr):
+        if not isinstance(closed, _jax.ClosedJaxpr):
             return self.jaxpr(closed, [], args)
         consts = [_widen(x, v.aval.dtype) for x, v in zip(closed.consts, closed.jaxpr.constvars, strict=True)]
         return self.jaxpr(closed.jaxpr, consts, args)
@@ -275,7 +275,7 @@ class _Interpreter:
 
     def scan(self, eqn: _jax.JaxprEqn, args: list[Any]) -> list[Any]:
         p = eqn.params
-        consts, carry, xs = _parts(args, p["num_consts"], p["num_carry"])
+        consts, carry, xs = _parts(args, *_jax.scan_counts(p))
 
         def body(carry: Any, x: Any) -> Any:
             outs = self.closed(p["jaxpr"], [*consts, *carry, *x])

@@ -65,5 +65,6 @@ def _checkpointed(eqn: JaxprEqn, inner: Mapped | No) -> Mapped | No:
 ENTRIES: dict[str, Entry] = {
     "jit": call(_jit),
     "closed_call": call(lambda eqn: eqn.params["call_jaxpr"]),
+    "eval_jaxpr": call(lambda eqn: eqn.params["call_jaxpr"]),  # the same since jax 0.11
     "remat2": Entry(_remat_along, _remat_along_output, nested=True),
 }

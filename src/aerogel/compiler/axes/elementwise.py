@@ -13,10 +13,11 @@ from .rebind import rebind, shape_of
 
 NAMES = (
     # arithmetic
-    "abs add add_any ceil clamp div floor integer_pow max min mul mulhi neg nextafter pow rem round sign square sub "
+    "abs add add_any ceil clamp div floor integer_pow max min mul mulhi neg nextafter one_minus_square pow rem round "
+    "sign square sub "
     # roots, exponentials, trigonometry
-    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp exp2 expm1 log log1p logistic rsqrt sin sinh sqrt tan "
-    "tanh "
+    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp exp2 expm1 log log1p log2 logistic rsqrt sin sinh sqrt "
+    "tan tanh "
     # special functions
     "bessel_i0e bessel_i1e digamma erf erf_inv erfc igamma igamma_grad_a igammac lgamma polygamma "
     "regularized_incomplete_beta zeta "

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ... import _jax
 from ..._jax import ClosedJaxpr, JaxprEqn
 from .answer import Axis, Mapped, No
 from .entry import Entry
@@ -52,14 +53,15 @@ def _scan(
     eqn: JaxprEqn, ins: Mapping[int, Axis], outs: Mapping[int, Axis], length: int, after_differentiation: bool
 ) -> Mapped | No:
     params = eqn.params
-    carries, first_x = params["num_carry"], params["num_consts"] + params["num_carry"]
+    consts, carries = _jax.scan_counts(params)
+    first_x = consts + carries
     stacked = [axis for i, axis in ins.items() if i >= first_x] + [axis for j, axis in outs.items() if j >= carries]
     if any(axis.dim == 0 for axis in stacked):
         return _OWN
     body = settle(
         params["jaxpr"],
         length,
-        {params["num_consts"] + j: j for j in range(carries)},
+        {consts + j: j for j in range(carries)},
         {i: axis if i < first_x else _shift(axis, -1) for i, axis in ins.items()},
         {j: axis if j < carries else _shift(axis, -1) for j, axis in outs.items()},
         after_differentiation,
@@ -70,13 +72,8 @@ def _scan(
 
     def block(start: Any, size: int, *inputs: Any) -> list[Any]:
         extra = start_operands(start, body.uses_start)
-        changed = {
-            "jaxpr": trace_block(body, avals, size, body.uses_start),
-            "num_consts": params["num_consts"] + len(extra),
-        }
-        if "linear" in params:  # older versions say which operands are linear
-            changed["linear"] = (False,) * len(extra) + tuple(params["linear"])
-        return bind(eqn, [*extra, *inputs], params | changed)
+        traced = trace_block(body, avals, size, body.uses_start)
+        return bind(eqn, [*extra, *inputs], _jax.scan_params(params, traced, consts + len(extra), carries))
 
     places = tuple(a and (a if i < first_x else _shift(a, 1)) for i, a in enumerate(body.ins))
     results = tuple(a and (a if j < carries else _shift(a, 1)) for j, a in enumerate(body.outs))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from aerogel import _jax
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Literal
 
 from .flat import called, open_jaxpr
@@ -79,8 +80,8 @@ def equation_kernels(eqn: JaxprEqn) -> list[Kernel]:
 def carry_slice(eqn: JaxprEqn) -> slice:
     """Which arguments of a `scan` or `while` body are the carry."""
     if eqn.primitive.name == "scan":
-        consts = eqn.params["num_consts"]
-        return slice(consts, consts + eqn.params["num_carry"])
+        consts, carries = _jax.scan_counts(eqn.params)
+        return slice(consts, consts + carries)
     return slice(eqn.params["body_nconsts"], None)
 
 
@@ -153,7 +154,7 @@ def _loop_cost(eqn: JaxprEqn, inner: list[Jaxpr]) -> Cost:
     if eqn.primitive.name == "scan":
         length = eqn.params["length"]
         length = length if isinstance(length, int) else ASSUMED_TRIPS
-        moved = body.bytes_moved + 2 * forwarded_bytes(inner[0], eqn.params["num_carry"])
+        moved = body.bytes_moved + 2 * forwarded_bytes(inner[0], _jax.scan_counts(eqn.params)[1])
         return Cost(length * body.flops, length * moved, body.peak_bytes if length else 0)
     test = _body_cost(inner[0], slice(0, 0))
     return Cost(

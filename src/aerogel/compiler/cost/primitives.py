@@ -23,8 +23,8 @@ class Kind(enum.IntEnum):
 VIEW = frozenset(
     """reshape squeeze bitcast_convert_type optimization_barrier sharding_constraint random_wrap random_unwrap
     random_clone name reshard layout_constraint stop_gradient pvary pbroadcast to_edtype from_edtype after_all dce_sink
-    reduced_vary_cast_p vary_unreduced_cast_p stage pin unpin device_put inspect_sharding preduced tie new_ref
-    freeze free_ref""".split()
+    reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast_p stage pin unpin device_put inspect_sharding preduced tie
+    new_ref freeze free_ref""".split()
 )
 
 # Flops per output element. Moving data costs no flops. Transcendentals: about what a vectorised polynomial takes.
@@ -41,11 +41,11 @@ ELEMENTWISE_FLOPS: dict[str, int] = {
         shift_right_arithmetic clz population_count conj integer_pow mulhi""".split(),
         1,
     ),
-    "clamp": 2,
+    **dict.fromkeys(["clamp", "one_minus_square"], 2),
     "nextafter": 4,
     **dict.fromkeys(["div", "sqrt", "rsqrt"], 4),
     "rem": 10,
-    **dict.fromkeys(["exp", "exp2", "log"], 10),
+    **dict.fromkeys(["exp", "exp2", "log", "log2", "polynomial"], 10),
     **dict.fromkeys(["expm1", "log1p", "tanh", "logistic", "erf", "cbrt"], 14),
     **dict.fromkeys(["sin", "cos", "sinh", "cosh", "erfc", "pow"], 20),
     **dict.fromkeys(["tan", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf_inv"], 30),
@@ -112,6 +112,7 @@ OPAQUE = (
 CALL_PARAMETER = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # since jax 0.11 instead of closed_call
     "call": "call_jaxpr",
     "remat2": "jaxpr",
     "remat_opt": "fwd_jaxpr",

@@ -9,6 +9,7 @@ import math
 import weakref
 from typing import Any
 
+from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn, Literal
 
 from .account import (
@@ -108,7 +109,7 @@ def _loop_seconds(eqn: JaxprEqn, inner: list[Jaxpr], machine: Machine) -> float:
     length = eqn.params["length"]
     length = length if isinstance(length, int) else ASSUMED_TRIPS
     step = _body_seconds(inner[0], carry, machine, length)
-    copied = forwarded_bytes(inner[0], eqn.params["num_carry"])
+    copied = forwarded_bytes(inner[0], _jax.scan_counts(eqn.params)[1])
     step += 2 * _transfer_seconds(copied, copied * length, machine)
     return length * (machine.seconds_per_loop_step + step)
 
