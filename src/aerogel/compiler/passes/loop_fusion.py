@@ -32,8 +32,8 @@ NAME = "loop-fusion"
 WORTH = 0.95
 # And this much where all sites could run in the first loop: in one of its own, what that stacks exists.
 WORTH_A_STACK = 0.8
-# A product of a step's few rows keeps one core busy, that of a block more of them, and plain JAX's all. Of results up to
-# this size that shows (a byte language model's loss: 1.04 to 1.16 of plain JAX's time in the loop, 0.97 to 1.02 in
+# A product of a step's few rows keeps one core busy, that of a block more of them, and plain JAX's all. Of results up
+# to this size that shows (a byte language model's loss: 1.04 to 1.16 of plain JAX's time in the loop, 0.97 to 1.02 in
 # blocks); larger ones cost plain JAX more to write.
 ONE_CORE_BYTES = 16 * 2**20
 # Twice is the most that a program was seen to need; the bound is for costs that contradict each other.
