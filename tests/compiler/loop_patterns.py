@@ -17,7 +17,7 @@ LENGTH, ROWS, COLUMNS = 64, 8, 2048
 # States and logits of the language models: the logits of all steps are 4 MiB.
 BATCH, HIDDEN, VOCABULARY = 4, 16, 4096
 # For results: the judge runs a program several times at float64, so its arrays are smaller.
-SMALL_STATE = (8, 512)
+SMALL_STATE = (8, 1024)
 
 
 @dataclass(frozen=True)
