@@ -31,7 +31,6 @@ if os.environ.get("AEROGEL_OPTIMISED_CODE") != "1":
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in FLAGS.items() if k not in _given)]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_ENABLE_CHECKS", "true")  # JAX checks the types of every program that it traces
 os.environ.setdefault("AEROGEL_STRICT", "1")  # a pass that fails raises; users get a warning
 
 # One seed for a whole run: workers of xdist start after this and inherit it.
@@ -93,18 +92,6 @@ def bounded_memory() -> Iterator[None]:
         gc.collect()
         if _trim is not None:
             _trim(0)
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """JAX does not check every program that it traces, and inner ones at every level, which takes half of a trace.
-
-    For tests of many small programs that check what Aerogel made of them themselves, once, or judge it by numbers.
-    """
-    import jax
-
-    with jax.enable_checks(False):
-        yield
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import pytest
 from .axes_cases import CASES, Case, draw
 from .axes_judge import judge_every_axis, judge_vmapped
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_answers_hold_on_numbers(case: Case, rng: np.random.Generator) -> None:

@@ -25,8 +25,6 @@ from compiler.loop_patterns import (
     with_gradient,
 )
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 # Loops that are written without a direction (`lax.map`, `fori_loop`) run in their own.
 DIRECTIONS = {pattern.name: (False,) if pattern.name in ("lax.map", "filled buffer") else (False, True)
               for pattern in PATTERNS}  # fmt: skip
