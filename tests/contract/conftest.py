@@ -1,4 +1,4 @@
-"""What the contract promises is tried with JAX's own checks on: every program that is traced, and inner ones at every level.
+"""What the contract promises is tried with JAX's own checks on: each program that is traced, inner ones at every level.
 
 That takes half of a trace, so other tests go without; the pipeline checks each program that a pass made.
 """
