@@ -34,6 +34,9 @@ SMALLEST_INPUT = 4096
 SMALLEST_STEP = 64
 
 
+Reads = dict[tuple[Var, Axis], float]  # elements moved to read values by blocks along an axis
+
+
 class Producers:
     """Gives a loop under construction the entries of values from outside, one step at a time.
 
@@ -46,6 +49,7 @@ class Producers:
         self.inside = {place, *moved}
         self._only_here: dict[Var, bool] = {}
         self._beforehand: dict[Var, float] = {}
+        self._reads: dict[tuple[Var, Axis], Reads | None] = {}
         self.made: set[int] = set()  # the places of the equations that the steps run themselves
         self.level = level
         self.new = new
@@ -77,7 +81,8 @@ class Producers:
         found = self._answer(x, axis)
         if found is not None and not whole and found[0].primitive.name == "pad":
             return False
-        return found is not None and self._cost_to_make(*found, 0) <= self._cost_as_it_is(x)
+        cost = self._cost_to_make(x, axis)
+        return cost is not None and cost <= self._cost_as_it_is(x)
 
     def _cost_as_it_is(self, x: Var) -> float:
         """Elements moved when the loop reads `x`: twice those of `x` if it exists for the loop only."""
@@ -126,16 +131,28 @@ class Producers:
     def _is_unfused(self, index: int) -> bool:
         return self.level.eqns[index].primitive.name in UNFUSED
 
-    def _cost_to_make(self, eqn: JaxprEqn, answer: Mapped, depth: int) -> float:
-        """Elements moved when the steps run `eqn` themselves, its inputs made too where that is cheaper."""
-        total = 0.0
+    def _cost_to_make(self, x: Var, axis: Axis) -> float | None:
+        """Elements moved when the steps make `x` themselves; None where they cannot."""
+        reads = self._reads_to_make(x, axis, 0)
+        return None if reads is None else sum(reads.values())
+
+    def _reads_to_make(self, x: Var, axis: Axis, depth: int) -> Reads | None:
+        """What the steps read to make `x`, its inputs made too where that is cheaper; each value is read once."""
+        key = (x, axis)
+        if key not in self._reads:
+            found = self._answer(x, axis) if depth <= MAX_DEPTH else None
+            self._reads[key] = None if found is None else self._reads_of(*found, depth)
+        return self._reads[key]
+
+    def _reads_of(self, eqn: JaxprEqn, answer: Mapped, depth: int) -> Reads:
+        reads: Reads = {}
         for x, place in zip(eqn.invars, answer.ins, strict=True):
             if place is None or isinstance(x, Literal):
                 continue
             cost = self._cost_to_read(x, place)
-            found = self._answer(x, place) if depth < MAX_DEPTH else None
-            total += cost if found is None else min(cost, self._cost_to_make(*found, depth + 1))
-        return total
+            made = self._reads_to_make(x, place, depth + 1)
+            reads |= {(x, place): cost} if made is None or cost < sum(made.values()) else made
+        return reads
 
     def _answer(self, x: Atom, axis: Axis) -> tuple[JaxprEqn, Mapped] | None:
         index = None if isinstance(x, Literal) else self.level.made_by.get(x)
