@@ -25,6 +25,7 @@ from aerogel.module import (
     MismatchError,
     PathError,
     SaveError,
+    StateError,
     StructureError,
     TieError,
 )
@@ -88,6 +89,18 @@ SAMPLES: dict[str, AerogelError] = {
         place="layers[0].weight",
         got="f32[64,64]",
         to_fix="save outside of jit, grad and vmap",
+    ),
+    "AG111": StateError(
+        what="under `vmap`, what a variable is set to must be one value for all elements.",
+        place="model.norm.mean",
+        to_fix="take it over the mapped axis, jax.lax.pmean(value, axis_name); or map over ag.stateful(f)",
+    ),
+    "AG111-type": StateError(
+        what="a variable keeps its shape and dtype.",
+        place="model.count",
+        got="f32[]",
+        wanted="i32[]",
+        to_fix="convert it: .set(value.astype('int32'))",
     ),
     "AG201": ProgramCheckError(
         what="the type of result 0 changed.",

@@ -144,7 +144,7 @@ def is_lazy(node: ast.stmt) -> bool:
     """Whether a statement belongs to a module's `__getattr__`, which fetches names when they are asked for."""
     names = [node.name] if isinstance(node, ast.FunctionDef) else []
     names += [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
-    return is_type_checking(node) or (bool(names) and set(names) <= {"_HOME", "__getattr__", "__dir__"})
+    return is_type_checking(node) or (bool(names) and set(names) <= {"_HOME", "_NAMES", "__getattr__", "__dir__"})
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.name == "__init__.py"], ids=module_of)

@@ -20,9 +20,11 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import Module as Module
     from .module import PathError as PathError
     from .module import SaveError as SaveError
+    from .module import StateError as StateError
     from .module import StructureError as StructureError
     from .module import Tie as Tie
     from .module import TieError as TieError
+    from .module import Variable as Variable
     from .module import Where as Where
     from .module import at as at
     from .module import cast as cast
@@ -46,6 +48,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import Summary as Summary
     from .transform import TooManyTraces as TooManyTraces
     from .transform import assert_max_traces as assert_max_traces
+    from .transform import assign as assign
     from .transform import checkpoint as checkpoint
     from .transform import cond as cond
     from .transform import custom_jvp as custom_jvp
@@ -63,6 +66,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import make_jaxpr as make_jaxpr
     from .transform import optimize as optimize
     from .transform import scan as scan
+    from .transform import stateful as stateful
     from .transform import summary as summary
     from .transform import switch as switch
     from .transform import value_and_grad as value_and_grad
@@ -71,31 +75,21 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import vmap as vmap
     from .transform import while_loop as while_loop
 
-_HOME = {
-    **dict.fromkeys(("AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"), ".module"),
-    **dict.fromkeys(("FieldError", "FrozenError", "PathError", "StructureError", "TieError"), ".module"),
-    **dict.fromkeys(("Jitted", "jit", "assert_max_traces"), ".transform"),
-    **dict.fromkeys(("checkpoint", "cond", "custom_jvp", "custom_vjp", "eval_shape", "fori_loop"), ".transform"),
-    **dict.fromkeys(("grad", "hessian", "jacfwd", "jacrev", "jvp", "linearize", "make_jaxpr", "scan"), ".transform"),
-    **dict.fromkeys(("switch", "value_and_grad", "vjp", "vmap", "while_loop"), ".transform"),
-    **dict.fromkeys(("CarryError", "GradientError", "TooManyTraces"), ".transform"),
-    **dict.fromkeys(("At", "Where", "at", "freeze", "frozen", "trainable", "unfreeze"), ".module"),
-    **dict.fromkeys(("cast", "combine", "count_params", "map_leaves", "partition"), ".module"),
-    **dict.fromkeys(("Summary", "explain", "optimize", "summary", "verify"), ".transform"),
-    **dict.fromkeys(("FileError", "MismatchError", "SaveError", "load", "save"), ".module"),
+_NAMES = {
+    ".module": """
+    AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError StateError
+    StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen load map_leaves
+    partition save tie ties trainable unfreeze untie
+    """,
+    ".transform": """
+    CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign checkpoint cond custom_jvp
+    custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr optimize scan
+    stateful summary switch value_and_grad verify vjp vmap while_loop
+    """,
 }
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = ["AerogelError", "Disagreement", "InternalError", "UsageError"]
-__all__ += ["AbstractField", "Module", "Tie", "field", "tie", "ties", "untie"]
-__all__ += ["FieldError", "FrozenError", "PathError", "StructureError", "TieError"]
-__all__ += ["Jitted", "assert_max_traces", "jit"]
-__all__ += ["checkpoint", "cond", "custom_jvp", "custom_vjp", "eval_shape", "fori_loop", "grad"]
-__all__ += ["hessian", "jacfwd", "jacrev", "jvp", "linearize", "make_jaxpr", "scan"]
-__all__ += ["switch", "value_and_grad", "vjp", "vmap", "while_loop"]
-__all__ += ["CarryError", "GradientError", "TooManyTraces"]
-__all__ += ["At", "Where", "at", "freeze", "frozen", "trainable", "unfreeze"]
-__all__ += ["cast", "combine", "count_params", "map_leaves", "partition"]
-__all__ += ["Summary", "explain", "optimize", "summary", "verify"]
-__all__ += ["FileError", "MismatchError", "SaveError", "load", "save"]
+__all__ += list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 # The command `aerogel` stands in this package, so Python runs this file before any script starts, and importing JAX

@@ -6,6 +6,7 @@ from ._count import count_params as count_params
 from ._errors import FieldError as FieldError
 from ._errors import FrozenError as FrozenError
 from ._errors import PathError as PathError
+from ._errors import StateError as StateError
 from ._errors import StructureError as StructureError
 from ._errors import TieError as TieError
 from ._field import AbstractField as AbstractField
@@ -25,6 +26,7 @@ from ._select import Where as Where
 from ._ties import tie as tie
 from ._ties import ties as ties
 from ._ties import untie as untie
+from ._variable import Variable as Variable
 from .files import FileError as FileError
 from .files import MismatchError as MismatchError
 from .files import SaveError as SaveError

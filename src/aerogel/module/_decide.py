@@ -11,7 +11,7 @@ import numpy as np
 
 from ._containers import FrozenDict, FrozenList, FrozenTuple, MappingForm, SequenceForm, sorted_keys
 from ._foreign import split_of
-from ._form import AttributeForm, Form, Tie, put
+from ._form import AttributeForm, Form, Tie, always_frozen, put
 from ._freeze import is_data
 from ._kinds import Kind, kind_of
 from ._late import build_attributes
@@ -53,6 +53,9 @@ def _decide(node: Any) -> Form:
     always = getattr(cls, "_static_fields", ("__func__",))
     found = [(name, getattr(node, name)) for name in cls._fields_in_order]
     form = _sort_out(AttributeForm, cls, found, always)
+    constant = always_frozen(cls)
+    if constant:
+        form = form.replace(frozen=constant)
     ties = list(find_ties(node, form)) if len(form.slots) > 0 else []
     if not ties:
         return form

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._jax import Tracer
 from ._decide import form_of
-from ._form import Form
+from ._form import Form, always_frozen
 from ._kinds import Kind, kind_of
 from ._paths import Path
 
@@ -75,7 +75,7 @@ def _item(module: Any, form: Form, name: str, place: Path, ties: dict[Path, str]
     except AttributeError:
         return "<tied>"
     shown = _shown(value, place, ties, depth + 1)
-    return f"frozen({shown})" if (name, "") in form.frozen else shown
+    return f"frozen({shown})" if (name, "") in form.frozen and (name, "") not in always_frozen(form.cls) else shown
 
 
 def _shown_container(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:

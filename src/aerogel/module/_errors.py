@@ -122,4 +122,28 @@ class TieError(AerogelError, ValueError):
         return ErrorText(what=self.what, where=self.place, to_fix=self.to_fix)
 
 
-_show_as_part_of("aerogel", FrozenError, StructureError, FieldError, PathError, TieError)
+@dataclass(eq=False, kw_only=True)
+class StateError(AerogelError, ValueError):
+    """An update of a variable that cannot be made where it stands.
+
+    Attributes:
+        what: a sentence that says why not.
+        place: the variable, as a path: `model.norm.mean`.
+        to_fix: what to do.
+        got: the value's type, where that is what does not fit.
+        wanted: the variable's type.
+    """
+
+    code: ClassVar[str] = "AG111"
+
+    what: str
+    place: str
+    to_fix: str
+    got: str | None = None
+    wanted: str | None = None
+
+    def text(self) -> ErrorText:
+        return ErrorText(what=self.what, where=self.place, got=self.got, wanted=self.wanted, to_fix=self.to_fix)
+
+
+_show_as_part_of("aerogel", FrozenError, StructureError, FieldError, PathError, TieError, StateError)

@@ -162,6 +162,11 @@ class Form:
         )
 
 
+def always_frozen(cls: type) -> tuple[tuple[str, str], ...]:
+    """The attributes of a class that no gradient reaches and that cannot be unfrozen, as marks of a form."""
+    return tuple((name, "") for name in getattr(cls, "_constant_fields", ()))
+
+
 class AttributeForm(Form):
     """The form of a node with attributes: a module or a bound method."""
 

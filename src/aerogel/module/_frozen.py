@@ -11,7 +11,7 @@ import jax
 
 from .._errors import UsageError
 from ._decide import form_if_node
-from ._form import Form
+from ._form import Form, always_frozen
 from ._holes import copied, fill
 from ._kinds import Kind, kind_of
 from ._paths import Path, show_path
@@ -93,6 +93,8 @@ def frozen_mask(tree: Any) -> tuple[bool, ...]:
 
 def _is_frozen(node: Any, path: Path) -> bool:
     for depth, key in enumerate(path):
+        if getattr(key, "name", None) in getattr(type(node), "_constant_fields", ()):
+            return True
         form = form_if_node(node)
         if form is not None and form.frozen and (form.slot_of(key), show_path(path[depth + 1 :])) in form.frozen:
             return True
@@ -137,6 +139,6 @@ def _marked(node: Any, paths: list[Path], are_frozen: bool) -> tuple[Any, list[P
 
 
 def _form_with(form: Form, marks: set[tuple[Any, str]], are_frozen: bool) -> Form:
-    wanted = set(form.frozen) | marks if are_frozen else set(form.frozen) - marks
+    wanted = set(form.frozen) | marks if are_frozen else set(form.frozen) - marks | set(always_frozen(form.cls))
     order = {slot: i for i, slot in enumerate(form.order(form.slots))}
     return form.replace(frozen=sorted(wanted, key=lambda mark: (order.get(mark[0], -1), mark[1])))

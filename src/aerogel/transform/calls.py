@@ -20,6 +20,8 @@ from aerogel.compiler.cost import program_cost
 from aerogel.module._paths import Path
 from aerogel.module._places import Skeleton, places_of
 
+from .stateful import stateful
+
 _TAG = "aerogel_part_"
 
 
@@ -49,7 +51,9 @@ def calls_of(model: Any, args: Any, kwargs: Any) -> dict[Path, Called]:
     def run(*traced: Any) -> Any:
         given = iter(traced)
         whole = [next(given) if yes else x for x, yes in zip(leaves, is_input, strict=True)]
-        its_model, its_args, its_kwargs = jax.tree.unflatten(structure, whole)
+        return stateful(called)(*jax.tree.unflatten(structure, whole))[0]
+
+    def called(its_model: Any, its_args: Any, its_kwargs: Any) -> Any:
         with watch.over(its_model):
             result = its_model(*its_args, **its_kwargs)
         watch.found.setdefault((), Called(jax.tree.map(_type_of, result)))  # its class may hide how it is called
