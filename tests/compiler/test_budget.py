@@ -1,6 +1,7 @@
 """Claims about the time limit of passes."""
 
 import contextlib
+import subprocess
 import sys
 import threading
 import time
@@ -62,3 +63,11 @@ def test_a_loop_that_catches_every_error_ends(monkeypatch: pytest.MonkeyPatch) -
         limit.run(run)
     assert lost.is_set()
     assert limit.is_over
+
+
+def test_a_profiled_run_ends() -> None:
+    """Nothing that a budget leaves behind in the interpreter keeps a profiler busy."""
+    code = "import cProfile; p = cProfile.Profile(); p.enable(); b.run(dict); b.run(dict); p.disable(); b.close()"
+    code = f"from aerogel.compiler.budget import Budget; b = Budget(100); {code}; print('done')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "done\n"

@@ -1,4 +1,4 @@
-"""What JAX's own tests, and probes beside them, found to break once."""
+"""What JAX's own tests, random programs, and probes beside them, found to break once."""
 
 import dataclasses
 
@@ -112,3 +112,20 @@ def test_what_compute_on_makes_elsewhere_is_an_input_of_the_loop():
     (scan,) = loops(f, x, a)
     assert {equation.ctx.compute_type for equation in equations(scan.params["jaxpr"])} == {None}
     assert_same(f, x, a)
+
+
+def test_a_counter_that_began_as_a_python_number_stays_weak():
+    """The keys of a sampler are made before its loop, and with them its counter, whose last value is a result."""
+
+    def f(key):
+        def step(carry, _):
+            key, count = carry
+            return (jax.random.fold_in(key, 1), count + 1), jax.random.normal(key, (64,)) * count
+
+        return lax.scan(step, (key, 0), None, length=LENGTH)
+
+    assert jax.jit(f)(jax.random.key(0))[0][1].weak_type
+    reports = []
+    jax.jit(ag.optimize(f, on_report=reports.append)).lower(jax.random.key(0))
+    assert any("chain" in decision.what for decision in reports[0].fired)
+    assert_same(f, jax.random.key(0))

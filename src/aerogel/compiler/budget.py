@@ -52,13 +52,18 @@ class Budget:
             return function()
         finally:
             # After it, nothing is on its way to the thread: an exception must not reach the user's code. No function of
-            # its own: what arrives where a function starts would leave it before its `try`.
-            while self._is_running:
+            # its own: what arrives where a function starts would leave it before its `try`. And nothing is taken back
+            # by `PyThreadState_SetAsyncExc(thread, NULL)`: that leaves the interpreter (CPython 3.11) looking for an
+            # exception at every step from then on, and for ever under a profiler.
+            waiting = True
+            while waiting:
                 try:
                     with self._lock:
                         self._is_running = False
-                        raise_in(self._thread, None)  # takes back what has not arrived yet
-                except PassTimeout:  # it arrived just now
+                    for _ in range(2):  # an exception that was on its way arrives where a loop jumps back
+                        pass
+                    waiting = False
+                except PassTimeout:
                     late = True
             if late:
                 raise PassTimeout

@@ -141,7 +141,7 @@ class _Split:
             self.handed[var] = steps
             last = fact.offset - fact.scale if loop.reverse else fact.offset + fact.scale * loop.length
             if not isinstance(final, _jax.DropVar):
-                (self.results[final],) = self.counted.call(partial(lax.full, (), last, var.aval.dtype))
+                (self.results[final],) = self.counted.call(partial(_last, last, final.aval))
 
     def _advance(self, crossing: list[Var]) -> None:
         loop, new, env = self.loop, self.first, self.env
@@ -194,6 +194,11 @@ class _Split:
                 env[x] = new.x(atom) if is_var(atom) else atom
             elif x in self.handed and new is self.first:
                 env[x] = new.x(self.handed[x])  # a counter
+
+
+def _last(value: int, aval: Any) -> Any:
+    """The last value of a counter; one that began as a Python number is as weak as that."""
+    return _jax.convert_element_type(lax.full((), value, aval.dtype), aval.dtype, aval.weak_type)
 
 
 def _count(fact: Affine, dtype: Any, length: int) -> Any:
