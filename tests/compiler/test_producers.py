@@ -71,3 +71,20 @@ def test_the_decision_names_what_is_made() -> None:
     assert [d.what for d in report.fired] == ["`mul`, an input of the loop, is made in the loop, step by step"]
     assert report.fired[0].peak_bytes_saved == 4 * SIZE
     assert report.fired[0].where.startswith("test_producers.py:")
+
+
+def test_a_value_that_is_read_often_is_read_once() -> None:
+    """The cotangents of Huber's loss read the states four times over: the backward loop makes them from one read."""
+
+    def loss(x):
+        ys = lax.scan(lambda c, _: (c + 0.01 * jnp.sin(3 * c),) * 2, x, None, length=T)[1]
+        d = ys - 0.5
+        return jnp.where(jnp.abs(d) < 0.1, 0.5 * d**2, 0.1 * (jnp.abs(d) - 0.05)).mean()
+
+    natural = jax.make_jaxpr(jax.grad(loss))(V).jaxpr
+    optimised = jax.make_jaxpr(ag.optimize(jax.grad(loss)))(V).jaxpr
+    assert len(made(natural, SIZE)) > 10
+    assert len(made(optimised, SIZE)) == 2  # what the backward loop reads: the states, and the cosines
+    np.testing.assert_allclose(
+        jax.jit(ag.optimize(jax.grad(loss)))(V), jax.jit(jax.grad(loss))(V), rtol=1e-5, atol=1e-9
+    )
