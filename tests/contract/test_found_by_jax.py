@@ -129,3 +129,20 @@ def test_a_counter_that_began_as_a_python_number_stays_weak():
     jax.jit(ag.optimize(f, on_report=reports.append)).lower(jax.random.key(0))
     assert any("chain" in decision.what for decision in reports[0].fired)
     assert_same(f, jax.random.key(0))
+
+
+def test_a_loop_without_results():
+    """A scan that only writes to a reference, beside one whose first output the others meet."""
+
+    def f(x):
+        ref = jax.new_ref(jnp.zeros_like(x))
+
+        def write(_, v):
+            ref[...] += v
+            return None, None
+
+        lax.scan(write, None, jnp.stack([x, x]))
+        ys = lax.scan(lambda c, _: (jnp.sin(c), jnp.sin(c)), ref[...], None, length=LENGTH)[1]
+        return jnp.abs(ys - ys[0]).max()
+
+    assert_same(f, start())

@@ -2,25 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 
-from .accumulate import SMALL
 from .axes import Mapped, Reduced
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
-from .dear import repeated_seconds, worth_writing
+from .dear import repeated_seconds
 from .delays import seconds_to_delay
 from .level import Level
 from .loop import is_float
 from .program import is_var
 from .region import Joined, Region, Site, is_view, stacked_reads
 from .searched import is_searched
-from .spread import is_spread
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
 MOVE_SECONDS = 1e-9
@@ -28,8 +25,8 @@ MOVE_SECONDS = 1e-9
 COLUMN_SECONDS = 2e-9
 # An element of a one-pass variance or logsumexp, beyond the two-pass one.
 CENTERED_SECONDS = 1e-10
-# Accumulators that read the value on their own.
-CARRIES = {"moments": 1, "online softmax": 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
+# Accumulators of a reduction that read the value, where it is more than one.
+ACCUMULATORS = {"moments": 2, "online softmax": 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
 # Values of a region that are smaller than this as a whole need no loop of their own; blocks are at most this large.
 SMALLEST_STREAM = 4 * 2**20
 BLOCK_BYTES = 2 * 2**20
@@ -53,7 +50,6 @@ class Plan:
     region: Region
     sites: list[Site]
     seconds: float
-    written: frozenset[Var] = frozenset()  # outputs of the steps that are computed once, for all their readers
     searched: frozenset[int] = frozenset()  # the sites that look for the place of a maximum in few of the steps
 
 
@@ -69,48 +65,7 @@ def choose(level: Level, region: Region, machine: Machine) -> Plan:
         seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if level.readers(y))
     sites = [site for site in region.sites if site.index in taken]
     searched = frozenset(site.index for site in sites if is_searched(site, machine))
-    # A buffer of our own has no sharding: over several devices, each step would communicate to write it.
-    dear = set() if is_spread(region.loop.eqn, level.over_devices) else worth_writing(region, machine)
-    return Plan(region, sites, seconds, _read_twice(level, region, sites, dear), searched)
-
-
-def _read_twice(level: Level, region: Region, sites: list[Site], dear: set[Var]) -> frozenset[Var]:
-    """Those of `dear` that XLA would compute more than once in a step, once for each array that is made of them.
-
-    The loop's own carry is one such array. What is reduced to a few numbers is a kernel that reads what exists.
-    """
-    inside = {k for site in sites for k in (site.index, *site.chain)}
-    by_input: dict[Var, list[Site]] = {}
-    for site in sites:
-        for x in {x for x in site.reads if is_var(x) and x in region.stacked}:
-            by_input.setdefault(x, []).append(site)
-    carried = {x for x in region.loop.next_carry if is_var(x)}
-    made = dict(zip(region.loop.ys, region.loop.body_ys, strict=True))
-
-    @cache
-    def arrays(x: Var) -> int:
-        sites = by_input.get(x, ())
-        # running statistics read what one of them has written (measured: with a buffer beside them, twice as slow)
-        if any(isinstance(site.answer, Reduced) and site.answer.monoid.name in CARRIES for site in sites):
-            sites = [site for site in sites if not isinstance(site.answer, Reduced)]
-        return any(k not in inside for k in level.readers(x)) + sum(map(arrays_of, sites))
-
-    def arrays_of(site: Site) -> int:
-        if isinstance(site.answer, Reduced):
-            small = site.eqn.outvars[0].aval.size * SMALL <= site.eqn.invars[0].aval.size // site.window.count
-            return 0 if small else 1
-        if isinstance(site.answer, Joined):
-            return 1
-        return sum(arrays(v) for v in site.eqn.outvars if v in region.stacked)
-
-    def is_searched_only(y: Var) -> bool:
-        # measured: beside the carry no gain in time, for one state more in memory
-        sites_of = by_input.get(y, [])
-        return all(isinstance(s.answer, Reduced) and s.answer.monoid.name in ("argmax", "argmin") for s in sites_of)
-
-    return frozenset(
-        y for y in dear if arrays(y) + (made[y] in carried) > 1 and not (made[y] in carried and is_searched_only(y))
-    )
+    return Plan(region, sites, seconds, searched)
 
 
 def is_product(eqn: JaxprEqn) -> bool:
@@ -153,7 +108,7 @@ def _graph(level: Level, region: Region, machine: Machine) -> Graph:
         graph.edge(SOURCE, site.index, seconds_to_reduce(level, site, machine))
         if isinstance(site.answer, Reduced):
             reads = sum(again.get(x, 0.0) for x in site.reads if is_var(x))
-            graph.edge(site.index, SINK, reads * CARRIES.get(site.answer.monoid.name, 1))
+            graph.edge(site.index, SINK, reads * ACCUMULATORS.get(site.answer.monoid.name, 1))
         if isinstance(site.answer, (Mapped, Joined)):
             for v in site.eqn.outvars:
                 if v in region.stacked and _is_written(level, site, level.readers(v), machine):

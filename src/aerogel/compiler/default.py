@@ -2,6 +2,7 @@
 
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
+from .passes.loop_once import LoopOnce
 from .passes.loop_parts import LoopParts
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
@@ -17,4 +18,5 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopFusion(),
     ResidualChoice(),
     Orientation(),
+    LoopOnce(),
 )

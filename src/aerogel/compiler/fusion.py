@@ -15,12 +15,11 @@ from .accumulate import accumulate, chosen, is_hit, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
 from .centered import MOMENTS, SOFTMAX
 from .choose import Plan
-from .dear import written_once
 from .delays import Delays
 from .level import Edit, Level
 from .loop import Loop, LoopBuilder
 from .producers import Producers
-from .program import is_var, rename, substitute
+from .program import is_var
 from .region import Joined, Region, Site, Sliced, is_view
 from .searched import search
 from .window import Window, position
@@ -28,7 +27,7 @@ from .window import Window, position
 
 def fuse(level: Level, plan: Plan) -> tuple[Edit, JaxprEqn]:
     """The edit that carries out a plan, and the new loop, which stacks what others still read."""
-    return _Fusion(level, plan.region, plan.sites, plan.written, plan.searched).run()
+    return _Fusion(level, plan.region, plan.sites, plan.searched).run()
 
 
 @dataclass
@@ -36,7 +35,6 @@ class _Fusion:
     level: Level
     region: Region
     sites: Sequence[Site]
-    written: Collection[Var]
     searched: Collection[int]
     blocks: dict[Var, Atom] = field(default_factory=dict)  # a value of the region -> its block in the body
     results: dict[Var, Atom] = field(default_factory=dict)  # a variable of the program -> what replaces it
@@ -81,9 +79,6 @@ class _Fusion:
             setters.append(set_next)
         ins += [self._step_of(x) for x in loop.xs]
         outs = self.new.body.inline(loop.body, ins)
-        made = zip(loop.ys, outs[len(setters) :], strict=True)
-        once = self._write_once({out for y, out in made if y in self.written})
-        outs = [substitute(out, once) for out in outs]
         self.steps.update(zip(loop.ys, outs[len(setters) :], strict=True))
         for set_next, out in zip(setters, outs[: len(setters)], strict=True):
             set_next(out)
@@ -91,17 +86,6 @@ class _Fusion:
             for y, out in zip(loop.ys, loop.body_ys, strict=True):
                 if out is nxt:
                     self.delays.is_before(y, carry)
-
-    def _write_once(self, values: set[Atom]) -> dict[Var, Atom]:
-        """What stands for values of the body that are to be computed once, in the body's own equations already."""
-        body, once = self.new.body, dict[Var, Atom]()
-        copied, body.eqns = body.eqns, []
-        for eqn in copied:
-            body.eqns.append(rename(eqn, once))
-            for v in eqn.outvars:
-                if v in values:
-                    once[v] = written_once(self.new, v)
-        return once
 
     def _copy_waiting(self, site: Site, loop: Loop) -> None:
         """Runs a second loop's body in the new one; at steps that are not its own, its carries stay as they are."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -27,6 +28,8 @@ from .program import copy_equation, is_var, substitute
 
 # Computed again without a kernel of their own: they are fused into what reads them.
 AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"))
+# Of these, what does not round.
+EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim reshape squeeze expand_dims".split())
 # XLA computes a fused value once for each of its readers; a residual commonly has two.
 READERS = 2
 # Less than this stays in the cache, where nothing is gained.
@@ -71,7 +74,8 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, split: bool
     kept = {v: y for y, v in pairs if y not in needed and level.readers(y)}
     carries = [] if split else _carries(loop)
     before = {v: kept[x] for v, x in carries if x in kept and v not in kept}
-    graph = _graph(level, loop, needed, kept, before, len(readers), machine, fresh)
+    fixed = _compared(level, loop, needed, readers)
+    graph = _graph(level, loop, needed, kept, before, fixed, len(readers), machine, fresh)
     taken = graph.taken()
     cost = graph.cost(taken)
     named = {v: y for y, v in needed.items() if is_var(v)} | kept
@@ -116,6 +120,35 @@ def _needed(level: Level, loop: Loop) -> tuple[dict[Var, Atom], tuple[int, ...]]
     return needed, tuple(sorted(places))
 
 
+def _compared(level: Level, loop: Loop, needed: dict[Var, Atom], readers: Sequence[int]) -> set[Var]:
+    """The values of the body that a reader compares with another value, and that rounding gives.
+
+    Computed again, beside other work, they may differ in the last bit (a product and a sum are one instruction here and
+    two there), and be equal no longer to the maximum that was found among them.
+    """
+    seeds: set[Var] = set()
+    for place in readers:
+        reader = as_loop(level.eqns[place])
+        assert reader is not None
+        inputs = {v: needed[x] for x, v in zip(reader.xs, reader.body_xs, strict=True) if is_var(x) and x in needed}
+        tested: set[Var] = set()
+        for eqn in reversed(reader.body.eqns):
+            values = {x for x in eqn.invars if is_var(x) and jnp.issubdtype(x.aval.dtype, jnp.inexact)}
+            is_test = eqn.primitive.name in ("eq", "ne") and len(values) == 2
+            if is_test or (eqn.primitive.name in AGAIN and any(v in tested for v in eqn.outvars)):
+                tested |= values
+        seeds |= {x for v, x in inputs.items() if v in tested and is_var(x)}
+    fixed: set[Var] = set()
+    for eqn in reversed(loop.body.eqns):
+        if seeds.isdisjoint(eqn.outvars):
+            continue
+        if eqn.primitive.name in EXACT:
+            seeds.update(x for x in eqn.invars if is_var(x))
+        else:
+            fixed.update(eqn.outvars)
+    return fixed
+
+
 def _reads_entries(eqn: JaxprEqn, y: Var, length: int) -> bool:
     reader = as_loop(eqn)
     return reader is not None and reader.length == length and y not in (*reader.consts, *reader.init)
@@ -127,6 +160,7 @@ def _graph(
     needed: dict[Var, Atom],
     kept: dict[Var, Var],
     before: dict[Var, Var],
+    fixed: set[Var],
     readers: int,
     machine: Machine,
     fresh: bool,
@@ -144,7 +178,7 @@ def _graph(
     for x, v in zip(loop.xs, loop.body_xs, strict=True):
         graph.edge(("need", v), SINK, _stored_seconds(v, _exists(level, x, loop), loop, machine, fresh))
     for eqn in loop.body.eqns:
-        again = eqn.primitive.name in AGAIN and not eqn.effects
+        again = eqn.primitive.name in AGAIN and not eqn.effects and fixed.isdisjoint(eqn.outvars)
         for v in eqn.outvars:
             other = ("again", v) if again else SINK
             graph.edge(("need", v), other, _stored_seconds(v, v in kept, loop, machine, fresh))

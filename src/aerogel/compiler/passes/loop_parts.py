@@ -81,7 +81,7 @@ def _taken(jaxpr: Jaxpr, whole: Var) -> Jaxpr | str:
 def _without_knots(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     """Loops whose first output meets the others run their first step in front; none where that leaves a whole."""
     what = "the first step, whose output the others meet, runs before the loop"
-    loops = [eqn.outvars[-1] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    loops = [eqn.outvars[-1] for eqn in jaxpr.eqns if eqn.primitive.name == "scan" and eqn.outvars]
     for last in loops:
         level = Level(jaxpr)
         place = level.made_by.get(last)
