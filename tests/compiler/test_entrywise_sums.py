@@ -92,3 +92,24 @@ def test_before_differentiation_steps_are_summed() -> None:
     agree(lambda x: jax.value_and_grad(ag.optimize(f))(x), 1e-4)
     loop = next(e for e in jax.make_jaxpr(jax.grad(ag.optimize(f)))(X).eqns if e.primitive.name == "scan")
     assert sorted(v.aval.shape for v in loop.outvars[: loop.params["num_carry"]]) == [(), SHAPE]
+
+
+def test_what_a_step_computes_for_the_sum_alone() -> None:
+    """An output that is no state, of one loop or of a second one over the first one's outputs, is computed too."""
+
+    def energy(x: Any) -> Any:
+        return lax.scan(lambda c, _: (0.9 * c, 0.5 * c - 0.1), x, None, length=LENGTH)[1].sum()
+
+    def second(x: Any) -> Any:
+        ys = lax.scan(lambda c, _: (0.9 * c, 0.9 * c), x, None, length=LENGTH)[1]
+        return lax.scan(lambda c, y: (0.5 * c + y, 0.5 * c - y), x, ys)[1].sum()
+
+    def dear(x: Any) -> Any:
+        return lax.scan(lambda c, _: (0.9 * c, jnp.tanh(c)), x, None, length=LENGTH)[1].sum()
+
+    def square(x: Any) -> Any:
+        return lax.scan(lambda c, _: (v := 0.9 * c, v * v), x, None, length=LENGTH)[1].sum()
+
+    for f, count in ((energy, 0), (second, 0), (dear, 1), (square, 1)):
+        assert len(reductions(f)) == count
+        agree(f)

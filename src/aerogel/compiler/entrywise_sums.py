@@ -9,15 +9,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from aerogel._jax import Atom, Var
+from aerogel._jax import Atom, JaxprEqn, Var
 
 from .accumulate import SMALL, accumulate
 from .axes import Mapped, Monoid, Reduced
+from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import Machine
 from .cost.primitives import DEAR
-from .loop import LoopBuilder
+from .loop import Loop, LoopBuilder
 from .program import is_var
-from .region import Region, Site, Sliced
+from .region import Joined, Region, Site, Sliced
 from .window import Window
 
 COMBINE = {"add": "reduce_sum", "max": "reduce_max", "min": "reduce_min"}
@@ -31,8 +32,10 @@ def summed_by_entry(region: Region, sites: Iterable[Site], machine: Machine) -> 
     """The places of the sites that are better accumulated entry by entry."""
     if machine.name != "cpu" or region.block is not None:
         return frozenset()
+    loops = [region.loop, *(site.answer.loop for site in sites if isinstance(site.answer, Joined))]
+    steps = {y: loop for loop in loops for y in loop.ys}
     makers = {v: site for site in sites for v in site.eqn.outvars if isinstance(site.answer, (Mapped, Sliced))}
-    return frozenset(site.index for site in sites if _is_large(site) and _is_computed(site, makers))
+    return frozenset(site.index for site in sites if _is_large(site) and _is_computed(site, makers, steps))
 
 
 def _is_large(site: Site) -> bool:
@@ -45,25 +48,43 @@ def _is_large(site: Site) -> bool:
     return is_plain and SMALLEST <= entries <= LARGEST and out.aval.size * SMALL <= entries
 
 
-def _is_computed(site: Site, makers: dict[Var, Site]) -> bool:
-    """Whether what is reduced is cheap arithmetic on the outputs of the steps, and no square of one alone."""
-    arithmetic: list[Site] = []
-    waiting, seen = [x for x in site.reads if is_var(x)], set[Var]()
+def _is_computed(site: Site, makers: dict[Var, Site], steps: dict[Var, Loop]) -> bool:
+    """Whether what is reduced is cheap arithmetic on what exists in a step, and no square of one value alone."""
+    arithmetic: dict[int, JaxprEqn] = {}
+    if not all(_arithmetic(x, makers, steps, arithmetic) for x in site.reads):
+        return False
+    if len(arithmetic) == 1 and site.eqn.primitive.name == "reduce_sum":
+        (only,) = arithmetic.values()
+        return only.primitive.name not in ("square", "integer_pow") and len(set(map(id, only.invars))) > 1
+    return bool(arithmetic)
+
+
+def _arithmetic(x: Atom, makers: dict[Var, Site], steps: dict[Var, Loop], found: dict[int, JaxprEqn]) -> bool:
+    """Adds to `found` the arithmetic that leads to `x` from what exists; False where some of it is dear."""
+    waiting: list[Atom] = [x]
+    inside: dict[Var, JaxprEqn] = {}  # makers in the bodies of the loops
+    seen: set[Var] = set()  # and what the loops carry on: it exists
     while waiting:
         x = waiting.pop()
-        maker = makers.get(x)
-        if maker is None or x in seen:
+        if not is_var(x) or x in seen:
             continue
         seen.add(x)
-        if maker.eqn.primitive.name in DEAR and maker.eqn.primitive.name != "div":
+        if x in steps:
+            loop = steps[x]
+            (value,) = (v for y, v in zip(loop.ys, loop.body_ys, strict=True) if y is x)
+            inside.update((v, eqn) for eqn in loop.body.eqns for v in eqn.outvars)
+            seen.update(v for v in loop.next_carry if is_var(v))
+            waiting.append(value)
+            continue
+        eqn = makers[x].eqn if x in makers else inside.get(x)
+        if eqn is None or (x in inside and eqn.primitive.name not in (*ELEMENTWISE, *SHAPING)):
+            continue  # it exists
+        if eqn.primitive.name in DEAR and eqn.primitive.name != "div":
             return False
-        if maker.eqn.primitive.name not in SHAPING and not isinstance(maker.answer, Sliced):
-            arithmetic.append(maker)
-        waiting += [y for y in maker.reads if is_var(y)]
-    if len(arithmetic) == 1 and site.eqn.primitive.name == "reduce_sum":
-        (only,) = arithmetic
-        return only.eqn.primitive.name not in ("square", "integer_pow") and len(set(only.reads)) > 1
-    return bool(arithmetic)
+        if eqn.primitive.name not in SHAPING:
+            found[id(eqn)] = eqn
+        waiting += makers[x].reads if x in makers else eqn.invars
+    return True
 
 
 def by_entry(new: LoopBuilder, answer: Reduced, block: Atom, window: Window) -> Sequence[Atom]:
