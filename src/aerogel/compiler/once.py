@@ -32,7 +32,7 @@ FUSED = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expa
 # These are fused with what they read.
 READERS = FUSED | frozenset("dynamic_update_slice dynamic_slice slice pad concatenate rev".split())
 CALLS = frozenset("jit closed_call core_call custom_jvp_call custom_vjp_call".split())
-# States of these sizes, in bytes, are copied slowly: smaller ones stay in the cache, larger ones wait for memory anyway.
+# States of these sizes, in bytes, are copied slowly: smaller ones stay in the cache, larger ones wait for memory.
 COPIED = range(2**17, 2**20)
 # Nothing is written for less a step, nor where it saves less than so many times what writing costs: one or two
 # of `tanh` (0.3 ns an entry) are cheaper than a kernel more, a cosine (6 ns) is not.
@@ -171,7 +171,7 @@ class _Step:
         return seconds > max(LEAST_SECONDS, MARGIN * written)
 
     def _is_copied(self, eqn: JaxprEqn) -> bool:
-        """Whether a carry that is computed again keeps the one before alive. (What is dear itself XLA may well share.)"""
+        """Whether a carry that is computed again keeps the one before alive; what is dear itself XLA may well share."""
         (v,) = eqn.outvars
         return v in self.carried and nbytes(v.aval) in COPIED and eqn.primitive.name not in DEAR
 
