@@ -1,5 +1,6 @@
 """Ties as users see them: listed, made and ended by path."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,13 +10,13 @@ from ._form import AttributeForm, Form, Tie
 from ._holes import copied, implanted, punched, reach
 from ._late import late_values
 from ._paths import Path, show_path
-from ._steps import resolve
+from ._steps import keys_below, resolve
 
 M = TypeVar("M")
 
 
 def ties(model: Any) -> tuple[Tie, ...]:
-    """The ties in a model, each once, with paths from `model`, in the order of its fields.
+    """The ties in a model, each once, with paths from `model`: its own in the order of its fields, then its parts'.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> class Pair(ag.Module):
@@ -32,7 +33,7 @@ def _ties_below(node: Any, path: Path) -> list[Tie]:
     form = form_if_node(node)
     if form is None:
         return []
-    found = [tie.within(path) for tie in form.ties]
+    found = [tie.within(path) for tie in _in_order_of_fields(node, form.ties)]
     tied = {tie.place for tie in found}
     for slot in form.slots:
         if slot in late_values(node):
@@ -40,6 +41,14 @@ def _ties_below(node: Any, path: Path) -> list[Tie]:
         place = (*path, form.entry(slot))
         found += [tie for tie in _ties_below(form.get(node, slot), place) if not _is_below(tie.place, tied)]
     return found
+
+
+def _in_order_of_fields(node: Any, found: tuple[Tie, ...]) -> list[Tie]:
+    @functools.cache
+    def ranks(path: Path) -> dict[Any, int]:
+        return {key: rank for rank, key in enumerate(keys_below(reach(node, path)))}
+
+    return sorted(found, key=lambda tie: [ranks(tie.place[:depth])[key] for depth, key in enumerate(tie.place)])
 
 
 def _is_below(path: Path, places: set[Path]) -> bool:
@@ -151,16 +160,8 @@ def _with_tie(owner: Any, made: Tie) -> Any:
 
 def tied_form(form: Form, made: Tie) -> Form:
     """The form of a module with one more tie, whose paths are from it and are not tied yet."""
-    # Where the new place is inside the source of an older tie, it is filled first.
-    before = [t for t in form.ties if not _feeds(made, t)]
-    after = [t for t in form.ties if _feeds(made, t)]
     direct = form.without(form.slot_of(made.place[0])) if len(made.place) == 1 else form
-    return direct.replace(ties=[*before, made, *after])
-
-
-def _feeds(first: Tie, second: Tie) -> bool:
-    shorter = min(len(first.place), len(second.source))
-    return first.place[:shorter] == second.source[:shorter]
+    return direct.replace(ties=[*form.ties, made])
 
 
 def _without_tie(owner: Any, place: Path) -> Any:
