@@ -30,7 +30,7 @@ from aerogel.module import (
     TieError,
 )
 from aerogel.module.files._errors import Difference
-from aerogel.transform import CarryError, GradientError, TooManyTraces
+from aerogel.transform import ArgumentsError, CarryError, GradientError, TooManyTraces
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -139,6 +139,7 @@ SAMPLES: dict[str, AerogelError] = {
         to_fix="pass 1.0 for 1, choose another argument with `argnums`, or other parts with `wrt`",
     ),
     "AG304": CarryError(loop="scan", path="carry.layers[0].scale", got="2.0", wanted="1.0"),
+    "AG305": ArgumentsError(function="loss", changes="activation  relu -> tanh"),
 }
 
 HOMES = (_errors, module._errors, module.files._errors, transform._errors)  # the files in which errors are written

@@ -111,6 +111,12 @@ class Form:
                 _interned[key] = form
         return form
 
+    def __repr__(self) -> str:
+        """What is not data, as JAX shows it in its own errors: `act=tanh, head.weight = embed.weight`."""
+        known = [(show_path([self.entry(slot)]), getattr(value, "__name__", value)) for slot, value in self.statics]
+        told = [f"{name}={value}" for name, value in known] + [repr(tie) for tie in self.ties]
+        return ", ".join(told) or "arrays only"
+
     def _prepare(self) -> None:
         """Whatever makes `read` fast."""
 
