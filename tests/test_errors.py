@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aerogel import _errors, module, transform
+from aerogel import _errors, compat, module, transform
 from aerogel._errors import (
     AerogelError,
     Disagreement,
@@ -18,6 +18,7 @@ from aerogel._errors import (
     ProgramCheckError,
     UsageError,
 )
+from aerogel.compat._errors import CompatError, MissingNameError
 from aerogel.module import (
     FieldError,
     FileError,
@@ -140,9 +141,27 @@ SAMPLES: dict[str, AerogelError] = {
     ),
     "AG304": CarryError(loop="scan", path="carry.layers[0].scale", got="2.0", wanted="1.0"),
     "AG305": ArgumentsError(function="loss", changes="activation  relu -> tanh"),
+    "AG501": CompatError(
+        what="a leaf has another type, shape or dtype in the file than in `like`.",
+        place="tree_deserialise_leaves, tree.layers[0].weight",
+        got="f32[4,3]",
+        wanted="f32[3,4]",
+        to_fix="pass a `like` of the structure and types that were written",
+    ),
+    "AG502": MissingNameError(
+        missing="filter_pmap",
+        namespace="aerogel.compat.equinox",
+        to_fix="JAX replaced pmap by jit over shardings: use filter_jit and filter_shard",
+    ),
 }
 
-HOMES = (_errors, module._errors, module.files._errors, transform._errors)  # the files in which errors are written
+HOMES = (
+    _errors,
+    module._errors,
+    module.files._errors,
+    transform._errors,
+    compat._errors,
+)  # the files in which errors are written
 CLASSES = list(
     {c: None for home in HOMES for c in vars(home).values() if isinstance(c, type) and issubclass(c, AerogelError)}
 )
