@@ -205,7 +205,10 @@ def _made(leaf: Any, spec: Spec, source: _Source) -> Any:
     sharding = _sharding_of(leaf)
     if spec.kind == "key":
         keys = source.archive.keys(source.name)
-        return keys if sharding is None else jax.device_put(keys, sharding)
+        if sharding is None:
+            return keys
+        # `device_put` knows no devices of other processes.
+        return jax.make_array_from_callback(spec.shape, sharding, lambda box: keys[box or ()])
     if spec.kind == "number":
         return NUMBERS[spec.dtype](source.whole.item())
     dtype = spec.encoding.dtype
