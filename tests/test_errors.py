@@ -46,7 +46,13 @@ SAMPLES: dict[str, AerogelError] = {
         program="{ lambda ; a:f32[8]. let\n    c:f32[8] = mul b a\n  in (c,) }",
     ),
     "AG101": FrozenError(place="Linear.weight", action="model.weight = ...", edit=".weight"),
-    "AG101-list": FrozenError(place="model.layers", action="append(...)", edit=".layers"),
+    "AG101-list": FrozenError(
+        place="model.layers",
+        action="append(...)",
+        edit=".layers",
+        to_fix="make a changed copy: new = ag.at(model).layers.set(value); "
+        "for a part, in an `__init__`: self.part.layers = value",
+    ),
     "AG101-part": FrozenError(
         place="Linear.weight",
         action="model.weight = ...",

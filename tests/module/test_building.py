@@ -354,6 +354,31 @@ def test_inheritance_and_written_inits() -> None:
     assert float(parts[1].weight[0]) == 0.0
 
 
+def test_a_parts_list_is_assigned_and_not_changed() -> None:
+    """Lists of `self` are Python's own; that of a finished part is replaced, and refuses to change with that advice."""
+
+    class Grows(Module):
+        own: list[Any]
+        part: Holder
+
+        def __init__(self, how: Callable[[Any], Any]) -> None:
+            self.own = []
+            self.own.append(jnp.ones(1))
+            self.part = Holder([Child(jnp.ones(2))])
+            how(self)
+
+    def assign(self: Any) -> None:
+        self.part.x = [*self.part.x, Child(jnp.zeros(2))]
+        self.part.x = [*self.part.x, Child(self.own[0])]
+
+    model = Grows(assign)
+    assert [c.weight.shape for c in model.part.x] == [(2,), (2,), (1,)]
+    assert [repr(tie) for tie in ties(model)] == ["part.x[2].weight = own[0]"]
+    for change in (lambda self: self.part.x.append(1), lambda self: self.part.x.__setitem__(0, 1)):
+        with pytest.raises(FrozenError, match=r"self\.part\.x = value"):
+            Grows(change)
+
+
 class WithDefault(Module):
     part: Child = Child(np.ones(2))
 
