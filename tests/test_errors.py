@@ -1,5 +1,7 @@
 """The form and the text of every error, and that its page exists."""
 
+import builtins
+import inspect
 import pickle
 import re
 from collections.abc import Callable
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import aerogel
 from aerogel import _errors, compat, module, transform
 from aerogel._errors import (
     AerogelError,
@@ -235,3 +238,26 @@ def test_a_long_value_is_cut() -> None:
     text = str(UsageError(argument="numerics", got="x" * 10_000, wanted=["fast"]))
     assert len(text) < 600
     assert re.search(r"\.\.\.", text)
+
+
+def promised(obj: object) -> list[str]:
+    """The errors under `Raises:` in a docstring."""
+    _, _, rest = (inspect.getdoc(obj) or "").partition("Raises:\n")
+    found = re.findall(r"^    ((?:\w+, )*\w+): ", rest.partition("\n\n")[0], re.MULTILINE)
+    return [name for names in found for name in names.split(", ")]
+
+
+def test_promises_are_found() -> None:
+    """Without this, the next test could not fail."""
+    assert promised(aerogel.jit) == ["UsageError", "StructureError", "TypeError"]
+    assert promised(aerogel.load) == ["MismatchError", "FileError", "OSError"]
+
+
+@pytest.mark.parametrize("name", sorted(n for n in aerogel.__all__ if callable(getattr(aerogel, n))))
+def test_errors_that_a_public_name_promises_are_public_too(name: str) -> None:
+    """Each is Python's, or Aerogel's: then users can import it by the name in the docstring, and it has a page."""
+    public = getattr(aerogel, name)
+    methods = [each for key, each in vars(public).items() if key[0] != "_"] if isinstance(public, type) else []
+    for error in (error for each in (public, *methods) for error in promised(each)):
+        cls = getattr(aerogel, error, None) or getattr(builtins, error)
+        assert cls in CLASSES or cls.__module__ == "builtins"

@@ -250,3 +250,11 @@ def test_a_tie_inside_a_source_is_filled_first(places: list[str]) -> None:
     np.testing.assert_array_equal(changed.e.bias, changed.d[1])
     np.testing.assert_array_equal(changed.a.weight, changed.b.weight)
     assert ties(model)[-1] == ties(ag.tie(five_parts(), "e", "c"))[0]
+
+
+def test_slips_in_a_tie_are_told() -> None:
+    """Places are named by text: an array or a module does not say where it stands."""
+    model = five_parts()
+    for call in (lambda: tie(model, model.a.weight, "b.weight"), lambda: untie(model, 3)):  # type: ignore[arg-type]
+        with pytest.raises(ag.UsageError, match="a path as text"):
+            call()

@@ -387,3 +387,9 @@ def test_a_refused_branch_is_told_by_path_and_line(name: str, around: Any) -> No
         around(f)(Counter(ag.Variable(0), ag.Variable(jnp.float32(2))), jnp.ones(3))
     assert caught.value.place == f"model.count, at test_stateful.py:{line}"
     assert [text.split()[0] for text in str(caught.value).splitlines()] == ["[AG111]", "where", "to"]
+
+
+def test_assigning_to_a_variable_says_how_to_update_it() -> None:
+    """`model.count = model.count + 1` is not an edit of the model but an update, and the error says `.set`."""
+    with pytest.raises(ag.FrozenError, match=r"model\.count\.set\(value\)"):
+        Counter(ag.Variable(0), 1.0).count = 1  # type: ignore[misc, assignment]

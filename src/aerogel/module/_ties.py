@@ -4,6 +4,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
+
+from .._errors import UsageError
 from ._decide import form_if_node, form_of
 from ._errors import TieError
 from ._form import AttributeForm, Form, Tie
@@ -71,7 +74,7 @@ def tie(model: M, place: str, source: str, via: Callable[[Any], Any] | None = No
         PathError: one of the paths leads nowhere.
         TieError: the paths overlap, one of them is tied already, or `via` is asked for in a list, tuple or dict.
     """
-    to, origin = resolve(model, place), resolve(model, source)
+    to, origin = _place(model, place, "place", "tie"), _place(model, source, "source", "tie")
     _check_apart(to, origin, place)
     _check_free(model, to, place)
     _check_free(model, origin, source)
@@ -93,7 +96,7 @@ def untie(model: M, place: str) -> M:
         PathError: the path leads nowhere.
         TieError: nothing is tied there.
     """
-    to = resolve(model, place)
+    to = _place(model, place, "place", "untie")
     for depth in range(len(to)):
         form = form_if_node(reach(model, to[:depth]))
         if form is not None and any(t.place == to[depth:] for t in form.ties):
@@ -104,6 +107,14 @@ def untie(model: M, place: str) -> M:
         place=place,
         to_fix=f"name one of the tied places: {', '.join(known)}" if known else "nothing: the model has no ties",
     )
+
+
+def _place(model: Any, text: str, argument: str, function: str) -> Path:
+    if not isinstance(text, str):
+        got = jax.typeof(text) if isinstance(text, jax.Array) else text
+        wanted = "a path as text, such as 'layers[0].weight'"
+        raise UsageError(argument=argument, got=got, wanted=wanted, function=function)
+    return resolve(model, text)
 
 
 def _check_apart(to: Path, origin: Path, place: str) -> None:

@@ -93,6 +93,9 @@ def load(
     [Array([0, 1, 2], dtype=int32), Array([1., 1.], dtype=float32)]
     """
     checked_convention(convention, "load")
+    if isinstance(like, type):
+        wanted, to_fix = "a model, or the shapes of one", "like=jax.eval_shape(make_model), or a model that was made"
+        raise UsageError(argument="like", got=like, wanted=wanted, function="load", to_fix=to_fix)
     with opened(path) as archive:
         entries, aliases = _renamed(archive, rename)
         if like is None:
