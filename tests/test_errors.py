@@ -1,5 +1,7 @@
 """The form and the text of every error, and that its page exists."""
 
+import builtins
+import inspect
 import pickle
 import re
 from collections.abc import Callable
@@ -8,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aerogel import _errors, module, transform
+import aerogel
+from aerogel import _errors, compat, module, transform
 from aerogel._errors import (
     AerogelError,
     Disagreement,
@@ -18,6 +21,7 @@ from aerogel._errors import (
     ProgramCheckError,
     UsageError,
 )
+from aerogel.compat._errors import CompatError, MissingNameError
 from aerogel.module import (
     FieldError,
     FileError,
@@ -30,7 +34,7 @@ from aerogel.module import (
     TieError,
 )
 from aerogel.module.files._errors import Difference
-from aerogel.transform import CarryError, GradientError, TooManyTraces
+from aerogel.transform import ArgumentsError, CarryError, GradientError, TooManyTraces
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -45,7 +49,13 @@ SAMPLES: dict[str, AerogelError] = {
         program="{ lambda ; a:f32[8]. let\n    c:f32[8] = mul b a\n  in (c,) }",
     ),
     "AG101": FrozenError(place="Linear.weight", action="model.weight = ...", edit=".weight"),
-    "AG101-list": FrozenError(place="model.layers", action="append(...)", edit=".layers"),
+    "AG101-list": FrozenError(
+        place="model.layers",
+        action="append(...)",
+        edit=".layers",
+        to_fix="make a changed copy: new = ag.at(model).layers.set(value); "
+        "for a part, in an `__init__`: self.part.layers = value",
+    ),
     "AG101-part": FrozenError(
         place="Linear.weight",
         action="model.weight = ...",
@@ -139,9 +149,28 @@ SAMPLES: dict[str, AerogelError] = {
         to_fix="pass 1.0 for 1, choose another argument with `argnums`, or other parts with `wrt`",
     ),
     "AG304": CarryError(loop="scan", path="carry.layers[0].scale", got="2.0", wanted="1.0"),
+    "AG305": ArgumentsError(function="loss", changes="activation  relu -> tanh"),
+    "AG501": CompatError(
+        what="a leaf has another type, shape or dtype in the file than in `like`.",
+        place="tree_deserialise_leaves, tree.layers[0].weight",
+        got="f32[4,3]",
+        wanted="f32[3,4]",
+        to_fix="pass a `like` of the structure and types that were written",
+    ),
+    "AG502": MissingNameError(
+        missing="filter_pmap",
+        namespace="aerogel.compat.equinox",
+        to_fix="JAX replaced pmap by jit over shardings: use filter_jit and filter_shard",
+    ),
 }
 
-HOMES = (_errors, module._errors, module.files._errors, transform._errors)  # the files in which errors are written
+HOMES = (
+    _errors,
+    module._errors,
+    module.files._errors,
+    transform._errors,
+    compat._errors,
+)  # the files in which errors are written
 CLASSES = list(
     {c: None for home in HOMES for c in vars(home).values() if isinstance(c, type) and issubclass(c, AerogelError)}
 )
@@ -209,3 +238,26 @@ def test_a_long_value_is_cut() -> None:
     text = str(UsageError(argument="numerics", got="x" * 10_000, wanted=["fast"]))
     assert len(text) < 600
     assert re.search(r"\.\.\.", text)
+
+
+def promised(obj: object) -> list[str]:
+    """The errors under `Raises:` in a docstring."""
+    _, _, rest = (inspect.getdoc(obj) or "").partition("Raises:\n")
+    found = re.findall(r"^    ((?:\w+, )*\w+): ", rest.partition("\n\n")[0], re.MULTILINE)
+    return [name for names in found for name in names.split(", ")]
+
+
+def test_promises_are_found() -> None:
+    """Without this, the next test could not fail."""
+    assert promised(aerogel.jit) == ["UsageError", "StructureError", "TypeError"]
+    assert promised(aerogel.load) == ["MismatchError", "FileError", "OSError"]
+
+
+@pytest.mark.parametrize("name", sorted(n for n in aerogel.__all__ if callable(getattr(aerogel, n))))
+def test_errors_that_a_public_name_promises_are_public_too(name: str) -> None:
+    """Each is Python's, or Aerogel's: then users can import it by the name in the docstring, and it has a page."""
+    public = getattr(aerogel, name)
+    methods = [each for key, each in vars(public).items() if key[0] != "_"] if isinstance(public, type) else []
+    for error in (error for each in (public, *methods) for error in promised(each)):
+        cls = getattr(aerogel, error, None) or getattr(builtins, error)
+        assert cls in CLASSES or cls.__module__ == "builtins"

@@ -42,6 +42,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import trainable as trainable
     from .module import unfreeze as unfreeze
     from .module import untie as untie
+    from .transform import ArgumentsError as ArgumentsError
     from .transform import CarryError as CarryError
     from .transform import GradientError as GradientError
     from .transform import Jitted as Jitted
@@ -82,9 +83,9 @@ _NAMES = {
     partition save tie ties trainable unfreeze untie
     """,
     ".transform": """
-    CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign checkpoint cond custom_jvp
-    custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr optimize scan
-    stateful summary switch value_and_grad verify vjp vmap while_loop
+    ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign checkpoint cond
+    custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr
+    optimize scan stateful summary switch value_and_grad verify vjp vmap while_loop
     """,
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}

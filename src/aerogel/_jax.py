@@ -52,6 +52,9 @@ def exclude_from_tracebacks(path: str) -> None:
     source_info_util.register_exclusion(path)
 
 
+exclude_from_tracebacks(os.path.join(os.path.dirname(__file__), "module") + os.sep)  # all that is in the folder
+
+
 # A jit-cache-sensitive context: what is traced inside another optimised function must not be cached as if it had
 # been traced alone. Public since jax 0.8.
 inside_optimize = jax.make_user_context(False)
@@ -564,8 +567,17 @@ def is_place(aval: Any) -> bool:
     return isinstance(aval, AbstractRef)
 
 
-def trace_places(body: Callable[..., Any], user_function: Any, values: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
-    """The program of a function of places that hold `values`, and the structure of its result."""
+@api_boundary  # below one of these JAX leaves its frames in tracebacks, and the refusal can be looked into
+def trace_places(
+    body: Callable[..., Any],
+    user_function: Any,
+    values: Sequence[Any],
+    refuse: Callable[[Sequence[Jaxpr]], Exception],
+) -> tuple[ClosedJaxpr, Any]:
+    """The program of a function of places that hold `values`, and the structure of its result.
+
+    JAX refuses branches with places under `vmap`: that becomes the error that `refuse` makes of the branches.
+    """
     debug_info = api_util.debug_info("stateful", user_function, (), {}).with_unknown_names()
     out_tree: Any = None
 
@@ -577,18 +589,16 @@ def trace_places(body: Callable[..., Any], user_function: Any, values: Sequence[
         return leaves
 
     types = [AbstractRef(core.shaped_abstractify(value)) for value in values]
-    return trace_flat(flat, debug_info, types), out_tree
-
-
-@contextlib.contextmanager
-def refused_branches(error: Callable[[], Exception]):
-    """JAX's refusal of branches with places under `vmap` as another error."""
     try:
-        yield
+        return trace_flat(flat, debug_info, types), out_tree
     except NotImplementedError as found:
         if "not supported in vmap-of-cond" not in str(found):
             raise
-        raise error() from found
+        last = found.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        # The rule that refused has the branches as a variable. JAX's message does not say which they are.
+        raise refuse([] if last is None else jaxprs_in_params(dict(last.tb_frame.f_locals))) from found
 
 
 def without_places(program: ClosedJaxpr) -> ClosedJaxpr:

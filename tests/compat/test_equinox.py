@@ -103,8 +103,59 @@ def test_a_compiled_function_is_optimised_under_its_own_name() -> None:
     assert traces == [int, float]
     assert double.__name__ == "double"
     assert "jit_double" in double.lower(jnp.ones(2), 3).as_text()
-    with pytest.raises(ValueError, match="donate="):
+    with pytest.raises(ValueError, match=r"AG001.*'al'"):
         ours.filter_jit(double, donate="al")
+
+
+@ours.filter_custom_vjp
+def without_rules(x: Any) -> Any:
+    """A function whose rules are missing."""
+    return x
+
+
+@ours.filter_custom_jvp
+def with_rule(x: Any, *, by: Any) -> Any:
+    """A function with a rule by position."""
+    return by * x
+
+
+@with_rule.def_jvp
+def _rule(primals: Any, tangents: Any, *, by: Any) -> Any:
+    return by * primals[0], by * tangents[0]
+
+
+TREE = {"a": jnp.ones(2), "b": None}
+REFUSED = {
+    "both": (lambda eqx: eqx.tree_at(lambda t: t["a"], TREE, 1, replace_fn=abs), "`tree_at` takes one of"),
+    "neither": (lambda eqx: eqx.tree_at(lambda t: t["a"], TREE), "`tree_at` takes one of"),
+    "no part": (lambda eqx: eqx.tree_at(lambda t: 3, TREE, 1), "`where` must return parts"),
+    "a None": (lambda eqx: eqx.tree_at(lambda t: t["b"], TREE, 1), "`where` must return parts"),
+    "other counts": (lambda eqx: eqx.tree_at(lambda t: (t["a"],), TREE, (1, 2)), "as many parts"),
+    "mask": (lambda eqx: eqx.filter(TREE, "a"), "a mask consists"),
+    "no rule": (lambda eqx: without_rules(jnp.ones(2)), "before its `def_fwd`"),
+    "by keyword": (lambda eqx: jax.grad(lambda by: with_rule(1.0, by=by))(2.0), "keyword arguments have no"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_told_as_aerogels_own_errors(name: str) -> None:
+    """An error has a code, a place and what to do; and it is an error of the kinds that Equinox raises there."""
+    call, text = REFUSED[name]
+    with pytest.raises(ours.CompatError, match=text) as caught:
+        call(ours)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, RuntimeError)
+    labels = [line[2:8] for line in str(caught.value).splitlines()[1:]]
+    assert labels[0] == "where "
+    assert labels[-1] == "to fix"
+
+
+@pytest.mark.parametrize(
+    "x", [2.0, jnp.float32(2), np.float32(2), jnp.ones(2, jnp.bfloat16)], ids=lambda x: str(type(x))
+)
+def test_rules_see_the_tangents_of_numbers_too(x: Any) -> None:
+    """Of a number of Python's that JAX differentiates by, as of an array: a rule that sees None gives zeros."""
+    assert jax.grad(lambda x: with_rule(x, by=3.0).sum())(x).tolist() == (3 * jnp.ones_like(x)).tolist()
 
 
 def test_files_of_equinox_are_read(tmp_path: Path) -> None:
@@ -115,5 +166,5 @@ def test_files_of_equinox_are_read(tmp_path: Path) -> None:
     assert equinox.tree_equal(found, tree, typematch=True)
     ours.tree_serialise_leaves(tmp_path / "ours", tree)
     assert (tmp_path / "ours.eqx").read_bytes() == (tmp_path / "tree.eqx").read_bytes()
-    with pytest.raises(RuntimeError, match=r"tree\['a'\]"):
+    with pytest.raises(RuntimeError, match=r"(?s)tree\['a'\].*bf16\[2\].*f32\[2\]"):
         ours.tree_deserialise_leaves(tmp_path / "tree.eqx", tree | {"a": jnp.ones(2)})

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aerogel as ag
 from aerogel.module import (
     FieldError,
     FrozenError,
@@ -379,6 +380,20 @@ def test_apply_to_every_module_is_a_map(model: Any) -> None:
     wanted = jax.tree.map(lambda x: x * 3, real)
     for where in (Module, lambda m: m, "**", [Module, "**"]):
         assert at(real, where).apply(lambda m: jax.tree.map(lambda x: x * 3, m)) == wanted
+
+
+def test_a_place_is_not_assigned_to() -> None:
+    """`ag.at(model).x = 1` changes nothing: the error shows how to make a changed copy."""
+    place = ag.at(LAYERS)
+    with pytest.raises(ag.FrozenError, match=r"ag\.at\(model\)\['a'\]\[0\]\.set\(value\)"):
+        place["a"][0] = 1  # type: ignore[index]
+    with pytest.raises(ag.FrozenError, match=r"ag\.at\(model\)\['m'\]\.value\.set\(value\)"):
+        place["m"].value = 1  # type: ignore[attr-defined]
+    with pytest.raises(ag.PathError):
+        place["m"].valu = 1  # type: ignore[attr-defined]
+
+
+LAYERS = {"a": [1, 2], "m": ag.Variable(jnp.ones(2))}
 
 
 def test_a_module_cannot_be_edited_into_itself() -> None:

@@ -294,6 +294,14 @@ def test_names_that_the_format_keeps() -> None:
         assert ag.load(path, like={"\ud800": 0}) == {"\ud800": 1}
 
 
+def test_a_class_is_no_model() -> None:
+    """`like=Model` is a slip for a model: told as that, and not as a list of all that the class lacks."""
+    with new_file() as path:
+        ag.save(path, model(2.0))
+        with pytest.raises(ag.UsageError, match="eval_shape"):
+            ag.load(path, like=type(model()))
+
+
 def test_conventions() -> None:
     """PyTorch's names have dots between all steps; two leaves that only differ in that cannot be told apart there."""
     with new_file() as path:

@@ -202,6 +202,59 @@ def test_a_file_of_pytorchs() -> None:
             np.testing.assert_array_equal(loaded.b["weight"], weight.T)
 
 
+class Embedding(ag.Module):
+    weight: jax.Array
+
+
+class Dense(ag.Module):
+    weight: jax.Array
+    bias: jax.Array | None = None
+
+
+class Tied(ag.Module):
+    """The model of `from_torch.safetensors`."""
+
+    embed: Embedding
+    layers: list[Dense]
+    head: Dense
+    count: np.ndarray
+    mask: jax.Array
+
+    @classmethod
+    def of(cls, is_tied: bool) -> "Tied":
+        """With zeros in it."""
+        weight, half = jnp.zeros((5, 2)), jnp.bfloat16
+        layers = [Dense(jnp.zeros((3, 2)), jnp.zeros(3)), Dense(jnp.zeros((2, 3), half), jnp.zeros(2, half))]
+        head = Dense(weight if is_tied else jnp.ones((5, 2)))
+        return cls(Embedding(weight), layers, head, np.zeros((), np.int64), jnp.zeros(2, bool))
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_file_that_pytorch_wrote(is_tied: bool) -> None:
+    """PyTorch 2.13's `save_model` of a tied model with buffers: its values come in, and go out as it wrote them.
+
+    Its parameters are `arange(size) / 4 + n` for the n-th. PyTorch 2.13 itself reads the file that comes out here, by
+    `load_model` with `strict=True` (tried on 2026-11-21; it is not in the test environment).
+    """
+    source = Path(__file__).parent / "from_torch.safetensors"
+    model = ag.load(source, like=Tied.of(is_tied), convention="torch")
+    parameters = [model.embed.weight, *(x for each in model.layers for x in (each.weight, each.bias))]
+    for n, found in enumerate(parameters):
+        assert found is not None
+        np.testing.assert_array_equal(np.float32(found), np.arange(found.size).reshape(found.shape) / 4 + n)
+    assert (int(model.count), model.mask.tolist()) == (7, [True, False])
+    np.testing.assert_array_equal(model.head.weight, model.embed.weight)
+    assert (model.head.weight is model.embed.weight) == is_tied
+    with new_file() as path:
+        ag.save(path, model, convention="torch")
+        (arrays, metadata), (wanted, torchs) = read_plainly(path), read_plainly(source)
+    assert metadata.get("head.weight") == (torchs["head.weight"] if is_tied else None)
+    assert set(arrays) - set(wanted) == (set() if is_tied else {"head.weight"})
+    for name, array in wanted.items():
+        assert arrays[name].dtype == array.dtype
+        assert arrays[name].tobytes() == array.tobytes()
+
+
 def test_a_file_for_pytorch() -> None:
     """Dots between steps, `format: pt`, and the tied name in the metadata, as PyTorch's own files have them."""
     array = jnp.ones((2, 3))

@@ -1,18 +1,21 @@
 """`where`: whatever way a part of a tree is named, the same leaves are meant."""
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aerogel import UsageError
 from aerogel.module import Module, PathError, tie, untie
-from aerogel.module._paths import show_path
-from aerogel.module._select import leaf_mask, selected
+from aerogel.module._paths import show_path, step_name
+from aerogel.module._places import Skeleton, places_of
+from aerogel.module._select import leaf_mask, reached, selected
 from module.drawn import modules
 
 
@@ -124,6 +127,49 @@ def test_each_leaf_can_be_named(model: Any, data: st.DataObject) -> None:
     assert leaf_mask(tree, lambda t: jax.tree.leaves(t)[i]) == only
 
 
+def fits(steps: list[str], pattern: list[str]) -> bool:
+    """What a pattern means, from its definition."""
+    if not pattern:
+        return not steps
+    if pattern[0] == "**":
+        return any(fits(steps[n:], pattern[1:]) for n in range(len(steps) + 1))
+    return bool(steps) and fnmatchcase(steps[0], pattern[0]) and fits(steps[1:], pattern[1:])
+
+
+def outermost(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Those that stand in no other one, as they are reached and where their data is."""
+    paths = dict(pairs)
+    found = {path: at for path, at in paths.items() if not any(path[:n] in paths for n in range(len(path)))}
+    homes = set(found.values())
+    return [(path, at) for path, at in found.items() if not any(at[:n] in homes for n in range(len(at)))]
+
+
+@given(modules(), st.data())
+def test_patterns_mean_what_they_say(model: Any, data: st.DataObject) -> None:
+    """A search that looks into what can fit only finds what a look at every place finds, in the same order."""
+    places = list(places_of({"k": [model, model]}, Skeleton({"k": [model, model]})))
+    names = [str(step_name(key)) for key in data.draw(st.sampled_from(places)).path]
+    begin = data.draw(st.integers(0, len(names)))
+    end = data.draw(st.integers(begin, len(names)))
+    around = [data.draw(st.sampled_from([name, "*", "?*"])) for name in names[:begin] + names[end:]]
+    pattern = [*around[:begin], "**", *around[begin:]]
+    found = [p for p in places if fits([str(step_name(key)) for key in p.path], pattern)]
+    meant = [p for p in found if not p.is_static] or found
+    assert reached({"k": [model, model]}, ".".join(pattern)) == outermost([(p.path, p.home) for p in meant])
+
+
+@given(modules(), st.sampled_from([jax.Array, np.ndarray, Module, list, object]))
+def test_types_and_predicates_mean_what_they_say(model: Any, cls: type) -> None:
+    """Models without ties go a shorter way: it means the same places, and asks a predicate about the same leaves."""
+    skeleton = Skeleton(model)
+    places = [p for p in places_of(model, skeleton) if not p.is_static]
+    assert reached(model, cls) == outermost([(p.path, p.home) for p in places if isinstance(p.value, cls)])
+    asked: list[tuple[str, int]] = []
+    reached(model, lambda path, value: bool(asked.append((path, id(value)))))
+    leaves = [p for p in places if p.is_leaf and id(p.part) in skeleton.leaves]
+    assert asked == [(show_path(p.path), id(p.value)) for p in leaves]
+
+
 @given(modules())
 def test_everything_and_nothing(model: Any) -> None:
     """The model itself, None and `**` mean all leaves, an empty choice none."""
@@ -137,6 +183,8 @@ def test_everything_and_nothing(model: Any) -> None:
 @pytest.mark.parametrize(
     ("where", "error", "text"),
     [
+        (MODEL, UsageError, "name a part by its path"),
+        (np.ones((50, 50)), UsageError, r"float32\[50,50\]"),
         ("hed.weight", PathError, "'head.weight'"),
         ("**.bia", PathError, "no path of this Model"),
         (lambda m: m.head.use_relu, UsageError, "returns parts of the tree"),

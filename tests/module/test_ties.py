@@ -1,5 +1,6 @@
 """One parameter in two places: one leaf, one gradient, whatever is done to the tree."""
 
+import functools
 import pickle
 from typing import Any
 
@@ -8,7 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import aerogel as ag
 from aerogel.module import Module, PathError, TieError, tie, ties, untie
 
 
@@ -207,3 +211,50 @@ def test_mistakes_are_named(act: Any, error: type[Exception], text: str) -> None
     """Wrong paths name the nearest ones; ties that cannot be say why."""
     with pytest.raises(error, match=text):
         act(Model())
+
+
+class Five(Module):
+    a: Any
+    b: Any
+    c: Any
+    d: Any
+    e: Any
+
+
+def five_parts() -> Five:
+    """A model with several parts and without ties."""
+    a, b, c, e = (Linear(jnp.full(2, float(i)), jnp.full(2, i + 0.5)) for i in range(4))
+    return Five(a, b, c, [jnp.full(2, float(i)) for i in range(5, 8)], e)
+
+
+@settings(max_examples=30)
+@given(st.permutations([("b.weight", "a.weight"), ("b.bias", "a.bias"), ("c", "a"), ("d[1]", "d[0]"), ("e", "d[2]")]))
+def test_the_order_of_tying_is_forgotten(pairs: list[tuple[str, str]]) -> None:
+    """Two models with the same ties are equal and have one structure, in whatever order somebody tied them."""
+    first, second = (
+        functools.reduce(lambda m, pair: ag.tie(m, *pair), each, five_parts()) for each in (sorted(pairs), pairs)
+    )
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    assert first == second
+    assert ties(first) == ties(second)
+
+
+@settings(max_examples=30)
+@given(st.permutations(["a.weight", "c.weight", "c.bias"]))
+def test_a_tie_inside_a_source_is_filled_first(places: list[str]) -> None:
+    """What is read from a part that has a tied place itself reads that place's value, whichever was tied first."""
+    source = {"a.weight": "b.weight", "c.weight": "d[0]", "c.bias": "d[1]"}
+    model = functools.reduce(lambda m, place: ag.tie(m, place, source[place]), places, ag.tie(five_parts(), "e", "c"))
+    changed = jax.tree.map(lambda x: x + 100, model)
+    np.testing.assert_array_equal(changed.e.weight, changed.d[0])
+    np.testing.assert_array_equal(changed.e.bias, changed.d[1])
+    np.testing.assert_array_equal(changed.a.weight, changed.b.weight)
+    assert ties(model)[-1] == ties(ag.tie(five_parts(), "e", "c"))[0]
+
+
+def test_slips_in_a_tie_are_told() -> None:
+    """Places are named by text: an array or a module does not say where it stands."""
+    model = five_parts()
+    for call in (lambda: tie(model, model.a.weight, "b.weight"), lambda: untie(model, 3)):  # type: ignore[arg-type]
+        with pytest.raises(ag.UsageError, match="a path as text"):
+            call()

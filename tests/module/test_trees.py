@@ -53,6 +53,19 @@ def test_positions_survive_any_leaf(model: Any, placed: Any) -> None:
 
 
 @given(modules(with_marks=True))
+def test_tree_map_is_a_map(model: Any) -> None:
+    """Mapping the identity changes nothing, two maps are the map of both functions, further trees go along by place."""
+    assert jax.tree.map(lambda x: x, model) == model
+    shapes = jax.tree.map(lambda x: x.shape, model)
+    once = jax.tree.map(lambda x: f"{x.shape}", model)
+    twice = jax.tree.map(lambda text: text + "!", once)
+    assert twice == jax.tree.map(lambda x: f"{x.shape}!", model)
+    assert jax.tree.structure(twice) == jax.tree.structure(model)
+    assert jax.tree.map(lambda x, text: text, model, twice) == twice
+    assert (shapes == once) == (not jax.tree.leaves(model))
+
+
+@given(modules(with_marks=True))
 def test_one_array_everywhere_ties_nothing(model: Any) -> None:
     """A `tree.map` that returns one array for every leaf leaves ties and positions as they were."""
     same = jnp.zeros(3)

@@ -105,7 +105,7 @@ def test_frozen_parameters_have_none() -> None:
     """Also where the frozen one is tied to another place."""
     grads = ag.grad(lambda m, x: m(x))(ag.freeze(line(), "offset"), 2.0)
     assert (grads.slope, grads.offset) == (2.0, None)
-    with pytest.raises(ag.GradientError):
+    with pytest.raises(ag.GradientError, match=r"ag\.unfreeze"):
         ag.grad(lambda m, x: m(x))(ag.freeze(line()), 2.0)
 
 
@@ -119,7 +119,7 @@ def test_ties_add_up() -> None:
 
 def test_what_has_no_gradient_is_told() -> None:
     """Integers, no such argument, a result that is no scalar: errors, the last one JAX's own."""
-    with pytest.raises(ag.GradientError, match=r"i32\[\]"):
+    with pytest.raises(ag.GradientError, match=r"(?s)i32\[\].*pass 1\.0 for 1"):
         ag.grad(lambda x: x)(3)
     with pytest.raises(ag.GradientError, match="1 positional arguments"):
         ag.grad(lambda x, y=1.0: x, argnums=1)(3.0)

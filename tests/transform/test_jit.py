@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -207,6 +208,95 @@ def test_ahead_of_time() -> None:
     h, traces = counted(lambda x: x)
     h(X), h.clear_cache(), h(X)
     assert len(traces) == 2
+
+
+class Scaled(ag.Module):
+    """A model whose method takes a function."""
+
+    weight: jax.Array
+    how: Callable[..., Any] = jnp.negative
+
+    def __call__(self, x: Any, then: Callable[..., Any] = jnp.abs) -> Any:
+        return then(self.how(self.weight * x)), then
+
+
+AHEAD = {
+    "a static value": (lambda m, x, how: how(m(x)[0]), {}, (jnp.sin,), {}),
+    "by name": (lambda m, x, *, how: how(m(x)[0]), {}, (), {"how": jnp.sin}),
+    "deep in a dict": (lambda m, x, how: (how["f"](m(x)[0]) * how["by"], how), {}, ({"f": jnp.sin, "by": 2.0},), {}),
+    "in the result only": (lambda m, x: m(x), {}, (), {}),
+    "all donated": (lambda m, x, how: (how(m(x)[0]), m), {"donate": "all"}, (jnp.sin,), {}),
+    "state donated": (lambda m, x, how: (how(m(x)[0]), m), {"donate": "state"}, (jnp.sin,), {}),
+    "static by position": (lambda m, x, n, how: how(m(x)[0]) * n, {"static_argnums": 2}, (3, jnp.sin), {}),
+    "static by name": (lambda m, x, how, n: how(m(x)[0]) * n, {"static_argnames": "n"}, (jnp.sin,), {"n": 3}),
+    "nothing but arrays": (lambda m, x: m(x)[0], {}, (), {}),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_what_is_compiled_ahead_takes_what_calls_take(name: str) -> None:
+    """`lower(...).compile()` and `trace(...).lower().compile()` give what a call gives, of arrays and of shapes.
+
+    As in JAX, arguments that are static by position or name are left out of the call.
+    """
+    f, options, args, kwargs = AHEAD[name]
+    g = ag.jit(f, **options)
+    shapes = jax.eval_shape(lambda: (Scaled(jnp.ones(2)), X))
+    given = [x for i, x in enumerate(args, 2) if i != options.get("static_argnums")]
+    named = {key: x for key, x in kwargs.items() if key != options.get("static_argnames")}
+    want = f(Scaled(jnp.full(2, 3.0)), X, *args, **kwargs)
+    for stage in (g.lower(*shapes, *args, **kwargs), g.trace(*shapes, *args, **kwargs).lower()):
+        got = stage.compile()(Scaled(jnp.full(2, 3.0)), X + 0, *given, **named)
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert one is other or np.allclose(one, other)
+        assert jax.tree.structure(stage.out_info) == jax.tree.structure(want)
+        (model, *_), _ = stage.args_info
+        assert isinstance(model, Scaled)
+        assert "stablehlo" in stage.as_text()
+
+
+@pytest.mark.parametrize("callable_", [Scaled(jnp.ones(2)), Scaled(jnp.ones(2)).__call__], ids=["module", "method"])
+def test_a_callable_with_arrays_is_compiled_ahead(callable_: Any) -> None:
+    """Its own arrays go along by themselves."""
+    compiled = ag.jit(callable_).lower(jax.ShapeDtypeStruct((2,), "float32"), jnp.sin).compile()
+    out, then = compiled(X, jnp.sin)
+    np.testing.assert_allclose(out, jnp.sin(-X))
+    assert then is jnp.sin
+    assert len(compiled.args_info[0]) == 2
+    with pytest.raises(ag.ArgumentsError, match=r"x  f32\[2\] -> f32\[3\]"):
+        compiled(jnp.ones(3), jnp.sin)
+
+
+def test_other_arguments_than_compiled_for_are_told_by_path() -> None:
+    """Another static value, another type, too few and too many arguments: a line for each difference."""
+    compiled = ag.jit(lambda m, x, how: how["f"](m(x)[0])).lower(Scaled(jnp.ones(2)), X, {"f": jnp.sin}).compile()
+    model, how = Scaled(jnp.ones(2)), {"f": jnp.sin}
+    wrong = {
+        "how['f']  sin -> cos": (model, X, {"f": jnp.cos}),
+        "x  f32[2] -> f32[3]": (model, jnp.ones(3), how),
+        "m.how  <jnp.ufunc 'negative'> -> abs": (Scaled(jnp.ones(2), jnp.abs), X, how),
+        "x  f32[2] -> nothing\nhow  dict -> nothing\nhow['f']  sin -> nothing": (model,),
+        "args[3]  nothing -> f32[]": (model, X, how, jnp.float32(1)),
+    }
+    for changes, args in wrong.items():
+        with pytest.raises(ag.ArgumentsError) as caught:
+            compiled(*args)
+        assert [line.split() for line in caught.value.changes.splitlines()] == [
+            line.split() for line in changes.splitlines()
+        ]
+    with pytest.raises(TypeError, match="Cannot apply JAX transformations"):
+        jax.vmap(lambda x: compiled(model, x, how))(jnp.ones((3, 2)))
+
+
+def test_stages_are_jaxs_where_nothing_was_divided() -> None:
+    """With arrays and modules only, `lower` and `trace` return JAX's own objects, whose errors name what is static."""
+    g = ag.jit(lambda m, x: m(x)[0])
+    lowered = g.lower(Scaled(jnp.ones(2)), X)
+    assert isinstance(lowered, jax.stages.Lowered)
+    assert isinstance(g.trace(Scaled(jnp.ones(2)), X), jax.stages.Traced)
+    with pytest.raises(TypeError, match=r"how=negative.*how=abs"):
+        lowered.compile()(Scaled(jnp.ones(2), jnp.abs), X)
 
 
 def test_two_jits_of_one_function_share_a_trace() -> None:

@@ -1,6 +1,7 @@
 """Variables and `stateful`: the laws that are not about one program's numbers."""
 
 import copy
+import inspect
 import pickle
 from contextlib import nullcontext
 from typing import Any, cast
@@ -357,4 +358,38 @@ def test_no_update_escapes(name: str) -> None:
     leaks = nullcontext() if name == "grad" else jax.checking_leaks()
     with leaks, pytest.raises(ag.StateError, match=text) as caught:
         ag.stateful(f)(model, jnp.float32(1))
-    assert "model." in caught.value.place or "a Variable" in caught.value.place or name == "branch"
+    assert "model." in caught.value.place or "a Variable" in caught.value.place
+
+
+def a_branch(model: Any, x: Any) -> Any:
+    """An update in a branch: the errors name this line."""
+    model.count.set(model.count.get() + 1)
+    return x
+
+
+REFUSED_BRANCHES = {
+    "cond": lambda m, x: ag.cond(x > 1, lambda x: a_branch(m, x), lambda x: x, x),
+    "switch": lambda m, x: ag.switch((x > 1).astype(int), [lambda x: x, jax.jit(lambda x: a_branch(m, x))], x),
+    "lax": lambda m, x: lax.cond(
+        x > 1, lambda x: lax.scan(lambda x, _: (a_branch(m, x), 1), x, None, 2)[0], jnp.sin, x
+    ),
+    "before an update": lambda m, x: (lax.cond(x > 1, lambda x: a_branch(m, x), lambda x: x, x), m.weight.set(2.0))[0],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_BRANCHES)
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, ag.jit], ids=["plain", "in jit", "in ag.jit"])
+def test_a_refused_branch_is_told_by_path_and_line(name: str, around: Any) -> None:
+    """The error says which variable, and the line of the branch that uses it, however the branch got there."""
+    f = ag.stateful(lambda m, xs: jax.vmap(around(lambda x: REFUSED_BRANCHES[name](m, x)))(xs))
+    line = inspect.getsourcelines(a_branch)[1] + 2
+    with pytest.raises(ag.StateError) as caught:
+        around(f)(Counter(ag.Variable(0), ag.Variable(jnp.float32(2))), jnp.ones(3))
+    assert caught.value.place == f"model.count, at test_stateful.py:{line}"
+    assert [text.split()[0] for text in str(caught.value).splitlines()] == ["[AG111]", "where", "to"]
+
+
+def test_assigning_to_a_variable_says_how_to_update_it() -> None:
+    """`model.count = model.count + 1` is not an edit of the model but an update, and the error says `.set`."""
+    with pytest.raises(ag.FrozenError, match=r"model\.count\.set\(value\)"):
+        Counter(ag.Variable(0), 1.0).count = 1  # type: ignore[misc, assignment]

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aerogel.module._display import show_type
 from aerogel.module._paths import show_path
 
+from ._errors import CompatError
 from ._leaves import is_array, is_array_like
 
 Spec = Callable[[Any, Any], Any]
@@ -74,7 +76,7 @@ def tree_deserialise_leaves(
         is_leaf: which other nodes are leaves.
 
     Raises:
-        RuntimeError: a leaf has another type, shape or dtype than in `like`.
+        CompatError: a leaf has another type, shape or dtype than in `like`.
         ValueError, EOFError: what is in the file is no array of NumPy's format, or it ends early.
     """
     with _opened(path_or_file, "rb") as file:
@@ -96,7 +98,20 @@ def _check(path: Any, new: Any, old: Any) -> None:
 
     if type_of(new) != type_of(old):
         got, wanted = type_of(new), type_of(old)
-        raise RuntimeError(f"the leaf {show_path(path, 'tree')} is {got} in the file and {wanted} in `like`")
+        raise CompatError(
+            what="a leaf has another type, shape or dtype in the file than in `like`.",
+            place=f"tree_deserialise_leaves, {show_path(path, 'tree')}",
+            got=_told(got),
+            wanted=_told(wanted),
+            to_fix="pass a `like` of the structure and types that were written",
+        )
+
+
+def _told(kind: Any) -> str:
+    if isinstance(kind, type):
+        return kind.__name__
+    cls, shape, dtype = kind
+    return show_type(str(dtype), shape) + ("" if cls is jax.Array else f" of {cls.__module__}")
 
 
 @contextlib.contextmanager

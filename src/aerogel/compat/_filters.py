@@ -5,6 +5,10 @@ from typing import Any
 
 import jax
 
+from aerogel._errors import clip
+
+from ._errors import CompatError
+
 IsLeaf = Callable[[Any], bool] | None
 
 
@@ -12,7 +16,7 @@ def filter(pytree: Any, filter_spec: Any, inverse: bool = False, replace: Any = 
     """The tree with `replace` for each leaf that the mask does not mean; with `inverse`, that it does mean.
 
     Raises:
-        ValueError: the mask holds something else than bools and predicates.
+        CompatError: the mask holds something else than bools and predicates.
     """
     mask = _mask(pytree, filter_spec, is_leaf)
     return jax.tree.map(lambda meant, x: x if bool(meant) != bool(inverse) else replace, mask, pytree)
@@ -22,7 +26,7 @@ def partition(pytree: Any, filter_spec: Any, replace: Any = None, is_leaf: IsLea
     """The leaves that the mask means, and the others: two trees with `replace` where the other has the leaf.
 
     Raises:
-        ValueError: the mask holds something else than bools and predicates.
+        CompatError: the mask holds something else than bools and predicates.
     """
     mask = _mask(pytree, filter_spec, is_leaf)
     meant = jax.tree.map(lambda is_meant, x: x if is_meant else replace, mask, pytree)
@@ -44,6 +48,11 @@ def _mask(pytree: Any, filter_spec: Any, is_leaf: IsLeaf) -> Any:
             return jax.tree.map(lambda _: spec, part, is_leaf=is_leaf)
         if callable(spec):
             return jax.tree.map(spec, part, is_leaf=is_leaf)
-        raise ValueError(f"a mask consists of bools and functions that return them, and holds {spec!r}")
+        raise CompatError(
+            what="a mask consists of bools and of functions from leaves to bools.",
+            place="argument `filter_spec`",
+            got=clip(spec),
+            to_fix="pass a predicate such as eqx.is_array, or a tree of bools that begins like the tree",
+        )
 
     return jax.tree.map(below, filter_spec, pytree)

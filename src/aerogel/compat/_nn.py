@@ -2,13 +2,15 @@
 
 from typing import NoReturn
 
+from ._errors import MissingNameError
 from ._tree import tree_inference as inference_mode
 
 __all__ = ["inference_mode"]
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise AttributeError(
-        f"aerogel.compat.equinox.nn has no {name!r} yet. To fix: `from equinox import nn`; Equinox's own layers may "
-        "stand in Aerogel's modules, and Aerogel's transformations take them."
+    raise MissingNameError(
+        missing=name,
+        namespace="aerogel.compat.equinox.nn",
+        to_fix="`from equinox import nn`: Equinox's own layers may stand in Aerogel's modules and transformations",
     )

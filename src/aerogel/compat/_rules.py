@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from aerogel import _jax
 from aerogel.transform._static import Static, reveal
 
+from ._errors import CompatError
 from ._filters import combine, partition
 from ._leaves import held, is_array, is_inexact_array
 
@@ -43,9 +44,13 @@ class filter_custom_jvp:
         def rule(rest: Any, primals: Any, tangents: Any) -> Any:
             (arrays,), (directions,) = primals, tangents
             args, kwargs = combine(arrays, rest.value)
-            found, named = jax.tree.map(_tangent, directions, arrays)
+            found, named = jax.tree.map(_or_none, directions)
             if jax.tree.leaves(named):
-                raise ValueError("a keyword argument of a `filter_custom_jvp` is differentiated")
+                raise CompatError(
+                    what="keyword arguments have no derivative here, and one is differentiated.",
+                    place=f"a call of `{getattr(self, '__name__', 'f')}`, which `filter_custom_jvp` made",
+                    to_fix="pass it by position, or jax.lax.stop_gradient of it",
+                )
             out, tangent = fn_jvp(args, found, **kwargs)
             return out, jax.tree.map(_or_zeros, tangent, out, is_leaf=lambda x: x is None)
 
@@ -94,7 +99,13 @@ class filter_custom_vjp:
 
     def __call__(self, vjp_arg: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self._fwd is None or self._bwd is None:
-            raise RuntimeError("`def_fwd` or `def_bwd` of a `filter_custom_vjp` was not called yet")
+            missing = [each for each, rule in (("def_fwd", self._fwd), ("def_bwd", self._bwd)) if rule is None]
+            name = getattr(self, "__name__", "f")
+            raise CompatError(
+                what=f"a `filter_custom_vjp` function was called before its `{missing[0]}`.",
+                place=f"a call of `{name}`",
+                to_fix=f"give it its rules first: {' and '.join(f'@{name}.{each}' for each in missing)}",
+            )
         chosen, other = partition(vjp_arg, is_inexact_array)
         others, rest = partition((other, args, kwargs), is_array)
         out, fixed, static = self._inner(chosen, jax.lax.stop_gradient(others), _Same(rest))
@@ -136,10 +147,6 @@ def _whole(chosen: Any, others: Any, rest: Any) -> Any:
 def _result(out: Any) -> Any:
     arrays, rest = partition(out, is_array)
     return *partition(arrays, is_inexact_array), _Same(rest)
-
-
-def _tangent(tangent: Any, primal: Any) -> Any:
-    return tangent if is_inexact_array(primal) and not isinstance(tangent, _Zero) else None
 
 
 def _or_none(tangent: Any) -> Any:

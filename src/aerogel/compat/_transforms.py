@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from aerogel import _jax
 from aerogel import transform as ag
+from aerogel._errors import UsageError
 from aerogel.module import BoundMethod, Module
 from aerogel.transform._static import reveal
 
@@ -43,7 +44,7 @@ def filter_jit(fun: Any = None, *, donate: str = "none", **options: Any) -> Any:
         return functools.partial(filter_jit, donate=donate, **options)
     _jax.check_callable(fun)
     if donate not in DONATED:
-        raise ValueError(f"donate={donate!r}: it is one of {', '.join(DONATED)}")
+        raise UsageError(argument="donate", got=donate, wanted=list(DONATED), function="filter_jit")
     if isinstance(fun, types.MethodType) and isinstance(fun.__self__, Module):
         callable_: Any = BoundMethod(fun.__func__, fun.__self__)
     else:
@@ -172,7 +173,7 @@ def _by_position(fun: Any, in_axes: Any, args: tuple[Any, ...]) -> Any:
     names = list(inspect.signature(fun).parameters)[: len(args)]
     unknown = [name for name in in_axes if name not in names]
     if unknown:
-        raise ValueError(f"in_axes names {', '.join(map(repr, unknown))}, and the arguments are {', '.join(names)}")
+        raise UsageError(argument="in_axes", got=unknown[0], wanted=names, function="filter_vmap")
     return tuple(in_axes.get(name, if_array(0)) for name in names)
 
 

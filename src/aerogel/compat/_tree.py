@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aerogel._errors import clip
 from aerogel.module import Module
 from aerogel.module._display import show
 from aerogel.module._edit import edited
@@ -15,6 +16,7 @@ from aerogel.module._form import MISSING
 from aerogel.module._paths import Path
 from aerogel.module._steps import home, is_node, key_of_step, part, parts_below, static_keys, value_at
 
+from ._errors import CompatError
 from ._leaves import is_array
 
 _NOTHING: Any = object()
@@ -45,25 +47,42 @@ def tree_at(
         is_leaf: which other nodes `where` sees as leaves; `lambda x: x is None` to replace a None.
 
     Raises:
-        ValueError: not one of `replace` and `replace_fn` is given, or `where` returns something that is no part of
+        CompatError: not one of `replace` and `replace_fn` is given, or `where` returns something that is no part of
             the tree, or not as many parts as `replace` has.
     """
     if (replace is _NOTHING) == (replace_fn is _NOTHING):
-        raise ValueError("tree_at() takes either `replace` or `replace_fn`")
+        raise CompatError(
+            what="`tree_at` takes one of `replace` and `replace_fn`.",
+            place="tree_at",
+            got="neither" if replace is _NOTHING else "both",
+            to_fix="replace=value, or replace_fn=function of the old part",
+        )
     copy = _with_leaves(pytree, is_leaf)
     places = _places(copy)
     found = where(copy)
     is_one = id(found) in places
-    parts = [found] if is_one else list(jax.tree.leaves(found, is_leaf=lambda x: id(x) in places and x is not found))
+    parts = [found] if is_one else jax.tree.leaves(found, is_leaf=lambda x: x is None or id(x) in places)
     if not all(id(each) in places for each in parts):
-        raise ValueError("`where` must return parts of the tree, and nothing that depends on the values of its leaves")
+        stray = next(each for each in parts if id(each) not in places)
+        raise CompatError(
+            what="`where` must return parts of the tree, and nothing that depends on the values of its leaves.",
+            place="tree_at, argument `where`",
+            got=clip(stray),
+            to_fix="return parts as they stand; to replace a None: is_leaf=lambda x: x is None",
+        )
     paths = [places[id(each)] for each in parts]
     if replace_fn is not _NOTHING:
         values = [replace_fn(value_at(pytree, path)) for path in paths]
     else:
         values = [replace] if is_one else list(replace)
     if len(values) != len(paths):
-        raise ValueError(f"`where` returns {len(paths)} parts, and `replace` has {len(values)}")
+        raise CompatError(
+            what="`replace` must have as many parts as `where` returns.",
+            place="tree_at, argument `replace`",
+            got=f"{len(values)} parts",
+            wanted=str(len(paths)),
+            to_fix="pass a sequence with a part for each; `where` gives a sequence for one part too if it returns one",
+        )
     changes = {home(pytree, path)[0]: value for path, value in zip(paths, values, strict=True)}
     return changes[()] if () in changes else edited(pytree, changes)
 

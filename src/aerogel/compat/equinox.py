@@ -13,6 +13,8 @@ from aerogel.module import Module as Module
 from aerogel.module import field as field
 
 from . import _nn
+from ._errors import CompatError as CompatError
+from ._errors import MissingNameError as MissingNameError
 from ._files import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ._files import default_serialise_filter_spec as default_serialise_filter_spec
 from ._files import tree_deserialise_leaves as tree_deserialise_leaves
@@ -80,5 +82,5 @@ def static_field(**options: Any) -> Any:
 
 
 def __getattr__(name: str) -> NoReturn:
-    reason = f": {MISSING[name]}" if name in MISSING else ""
-    raise AttributeError(f"aerogel.compat.equinox has no {name!r}{reason}")
+    to_fix = MISSING.get(name, "look at dir(aerogel.compat.equinox); for a name of Equinox's: `import equinox`")
+    raise MissingNameError(missing=name, namespace=__name__, to_fix=to_fix)

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from ._edit import Changes, edited
-from ._errors import TieError
+from ._errors import FrozenError, TieError
 from ._form import MISSING
 from ._kinds import Kind, kind_of
 from ._late import late_values
@@ -69,6 +69,14 @@ class At(Generic[T]):
         keys = [key for path in self._paths for key in _all_keys(value_at(self._tree, path))]
         return sorted({*super().__dir__(), *(name for key in keys if isinstance(name := step_name(key), str))})
 
+    def __setitem__(self, where: Any, value: Any) -> None:
+        raise self._unfinished(f"[{where!r}] = ...", self[where])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in At.__slots__:
+            raise self._unfinished(f".{name} = ...", self._step(name))
+        object.__setattr__(self, name, value)
+
     __iter__ = None  # else Python would count up `[0]`, `[1]`, ...
 
     def __getitem__(self, where: Any) -> "At[T]":
@@ -77,9 +85,13 @@ class At(Generic[T]):
             return At(self._tree, paths, is_one=False)
         if isinstance(where, int) or (isinstance(where, str) and self._has(where)):
             return self._step(where)
-        paths = [(*path, *found) for path in self._paths for found, _ in reached(value_at(self._tree, path), where)]
+        pairs = [(path, each) for path in self._paths for each in reached(value_at(self._tree, path), where)]
+        paths = [(*path, *found) for path, (found, _) in pairs]
         is_one = self._is_one and isinstance(where, str) and not {"*", "?"} & set(where)
-        return At(self._tree, paths if is_one else self._each_once(paths), is_one)
+        are_homes = all(
+            path == () and found == its_home for path, (found, its_home) in pairs
+        )  # nothing is tied elsewhere
+        return At(self._tree, paths if is_one or are_homes else self._each_once(paths), is_one)
 
     def get(self) -> Any:
         """What stands here; a list where several places were asked for."""
@@ -133,6 +145,11 @@ class At(Generic[T]):
     def __repr__(self) -> str:
         shown = [show_path(path, root=f"at({type(self._tree).__name__})") for path in self._paths]
         return shown[0] if self._is_one else f"[{', '.join(shown)}]"
+
+    def _unfinished(self, action: str, place: "At[T]") -> FrozenError:
+        path = show_path(place._paths[0], root="ag.at(model)") if place._is_one else "ag.at(model, ...)"
+        edit = path.removeprefix("ag.at(model)")
+        return FrozenError(place=path, action=action, edit=edit, to_fix=f"make a changed copy: new = {path}.set(value)")
 
     def _has(self, step: str) -> bool:
         return all(key_of_step(value_at(self._tree, path), step, statics=True) is not None for path in self._paths)

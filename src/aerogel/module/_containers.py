@@ -15,10 +15,12 @@ HOLE: Any = type("Hole", (), {"__repr__": lambda _: "<tied>", "__slots__": ()})(
 def _refusing(name: str) -> Callable[..., NoReturn]:
     def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
         where = getattr(self, "_where", "")
+        copy = f"make a changed copy: new = ag.at(model).{where}.set(value); for a part, in an `__init__`: "
         raise FrozenError(
             place=f"model.{where}" if where else f"a {type(self).__mro__[1].__name__} in a module",
             action=f"{name}(...)",
             edit=f".{where}" if where else "...",
+            to_fix=f"{copy}self.part.{where} = value" if where else None,
         )
 
     refuse.__name__ = name

@@ -7,7 +7,7 @@ import jax
 from ._decide import form_if_node
 from ._foreign import split_of
 from ._form import MISSING, Form, Tie
-from ._freeze import freeze, is_data
+from ._freeze import UNTOUCHED, freeze, is_data
 from ._holes import copied, fill, implanted, reach
 from ._kinds import Kind, kind_of
 from ._paths import Path, show_path
@@ -81,33 +81,42 @@ class _Edit:
     def of(self, values: dict[Any, Any]) -> Any:
         """The new node."""
         slots, statics, foreign = set(self.form.slots), dict(self.form.statics), dict(self.form.foreign)
+        is_as_before = not self.form.frozen
         for slot, value in values.items():
             if slot in slots and holds_other_things(self.form.get(self.node, slot)):
                 continue
             values[slot] = value = self._taken_in(slot, value)
+            is_as_before &= slot in slots and slot not in foreign
             slots.discard(slot)
             statics.pop(slot, None)
             foreign.pop(slot, None)
             if slot in getattr(self.form.cls, "_static_fields", ("__func__",)) or not is_data(value):
                 statics[slot] = value
+                is_as_before = False
                 continue
             slots.add(slot)
             split = split_of(value, self._place(slot)) if kind_of(value) in (Kind.FOREIGN, Kind.RECORD) else None
             if split is not None:
                 foreign[slot] = split
-        form = self.form.replace(
+                is_as_before = False
+        # To look an equal form up takes longer than all of the above.
+        form = self.form if is_as_before else self._form_of(slots, statics, foreign, values)
+        return self._with_ties(copied(self.node, self.form, form, values), form)
+
+    def _form_of(self, slots: set[Any], statics: dict[Any, Any], foreign: dict[Any, Any], values: Any) -> Form:
+        return self.form.replace(
             slots=self.form.order(slots),
             statics=[(slot, statics[slot]) for slot in self.form.order(statics)],
             foreign=[(slot, foreign[slot]) for slot in self.form.order(foreign)],
             frozen=[(slot, rest) for slot, rest in self.form.frozen if self._stays_frozen(slot, rest, slots, values)],
         )
-        return self._with_ties(copied(self.node, self.form, form, values), form)
 
     def _taken_in(self, slot: Any, value: Any) -> Any:
         if slot in self.put_here and self.convert:
             convert = getattr(self.form.cls, "_converters", {}).get(slot)
             value = value if convert is None else convert(value)
-        value = freeze(value, self._place(slot))
+        if type(value) not in UNTOUCHED:
+            value = freeze(value, self._place(slot))
         return stopped(value, "") if (slot, "") in self.form.frozen else value
 
     def _place(self, slot: Any) -> str:
@@ -146,6 +155,8 @@ class _Edit:
 
 def holds_other_things(value: Any) -> bool:
     """Whether leaves stand here, and none of them is an array: a transformation put them there."""
+    if kind_of(value) is Kind.ARRAY:
+        return False
     leaves = jax.tree.leaves(value, is_leaf=lambda x: x is None)
     return bool(leaves) and not any(kind_of(leaf) is Kind.ARRAY for leaf in leaves)
 

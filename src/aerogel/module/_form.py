@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from jax.tree_util import GetAttrKey
 
-from ._paths import Path, show_path
+from ._paths import Path, show_path, step_name
 from ._values import key_of
 
 put = object.__setattr__
@@ -66,7 +66,7 @@ class Form:
         statics: the other slots with their values.
         holes: slots without data, because a module further out ties them to another place.
         foreign: slots that hold another library's node with structure in it, and how that is split.
-        ties: places below this module that are read from another place below it.
+        ties: places below this module that are read from another place below it, in the order in which they are filled.
         frozen: leaves that no gradient reaches: the slot, and the path below it as text where it is no leaf itself.
     """
 
@@ -98,7 +98,7 @@ class Form:
             StructureError: a static value cannot be part of the structure.
         """
         slots, statics, holes = tuple(slots), tuple(statics), tuple(holes)
-        foreign, ties, frozen = tuple(foreign), tuple(ties), tuple(frozen)
+        foreign, ties, frozen = tuple(foreign), in_order_of_filling(ties), tuple(frozen)
         values = tuple((slot, key_of(value, f"{node_type.__name__}.{slot}")) for slot, value in statics)
         key = (cls, node_type, slots, values, holes, foreign, ties, frozen)
         with _lock:
@@ -110,6 +110,12 @@ class Form:
                 form._prepare()
                 _interned[key] = form
         return form
+
+    def __repr__(self) -> str:
+        """What is not data, as JAX shows it in its own errors: `act=tanh, head.weight = embed.weight`."""
+        known = [(show_path([self.entry(slot)]), getattr(value, "__name__", value)) for slot, value in self.statics]
+        told = [f"{name}={value}" for name, value in known] + [repr(tie) for tie in self.ties]
+        return ", ".join(told) or "arrays only"
 
     def _prepare(self) -> None:
         """Whatever makes `read` fast."""
@@ -160,6 +166,39 @@ class Form:
             slots=self.order((*self.slots, slot)),
             holes=[s for s in self.holes if s != slot],
         )
+
+
+def in_order_of_filling(ties: Iterable[Tie]) -> tuple[Tie, ...]:
+    """Ties in the order that depends on nothing but which they are.
+
+    That is by place; but what fills a part of another tie's source, or all of it, comes before that tie. In which
+    order somebody tied them is forgotten: else two models with the same ties had two structures.
+    """
+    pending = sorted(ties, key=lambda tie: [_rank(key) for key in tie.place])
+    ordered: list[Tie] = []
+    while pending and _has_fed(pending):
+        ready = (tie for tie in pending if not any(feeds(other, tie) for other in pending if other is not tie))
+        ordered.append(next(ready, pending[0]))  # none is ready where they feed one another
+        pending.remove(ordered[-1])
+    return (*ordered, *pending)
+
+
+def feeds(first: Tie, second: Tie) -> bool:
+    """Whether `first` fills something in the source of `second`, or something that this is a part of."""
+    shorter = min(len(first.place), len(second.source))
+    return first.place[:shorter] == second.source[:shorter]
+
+
+def _has_fed(ties: list[Tie]) -> bool:
+    """Whether any tie feeds one of them."""
+    places = {tie.place for tie in ties}
+    above = {place[:n] for place in places for n in range(len(place) + 1)}
+    return any(t.source in above or any(t.source[:n] in places for n in range(len(t.source))) for t in ties)
+
+
+def _rank(key: Any) -> tuple[bool, int, str]:
+    name = step_name(key)
+    return (False, name, "") if isinstance(name, int) else (True, 0, str(name))
 
 
 def always_frozen(cls: type) -> tuple[tuple[str, str], ...]:

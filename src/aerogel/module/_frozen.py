@@ -5,6 +5,8 @@ constant wherever JAX builds the module with tracers (see `_stop`), under `jax.g
 None for it, and `ag.partition(model, ag.trainable)` leaves it out of what an optimiser sees.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -139,7 +141,8 @@ def _is_frozen(node: Any, path: Path) -> bool:
 
 def _with_marks(tree: Any, where: Where | None, are_frozen: bool) -> Any:
     paths = [path for path, meant in zip(leaf_paths(tree), leaf_mask(tree, where), strict=True) if meant]
-    new, in_no_module = _marked(tree, paths, are_frozen)
+    # Layers of one kind have one form: to look the marked one up takes longer than all else.
+    new, in_no_module = _marked(tree, paths, are_frozen, functools.cache(_form_with))
     if in_no_module and are_frozen:
         raise UsageError(
             argument="where",
@@ -150,7 +153,7 @@ def _with_marks(tree: Any, where: Where | None, are_frozen: bool) -> Any:
     return new
 
 
-def _marked(node: Any, paths: list[Path], are_frozen: bool) -> tuple[Any, list[Path]]:
+def _marked(node: Any, paths: list[Path], are_frozen: bool, form_with: Callable[..., Form]) -> tuple[Any, list[Path]]:
     """The node with marks, and the paths of the leaves for which there was no place to put one."""
     below: dict[Any, list[Path]] = {}
     for path in paths:
@@ -158,13 +161,13 @@ def _marked(node: Any, paths: list[Path], are_frozen: bool) -> tuple[Any, list[P
             below.setdefault(path[0], []).append(path[1:])
     parts, here = {}, [path for path in paths if not path]
     for key, inner in below.items():
-        parts[key], unplaced = _marked(part(node, key), inner, are_frozen)
+        parts[key], unplaced = _marked(part(node, key), inner, are_frozen, form_with)
         here += [(key, *path) for path in unplaced]
     form = form_if_node(node)
     if form is None or kind_of(node) is not Kind.NODE:
         return with_parts(node, parts) if parts else node, here
-    marks = {(form.slot_of(path[0]), show_path(path[1:])) for path in here}
-    new_form = _form_with(form, marks, are_frozen)
+    marks = frozenset((form.slot_of(path[0]), show_path(path[1:])) for path in here)
+    new_form = form_with(form, marks, are_frozen)
     values = {form.slot_of(key): value for key, value in parts.items()}
     for slot, rest in marks if are_frozen else ():
         values[slot] = stopped(values.get(slot, form.get(node, slot)), rest)
@@ -173,7 +176,7 @@ def _marked(node: Any, paths: list[Path], are_frozen: bool) -> tuple[Any, list[P
     return new, []
 
 
-def _form_with(form: Form, marks: set[tuple[Any, str]], are_frozen: bool) -> Form:
+def _form_with(form: Form, marks: frozenset[tuple[Any, str]], are_frozen: bool) -> Form:
     wanted = set(form.frozen) | marks if are_frozen else set(form.frozen) - marks | set(always_frozen(form.cls))
     order = {slot: i for i, slot in enumerate(form.order(form.slots))}
     return form.replace(frozen=sorted(wanted, key=lambda mark: (order.get(mark[0], -1), mark[1])))

@@ -160,6 +160,13 @@ def _set_in_owner(module: Any, name: str, value: Any) -> None:
     construction = running(_CALL)
     if construction is None or name not in cls._converters or not assign(construction, module, name, value):
         is_inside = construction is not None and name in cls._converters
+        if construction is None and hasattr(type(getattr(module, name, None)), "_constant_fields"):
+            raise FrozenError(
+                place=f"{cls.__name__}.{name}",
+                action=f"model.{name} = ...",
+                edit=f".{name}",
+                to_fix=f"update the variable: model.{name}.set(value), in a call of ag.stateful",
+            )
         fix = f"self holds the part: self.part.{name} = ...; else: part = ag.at(part).{name}.set(value)"
         raise FrozenError(
             place=f"{cls.__name__}.{name}",

@@ -2,13 +2,12 @@
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
 from ._decide import form_if_node
-from ._form import MISSING, put
+from ._form import MISSING, Form, put
 from ._kinds import Kind, kind_of
 from ._late import late_values
 from ._paths import Path
@@ -26,19 +25,41 @@ class Skeleton:
         tree: the copy: shapes and dtypes where arrays stand.
         leaves: the positions of the leaves, by the id of what stands for them.
         paths: the paths of the leaves.
+        values: the leaves themselves.
     """
 
     def __init__(self, tree: Any) -> None:
-        leaves, structure = jax.tree.flatten(tree)
-        self._marks = [_mark_for(leaf) for leaf in leaves]  # kept alive: ids are unique among the living
-        self.leaves = {id(mark): i for i, mark in enumerate(self._marks)}
-        self.tree = jax.tree.unflatten(structure, self._marks)
+        self.values, self._structure = jax.tree.flatten(tree)
         self._whole = tree
-        _show_sources(self.tree)
+
+    @functools.cached_property
+    def has_ties(self) -> bool:
+        """Whether any place is tied to another one."""
+        return has_ties(self._structure)
 
     @functools.cached_property
     def paths(self) -> list[Path]:
         return leaf_paths(self._whole)
+
+    @property
+    def pairs(self) -> Iterator[tuple[Path, Any]]:
+        """The leaves with their paths."""
+        return zip(self.paths, self.values, strict=True)
+
+    @functools.cached_property
+    def _marks(self) -> list[Any]:  # kept alive: ids are unique among the living
+        return [_mark_for(leaf) for leaf in self.values]
+
+    @functools.cached_property
+    def leaves(self) -> dict[int, int]:
+        return {id(mark): i for i, mark in enumerate(self._marks)}
+
+    @functools.cached_property
+    def tree(self) -> Any:
+        copy = jax.tree.unflatten(self._structure, self._marks)
+        if self.has_ties:
+            _show_sources(copy)
+        return copy
 
     def leaves_below(self, value: Any) -> list[int]:
         """The positions of the leaves in a part of the copy."""
@@ -52,7 +73,7 @@ class Place(NamedTuple):
         path: how it is reached.
         home: where its data stands: `path`, or what that is tied to.
         value: what stands there; for a place that is a function of another one, what stands at that one.
-        part: the same in the skeleton.
+        part: the same in the skeleton; MISSING where it was not asked for.
         is_static: whether it is structure.
         is_computed: whether it is a function of another place.
         is_leaf: whether nothing is below it.
@@ -67,44 +88,77 @@ class Place(NamedTuple):
     is_leaf: bool = False
 
 
-@dataclass(frozen=True)
-class _Tree:
-    """A tree, its skeleton and its ties."""
+class Places:
+    """The places of a tree, found when they are asked for.
 
-    whole: Any
-    copy: Any
-    links: dict[Path, tuple[Path, bool]]
+    Args:
+        tree: any tree.
+        skeleton: of the tree.
+        with_parts: whether places have a `part`.
+        with_statics: whether structure has places too.
+    """
+
+    def __init__(self, tree: Any, skeleton: Skeleton, with_parts: bool = True, with_statics: bool = True) -> None:
+        self._whole = tree
+        self._with_statics = with_statics
+        self._copy = skeleton.tree if with_parts else MISSING
+        self._links = _links(tree) if skeleton.has_ties else {}
+
+    @property
+    def root(self) -> Place:
+        """The place of the whole tree."""
+        return Place((), (), self._whole, self._copy, is_leaf=not is_node(self._whole))
+
+    def __iter__(self) -> Iterator[Place]:
+        pending = [self.root]
+        while pending:
+            here = pending.pop()
+            yield here
+            pending += reversed(self.below(here))
+
+    def below(self, here: Place) -> list[Place]:
+        """The places of a node's parts, structure last."""
+        if here.is_static or here.is_computed or here.is_leaf:
+            return []
+        below: list[Place] = []
+        copies = {} if here.part is MISSING else dict(parts_below(here.part))
+        for key, value in parts_below(here.value):
+            below += self._of_data(here, key, value, copies)
+        for key in static_keys(here.value) if self._with_statics else ():
+            path, its_home = (*here.path, key), (*here.home, key)
+            below.append(Place(path, its_home, part(here.value, key), None, is_static=True, is_leaf=True))
+        return below
+
+    def _of_data(self, here: Place, key: Any, value: Any, copies: dict[Any, Any]) -> list[Place]:
+        path = (*here.path, key)
+        found, computed = _past(path, self._links) if self._links else (path, False)
+        has_copy = here.part is not MISSING
+        if computed:
+            copy = value_at(self._copy, found) if has_copy else MISSING
+            return [Place(path, found, value_at(self._whole, found), copy, is_computed=True)]
+        copy = copies.get(key, MISSING)
+        if value is MISSING:  # computed by a tie of a module further out, which is not here
+            value, copy = part(here.value, key), part(here.part, key) if has_copy else MISSING
+        if value is MISSING or (has_copy and copy is MISSING):
+            return []
+        return [Place(path, found, value, copy, is_leaf=not is_node(value))]
 
 
 def places_of(tree: Any, skeleton: Skeleton) -> Iterator[Place]:
     """All places, outer ones first, in the order of the leaves; tied ones where they are tied to as well."""
-    known = _Tree(tree, skeleton.tree, _links(tree))
-    pending: list[Place] = [Place((), (), tree, skeleton.tree, is_leaf=not is_node(tree))]
+    return iter(Places(tree, skeleton))
+
+
+def has_ties(structure: Any) -> bool:
+    """Whether a node of a tree has a tie: to ask the nodes once is cheaper than to look below each."""
+    pending = [structure]
     while pending:
-        here = pending.pop()
-        yield here
-        if here.is_static or here.is_computed:
-            continue
-        below, copies = [], dict(parts_below(here.part))
-        for key, value in parts_below(here.value):
-            below += _below(here, key, value, copies, known)
-        for key in static_keys(here.value):
-            path, its_home = (*here.path, key), (*here.home, key)
-            below.append(Place(path, its_home, part(here.value, key), None, is_static=True, is_leaf=True))
-        pending += reversed(below)
-
-
-def _below(here: Place, key: Any, value: Any, copies: dict[Any, Any], tree: "_Tree") -> list[Place]:
-    path = (*here.path, key)
-    found, computed = _past(path, tree.links)
-    if computed:
-        return [Place(path, found, value_at(tree.whole, found), value_at(tree.copy, found), is_computed=True)]
-    copy = copies.get(key, MISSING)
-    if value is MISSING:  # computed by a tie of a module further out, which is not here
-        value, copy = part(here.value, key), part(here.part, key)
-    if value is MISSING or copy is MISSING:
-        return []
-    return [Place(path, found, value, copy, is_leaf=not is_node(value))]
+        each = pending.pop()
+        _, form = each.node_data() or (None, None)
+        if isinstance(form, Form) and form.ties:
+            return True
+        pending += each.children()
+    return False
 
 
 def _links(tree: Any) -> "dict[Path, tuple[Path, bool]]":

@@ -21,10 +21,13 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
 
 import jax
+import numpy as np
 
 from .._errors import UsageError
+from ._kinds import Kind, kind_of
+from ._methods import BoundMethod
 from ._paths import Path, read_path, show_path, step_name
-from ._places import Place, Skeleton, places_of
+from ._places import Place, Places, Skeleton, places_of
 from ._steps import home, no_path, resolve, value_at
 
 
@@ -41,6 +44,8 @@ Pair: TypeAlias = tuple[Path, Path]  # how a part is reached, and where its data
 
 _IDEAS = "a type, a path or pattern, a function of (path, value), a function from the tree to parts of it, or several"
 
+_BY_PATH = "name a part by its path, 'layers[0].weight', or by a function, lambda model: model.layers[0].weight"
+
 
 def leaf_mask(tree: Any, where: Where | None) -> tuple[bool, ...]:
     """For each leaf, in the order of `jax.tree.leaves(tree)`, whether `where` means it or something around it.
@@ -54,11 +59,12 @@ def leaf_mask(tree: Any, where: Where | None) -> tuple[bool, ...]:
     skeleton = Skeleton(tree)
     meant = _leaves_by_function(skeleton, where)
     if meant is not None:
-        return tuple(i in meant for i in range(len(skeleton.leaves)))
-    meant = set()
-    for path in selected(tree, where):
-        meant.update(skeleton.leaves_below(value_at(skeleton.tree, path)))
-    return tuple(i in meant for i in range(len(skeleton.leaves)))
+        return tuple(i in meant for i in range(len(skeleton.values)))
+    homes = {home for _, home in _reached(tree, where, skeleton)}
+    if not skeleton.has_ties:
+        return tuple(any(path[:n] in homes for n in range(len(path) + 1)) for path in skeleton.paths)
+    meant = {i for home in homes for i in skeleton.leaves_below(value_at(skeleton.tree, home))}
+    return tuple(i in meant for i in range(len(skeleton.values)))
 
 
 def _leaves_by_function(skeleton: Skeleton, where: Any) -> set[int] | None:
@@ -86,9 +92,12 @@ def reached(tree: Any, where: Where | None) -> list[Pair]:
     Raises:
         PathError, UsageError: see `leaf_mask`.
     """
+    return _reached(tree, where, Skeleton(tree))
+
+
+def _reached(tree: Any, where: Where | None, skeleton: Skeleton) -> list[Pair]:
     if isinstance(where, str) and not _is_pattern(where):
         return _by_path(tree, where)
-    skeleton = Skeleton(tree)
     pairs = dict(_meant(tree, where, skeleton, functools.cache(lambda: list(places_of(tree, skeleton)))))
     found = {path: home for path, home in pairs.items() if not any(path[:n] in pairs for n in range(len(path)))}
     homes = set(found.values())
@@ -101,17 +110,26 @@ def _meant(tree: Any, where: Any, skeleton: Skeleton, places: Callable[[], list[
     elif isinstance(where, list | tuple):
         for each in where:
             yield from _meant(tree, each, skeleton, places)
+    elif not skeleton.has_ties and isinstance(where, type) and issubclass(where, jax.Array | np.ndarray):
+        yield from ((path, path) for path, value in skeleton.pairs if isinstance(value, where))
     elif isinstance(where, type):
-        yield from ((p.path, p.home) for p in places() if not p.is_static and isinstance(p.value, where))
+        yield from (
+            (p.path, p.home)
+            for p in Places(tree, skeleton, with_parts=False, with_statics=False)
+            if isinstance(p.value, where)
+        )
     elif isinstance(where, str):
-        yield from _by_text(tree, where, places)
+        yield from _by_text(tree, where, skeleton)
+    elif callable(where) and _takes(where) == 2 and not skeleton.has_ties:
+        yield from ((path, path) for path, value in skeleton.pairs if where(show_path(path), value))
     elif callable(where) and _takes(where) == 2:
         asked = (p for p in places() if p.is_leaf and not p.is_static and id(p.part) in skeleton.leaves)
         yield from ((p.path, p.home) for p in asked if where(show_path(p.path), p.value))
     elif callable(where) and _takes(where) == 1:
         yield from _by_function(where(skeleton.tree), skeleton, places)
     else:
-        raise UsageError(argument="where", got=where, wanted=_IDEAS)
+        got = jax.typeof(where) if isinstance(where, jax.Array | np.ndarray) else where
+        raise UsageError(argument="where", got=got, wanted=_IDEAS, to_fix=_BY_PATH)
 
 
 def _is_pattern(text: str) -> bool:
@@ -123,28 +141,38 @@ def _by_path(tree: Any, text: str) -> list[Pair]:
     return [(path, home(tree, path)[0])]
 
 
-def _by_text(tree: Any, text: str, places: Callable[[], list[Place]]) -> list[Pair]:
+def _by_text(tree: Any, text: str, skeleton: Skeleton) -> Iterator[Pair]:
     if not _is_pattern(text):
-        return _by_path(tree, text)
-    pattern = read_path(text)
-    found = [p for p in places() if fits(p.path, pattern)]
-    data = [p for p in found if not p.is_static]
-    if not found:
-        raise no_path(tree, text)
-    return [(p.path, p.home) for p in data or found]
+        yield from _by_path(tree, text)
+        return
+    pattern = tuple(map(str, read_path(text)))
+    for with_statics in (False, True):
+        places = Places(tree, skeleton, with_parts=False, with_statics=with_statics)
+        found = list(_fitting(places, places.root, {pattern}))
+        if found:
+            yield from ((p.path, p.home) for p in found)
+            return
+    raise no_path(tree, text)
 
 
-def fits(path: Path, pattern: Sequence[Any]) -> bool:
-    """Whether the steps of a path are those of a pattern."""
-    return _fits([str(step_name(key)) for key in path], [str(step) for step in pattern])
+def _fitting(places: Places, here: Place, patterns: set[tuple[str, ...]]) -> Iterator[Place]:
+    """The places from `here` down, in their order, whose steps are those of a pattern. Others are not looked into."""
+    patterns = {pattern[n:] for pattern in patterns for n in range(_many(pattern) + 1)}
+    if () in patterns:
+        yield here
+    for below in places.below(here) if patterns != {()} else ():
+        name = str(step_name(below.path[-1]))
+        rest = {p[p[0] != "**" :] for p in patterns if p and (p[0] == "**" or fnmatchcase(name, p[0]))}
+        if below.is_leaf:
+            if any(all(step == "**" for step in p) for p in rest):
+                yield below
+        elif rest:
+            yield from _fitting(places, below, rest)
 
 
-def _fits(names: list[str], pattern: list[str]) -> bool:
-    if not pattern:
-        return not names
-    if pattern[0] == "**":
-        return any(_fits(names[n:], pattern[1:]) for n in range(len(names) + 1))
-    return bool(names) and fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
+def _many(pattern: tuple[str, ...]) -> int:
+    """How many steps at the beginning of a pattern may stand for none."""
+    return next((n for n, step in enumerate(pattern) if step != "**"), len(pattern))
 
 
 def _by_function(result: Any, skeleton: Skeleton, places: Callable[[], list[Place]]) -> Iterator[Pair]:
@@ -175,6 +203,8 @@ def _is_shared(value: Any) -> bool:
 
 def _takes(function: Callable[..., Any]) -> int:
     """1 for a function of the tree, 2 for one of path and value, 0 for neither. Defaults are the function's own."""
+    if kind_of(function) is Kind.NODE and not isinstance(function, BoundMethod):
+        return 0  # a part of the tree, which its own `__call__` would not find
     try:
         given = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -8,7 +8,7 @@ import jax
 
 from ._decide import form_if_node
 from ._errors import PathError
-from ._form import MISSING
+from ._form import MISSING, Form
 from ._holes import copied, fill
 from ._kinds import Kind, kind_of
 from ._late import late_values
@@ -20,7 +20,7 @@ def keys_below(node: Any) -> list[Any]:
     form = form_if_node(node)
     if form is None:
         return [key for key, _ in _opened(node)]
-    return [form.entry(slot) for slot in form.order((*form.slots, *form.holes))]
+    return [form.entry(slot) for slot in _data_slots(form)]
 
 
 def parts_below(node: Any) -> list[tuple[Any, Any]]:
@@ -29,8 +29,11 @@ def parts_below(node: Any) -> list[tuple[Any, Any]]:
     if form is None:
         return _opened(node)
     late = late_values(node)
-    slots = form.order((*form.slots, *form.holes))
-    return [(form.entry(slot), MISSING if slot in late else form.get(node, slot)) for slot in slots]
+    return [(form.entry(slot), MISSING if slot in late else form.get(node, slot)) for slot in _data_slots(form)]
+
+
+def _data_slots(form: Form) -> tuple[Any, ...]:
+    return form.order((*form.slots, *form.holes)) if form.holes else form.slots
 
 
 def static_keys(node: Any) -> list[Any]:
@@ -45,10 +48,10 @@ def static_keys(node: Any) -> list[Any]:
 
 def is_node(value: Any) -> bool:
     """Whether JAX sees a node in `value`, and not a leaf."""
-    if form_if_node(value) is not None:
-        return True
     if kind_of(value) is Kind.ARRAY:
         return False
+    if form_if_node(value) is not None:
+        return True
     opened = jax.tree.leaves(value, is_leaf=_is_not(value))
     return not (len(opened) == 1 and opened[0] is value)
 

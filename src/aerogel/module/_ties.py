@@ -1,21 +1,25 @@
 """Ties as users see them: listed, made and ended by path."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
+
+from .._errors import UsageError
 from ._decide import form_if_node, form_of
 from ._errors import TieError
 from ._form import AttributeForm, Form, Tie
 from ._holes import copied, implanted, punched, reach
 from ._late import late_values
 from ._paths import Path, show_path
-from ._steps import resolve
+from ._steps import keys_below, resolve
 
 M = TypeVar("M")
 
 
 def ties(model: Any) -> tuple[Tie, ...]:
-    """The ties in a model, each once, with paths from `model`, in the order of its fields.
+    """The ties in a model, each once, with paths from `model`: its own in the order of its fields, then its parts'.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> class Pair(ag.Module):
@@ -32,7 +36,7 @@ def _ties_below(node: Any, path: Path) -> list[Tie]:
     form = form_if_node(node)
     if form is None:
         return []
-    found = [tie.within(path) for tie in form.ties]
+    found = [tie.within(path) for tie in _in_order_of_fields(node, form.ties)]
     tied = {tie.place for tie in found}
     for slot in form.slots:
         if slot in late_values(node):
@@ -40,6 +44,14 @@ def _ties_below(node: Any, path: Path) -> list[Tie]:
         place = (*path, form.entry(slot))
         found += [tie for tie in _ties_below(form.get(node, slot), place) if not _is_below(tie.place, tied)]
     return found
+
+
+def _in_order_of_fields(node: Any, found: tuple[Tie, ...]) -> list[Tie]:
+    @functools.cache
+    def ranks(path: Path) -> dict[Any, int]:
+        return {key: rank for rank, key in enumerate(keys_below(reach(node, path)))}
+
+    return sorted(found, key=lambda tie: [ranks(tie.place[:depth])[key] for depth, key in enumerate(tie.place)])
 
 
 def _is_below(path: Path, places: set[Path]) -> bool:
@@ -62,7 +74,7 @@ def tie(model: M, place: str, source: str, via: Callable[[Any], Any] | None = No
         PathError: one of the paths leads nowhere.
         TieError: the paths overlap, one of them is tied already, or `via` is asked for in a list, tuple or dict.
     """
-    to, origin = resolve(model, place), resolve(model, source)
+    to, origin = _place(model, place, "place", "tie"), _place(model, source, "source", "tie")
     _check_apart(to, origin, place)
     _check_free(model, to, place)
     _check_free(model, origin, source)
@@ -84,7 +96,7 @@ def untie(model: M, place: str) -> M:
         PathError: the path leads nowhere.
         TieError: nothing is tied there.
     """
-    to = resolve(model, place)
+    to = _place(model, place, "place", "untie")
     for depth in range(len(to)):
         form = form_if_node(reach(model, to[:depth]))
         if form is not None and any(t.place == to[depth:] for t in form.ties):
@@ -95,6 +107,14 @@ def untie(model: M, place: str) -> M:
         place=place,
         to_fix=f"name one of the tied places: {', '.join(known)}" if known else "nothing: the model has no ties",
     )
+
+
+def _place(model: Any, text: str, argument: str, function: str) -> Path:
+    if not isinstance(text, str):
+        got = jax.typeof(text) if isinstance(text, jax.Array) else text
+        wanted = "a path as text, such as 'layers[0].weight'"
+        raise UsageError(argument=argument, got=got, wanted=wanted, function=function)
+    return resolve(model, text)
 
 
 def _check_apart(to: Path, origin: Path, place: str) -> None:
@@ -151,16 +171,8 @@ def _with_tie(owner: Any, made: Tie) -> Any:
 
 def tied_form(form: Form, made: Tie) -> Form:
     """The form of a module with one more tie, whose paths are from it and are not tied yet."""
-    # Where the new place is inside the source of an older tie, it is filled first.
-    before = [t for t in form.ties if not _feeds(made, t)]
-    after = [t for t in form.ties if _feeds(made, t)]
     direct = form.without(form.slot_of(made.place[0])) if len(made.place) == 1 else form
-    return direct.replace(ties=[*before, made, *after])
-
-
-def _feeds(first: Tie, second: Tie) -> bool:
-    shorter = min(len(first.place), len(second.source))
-    return first.place[:shorter] == second.source[:shorter]
+    return direct.replace(ties=[*form.ties, made])
 
 
 def _without_tie(owner: Any, place: Path) -> Any:

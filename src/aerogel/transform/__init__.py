@@ -1,5 +1,6 @@
 """Transformations of functions."""
 
+from ._errors import ArgumentsError as ArgumentsError
 from ._errors import CarryError as CarryError
 from ._errors import GradientError as GradientError
 from ._errors import TooManyTraces as TooManyTraces

@@ -86,4 +86,27 @@ class CarryError(AerogelError, TypeError):
         )
 
 
-_show_as_part_of("aerogel", TooManyTraces, GradientError, CarryError)
+@dataclass(eq=False, kw_only=True)
+class ArgumentsError(AerogelError, TypeError):
+    """What was compiled ahead of time was called with arguments for which it was not compiled.
+
+    Attributes:
+        function: its name.
+        changes: what differs from what `lower` or `trace` was given, a line each.
+    """
+
+    code: ClassVar[str] = "AG305"
+
+    function: str
+    changes: str
+
+    def text(self) -> ErrorText:
+        return ErrorText(
+            what=f"`{self.function}` was compiled ahead of time for other arguments.",
+            where=f"a call of the compiled `{self.function}`",
+            got=self.changes,
+            to_fix="pass what it was lowered for; for these: ag.jit(f).lower(...).compile(), or ag.jit(f)(...)",
+        )
+
+
+_show_as_part_of("aerogel", TooManyTraces, GradientError, CarryError, ArgumentsError)

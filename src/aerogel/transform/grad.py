@@ -8,6 +8,7 @@ import jax
 from aerogel import _jax
 from aerogel._errors import UsageError
 from aerogel.module import Where
+from aerogel.module._frozen import is_inexact
 
 from ._errors import GradientError
 from ._part import Part
@@ -203,12 +204,14 @@ def _nothing(f: Any, positions: tuple[int, ...], parts: Sequence[Part]) -> Gradi
         for i, part in zip(positions, parts, strict=True)
         for path, leaf in zip(part.paths, part.leaves, strict=True)
     ]
+    has_floats = any(is_inexact(leaf) for part in parts for leaf in part.leaves)
+    first = "ag.unfreeze what is to be learned" if has_floats else "pass 1.0 for 1"
     return GradientError(
         what="nothing in the arguments has a gradient.",
         place=f"`grad({name})`, arguments {', '.join(map(str, positions))}",
         got="\n".join([*found[:5], *(["..."] if len(found) > 5 else [])]) or "no arrays at all",
         wanted="an array of floating-point numbers that is not frozen",
-        to_fix="pass 1.0 for 1, choose another argument with `argnums`, or other parts with `wrt`",
+        to_fix=f"{first}, choose another argument with `argnums`, or other parts with `wrt`",
     )
 
 

@@ -17,6 +17,7 @@ from ._compiled import compiled as compile_
 from ._donation import DONATE, State, StateCalls, all_arguments
 from ._split import Split, divider, has_split, joined, split
 from .recompiles import Traces
+from .stages import stage_of, way_to
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -45,7 +46,11 @@ class Jitted(Protocol, Generic[P, R]):
     def __get__(self: "Jitted[Concatenate[S, Q], R]", instance: S, owner: Any = None, /) -> "Jitted[Q, R]": ...
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """The program for these arguments, or shapes, ready to be compiled: `jax.stages.Lowered`."""
+        """The program for these arguments, or shapes, ready to be compiled: `jax.stages.Lowered`.
+
+        What is compiled of it takes what the function takes, but for arguments that are static by position or name:
+        the same values that are no arrays, else an `ArgumentsError` is raised.
+        """
         ...
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -305,18 +310,25 @@ def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
         made.__doc__ = f.__doc__
     else:
         made = functools.update_wrapper(functools.partial(call, bound), f, updated=())
-    _give_stages(made, compiled, () if bound is None else (bound,), divide)
+    _give_stages(made, f, compiled, () if bound is None else (bound,), static)
     return made
 
 
-def _give_stages(made: Any, compiled: Any, first: tuple[Any, ...], divide: Any) -> None:
-    def ahead(method: str, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = divide(args, kwargs)
-        return joined(getattr(compiled, method)(*args, **kwargs))
+def _give_stages(made: Any, f: Any, compiled: Any, first: tuple[Any, ...], static: State) -> None:
+    divide = divider(static)
 
-    for method in ("lower", "trace", "eval_shape"):
-        setattr(made, method, functools.partial(ahead, method, *first))
-    made.clear_cache = compiled.clear_cache
+    def eval_shape(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = divide((*first, *args), kwargs)
+        return joined(compiled.eval_shape(*args, **kwargs))
+
+    def ahead(method: str, /, *args: Any, **kwargs: Any) -> Any:
+        way = way_to(f, first, static, args, kwargs)
+        args, kwargs = divide((*first, *args), kwargs)
+        return stage_of(getattr(compiled, method)(*args, **kwargs), way, args, kwargs)
+
+    made.eval_shape, made.clear_cache = eval_shape, compiled.clear_cache
+    for method in ("lower", "trace"):
+        setattr(made, method, functools.partial(ahead, method))
 
 
 def natural_of(f: Any) -> tuple[Any, dict[str, Any]]:

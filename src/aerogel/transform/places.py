@@ -6,6 +6,7 @@ means what it says.
 """
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ from aerogel import _jax
 from aerogel.compiler.normalize import map_inner, open_jaxpr
 from aerogel.compiler.program import copy_equation, rename, substitute, with_equations
 from aerogel.module._errors import StateError
+
+_jax.exclude_from_tracebacks(__file__)
 
 _WHY = {
     "vmap": (
@@ -120,6 +123,12 @@ def _check_loop(equation: Any) -> None:
         raise refusal(_named(equation), "condition")
 
 
+def refused_branches(branches: Sequence[Any]) -> StateError:
+    """The error for branches under `vmap` that use variables: it names the first, and the line that uses it."""
+    first = _first_use([each for branch in branches for each in branch.eqns])
+    return refusal("a variable of the model" if first is None else _named(first), "branch")
+
+
 def _named(equation: Any) -> str:
     """The path of a variable that an equation uses, and the user's line."""
     line = _jax.source_lines(equation)
@@ -128,11 +137,17 @@ def _named(equation: Any) -> str:
 
 def _name_in(equation: Any) -> str | None:
     """The path of the first variable that an equation reads or writes; None if its places are somebody else's."""
-    pending = [equation]
+    first = _first_use([equation])
+    return None if first is None else first.params["name"]
+
+
+def _first_use(equations: Sequence[Any]) -> Any:
+    """The first of these equations, or of those inside of them, that reads or writes a variable; None for none."""
+    pending = list(equations)
     while pending:
         first = pending.pop(0)
         if first.primitive in (_read, _write):
-            return first.params["name"]
+            return first
         pending += [each for inner in _jax.jaxprs_in_params(first.params) for each in inner.eqns]
     return None
 

@@ -62,7 +62,7 @@ class Traces:
             TooManyTraces: an `assert_max_traces` does not allow it.
         """
         self._count += 1
-        new = Record(dict(_parts_of(self._named(args, kwargs))), _jax.trace_key(), self._count)
+        new = Record(dict(parts_of(self._named(args, kwargs))), _jax.trace_key(), self._count)
         earlier, self._records = self._records, [*self._records, new][-KEPT:]
         if earlier:
             level = logging.WARNING if self.explain else logging.INFO
@@ -103,7 +103,8 @@ def _ordinal(n: int) -> str:
     return ORDINALS.get(n, f"{n}th") if n < 20 else f"{n}."
 
 
-def _parts_of(named: dict[str, Any]) -> Iterator[tuple[str, Position]]:
+def parts_of(named: dict[str, Any]) -> Iterator[tuple[str, Position]]:
+    """All positions in arguments, by their paths, which begin with the arguments' names."""
     for name, value in named.items():
         for path, part in positions_of(value, ()):
             yield show_path(path, name), part

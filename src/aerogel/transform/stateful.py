@@ -11,7 +11,7 @@ from aerogel import _jax
 from aerogel.module._paths import show_path
 from aerogel.module._variable import Bound, Variable, is_variable, open_stores, opened
 
-from .places import Places, check_places, refusal, taken_out
+from .places import Places, check_places, refused_branches, taken_out
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -134,8 +134,7 @@ def _threaded(f: Any, body: Callable[[Any], Any], initial: tuple[Any, ...]) -> t
             for store, before in zip(outer, outside, strict=True):
                 store.places = before
 
-    with _jax.refused_branches(lambda: refusal("a variable of the model", "branch")):
-        program, out_tree = _jax.trace_places(exchanged, f, inputs)
+    program, out_tree = _jax.trace_places(exchanged, f, inputs, refused_branches)
     check_places(program)
     is_written = _jax.written_places(program)
     results = _jax.evaluate(taken_out(program), inputs)

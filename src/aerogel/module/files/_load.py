@@ -93,6 +93,9 @@ def load(
     [Array([0, 1, 2], dtype=int32), Array([1., 1.], dtype=float32)]
     """
     checked_convention(convention, "load")
+    if isinstance(like, type):
+        wanted, to_fix = "a model, or the shapes of one", "like=jax.eval_shape(make_model), or a model that was made"
+        raise UsageError(argument="like", got=like, wanted=wanted, function="load", to_fix=to_fix)
     with opened(path) as archive:
         entries, aliases = _renamed(archive, rename)
         if like is None:
@@ -205,7 +208,10 @@ def _made(leaf: Any, spec: Spec, source: _Source) -> Any:
     sharding = _sharding_of(leaf)
     if spec.kind == "key":
         keys = source.archive.keys(source.name)
-        return keys if sharding is None else jax.device_put(keys, sharding)
+        if sharding is None:
+            return keys
+        # `device_put` knows no devices of other processes.
+        return jax.make_array_from_callback(spec.shape, sharding, lambda box: keys[box or ()])
     if spec.kind == "number":
         return NUMBERS[spec.dtype](source.whole.item())
     dtype = spec.encoding.dtype

@@ -33,7 +33,8 @@ def save(
     Each leaf is written once, under its path: tied places are one leaf. JAX and NumPy arrays of all dtypes, typed keys
     of random numbers, and Python's numbers are written. What else is a leaf in trees of other libraries (functions,
     texts) is structure, as it is in modules: `load` takes it from `like`. Arrays on several devices are gathered one
-    after the other.
+    after the other. Where several processes run one program, each writes what it is told to, without a word to the
+    others: arrays of which every process has all are written, others are refused.
 
     Args:
         path: the file. Its folder must be there.
@@ -122,10 +123,11 @@ def _reason_against(leaf: Any, spec: Spec | None) -> tuple[str, str] | None:
         return "a traced array has no values yet.", "save outside of jit, grad and vmap"
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return "a shape has no values.", "save a tree of arrays"
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
         return (
             "parts of the array are on devices of other processes.",
-            "gather it first (jax.experimental.multihost_utils.process_allgather), or use Orbax",
+            "gather first, in all processes: "
+            "tree = jax.experimental.multihost_utils.process_allgather(tree, tiled=True); or use Orbax",
         )
     if isinstance(leaf, np.ndarray) and (spec is None or spec.dtype not in ENCODINGS):
         return "this dtype cannot be written.", "make it an array of numbers, or a field with `static=True`"
@@ -167,6 +169,8 @@ def _on_host(leaf: Any, spec: Spec) -> np.ndarray:
     if isinstance(leaf, jax.Ref):
         leaf = leaf[...]
     if isinstance(leaf, jax.Array):
+        if not leaf.is_fully_addressable:  # each process has all of it
+            leaf = leaf.addressable_data(0)
         leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
         # An array keeps what NumPy was given of it: a second copy of the model, in the end. A twin is dropped with it.
         parts = [shard.data for shard in leaf.addressable_shards]
