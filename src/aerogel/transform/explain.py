@@ -51,12 +51,12 @@ def explain(
     ['loop-fusion']
     """
     _check(f, numerics, "explain")
-    known = None if rules is None else rule_set(rules)
+    chosen = None if rules is None else rule_set(rules)
     f, jit_options = _as_written(f, jit_options)
 
     @_jax.wraps(f)
     def explained(*args: Any, **kwargs: Any) -> Report:
-        return _trace(f, numerics, known, jit_options, *_divide(f, jit_options, args, kwargs))
+        return _trace(f, numerics, chosen, jit_options, *_divide(f, jit_options, args, kwargs))
 
     return explained
 
@@ -111,19 +111,19 @@ def verify(
     6.0
     """
     _check(f, numerics, "verify")
-    known = None if rules is None else rule_set(rules)
+    chosen = None if rules is None else rule_set(rules)
     f, jit_options = _as_written(f, jit_options)
 
     @_jax.wraps(f)
     def verified(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _divide(f, jit_options, args, kwargs)
-        report = _trace(f, numerics, known, jit_options, args, kwargs)
+        report = _trace(f, numerics, chosen, jit_options, args, kwargs)
         plain = _jax.original_jit(through(f), **jit_options)
         # `f` may be optimised already, or call what is: as it stands means without that.
         with _jax.inside_optimize(True):
             want = plain(*args, **kwargs)
             traced = plain.trace(*args, **kwargs)
-        optimized = optimize(through(f), numerics=numerics, rules=known)
+        optimized = optimize(through(f), numerics=numerics, rules=chosen)
         got = _jax.original_jit(optimized, **jit_options)(*args, **kwargs)
         told = jax.tree_util.tree_flatten_with_path(joined(want))[0]
         paths = [jax.tree_util.keystr(path) for path, leaf in told if not is_static(leaf)]

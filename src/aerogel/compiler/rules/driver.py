@@ -63,7 +63,7 @@ class Rules:
             new = rewrite_levels(current, one.level)
             decisions += one.fired
             if new is current:
-                return current, decisions + one.refused
+                return current, [*decisions, *one.refused, *_useless(self.rules)]
             current, tidied = normalize(new)
             decisions += tidied
             body = Body(current.jaxpr)
@@ -72,6 +72,15 @@ class Rules:
                 raise _cycle(decisions[since:], None)
             seen.append((body, len(decisions)))
         raise _cycle(decisions[seen[-2][1] :], MOST_ROUNDS)
+
+
+def _useless(rules: RuleSet) -> Iterator[Decision]:
+    """A decision for each rule that nothing is known of that could be looked for."""
+    for rule in rules:
+        if not skeletons(rule):
+            why = rule.kept.get("untraceable")
+            reason = f"`before` cannot be traced at small arrays: {why}" if why else "`before` returns what it is given"
+            yield Decision(rule.name, "its pattern", place_of(rule.before), False, reason)
 
 
 def _cycle(decisions: list[Decision], rounds: int | None) -> RewriteCycle:

@@ -109,16 +109,26 @@ class Graph:
             if is_var(inner):
                 self._outer.setdefault(inner, []).append(outer)
 
-    def nodes(self, operations: frozenset[str]) -> Iterator[Node]:
+    def nodes(self, operations: frozenset[str]) -> list[Node]:
         """All equations of some operations, in order, those in calls included."""
-        for place, eqn in enumerate(self.jaxpr.eqns):
+        found: list[Node] = []
+        for place in sorted({place for name in operations for place in self._places.get(name, ())}):
             if self._can_enter(place):
-                if not operations.isdisjoint(_operations(eqn)):
-                    self._enter(place)
-                    inside = (self._inside[eqn.outvars[0]] for eqn in self._entered[place].eqns if eqn.outvars)
-                    yield from (node for node in inside if operation(node.eqn) in operations)
-            elif operation(eqn) in operations:
-                yield self.node(place)
+                self._enter(place)
+                inside = (self._inside[eqn.outvars[0]] for eqn in self._entered[place].eqns if eqn.outvars)
+                found += (node for node in inside if operation(node.eqn) in operations)
+            else:
+                found.append(self.node(place))
+        return found
+
+    @cached_property
+    def _places(self) -> dict[str, list[int]]:
+        """Where each operation stands, or a call that holds it."""
+        found: dict[str, list[int]] = {}
+        for place, eqn in enumerate(self.jaxpr.eqns):
+            for name in _operations(eqn) if self._can_enter(place) else (operation(eqn),):
+                found.setdefault(name, []).append(place)
+        return found
 
     def inlining(self, call: int) -> Edit:
         """The edit that puts the equations of a call in its place."""

@@ -8,6 +8,7 @@ be the operands; whether they are is for the exact match.
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..same import literal_key
 from .graph import Graph, Node
 from .rule import Rule
 from .spelling import PLUMBING, operation, operands, orders, rarity
-from .traces import Pattern, examples
+from .traces import SIZE, Pattern, at_size, examples
 
 MOST_STEPS = 2000  # of one attempt, orders of operands tried included
 MOST_WAYS = 8
@@ -32,8 +33,8 @@ class Skeleton:
         path: from the operation that the search begins at to the one that makes the result.
     """
 
-    def __init__(self, pattern: Pattern):
-        self.pattern = pattern
+    def __init__(self, rule: Rule, pattern: Pattern):
+        self.rule, self.pattern = rule, pattern
         self.depends = _depends(pattern)
         live = [eqn for eqn in pattern.jaxpr.eqns if not self.depends.isdisjoint(eqn.outvars)]
         core = [eqn for eqn in live if eqn.primitive.name not in PLUMBING]
@@ -80,6 +81,16 @@ class Skeleton:
                     stack.append(below)
         return seen
 
+    @cached_property
+    def numbers(self) -> set[int]:
+        """The literals, by identity, that are the same for arrays of another size: not, say, the count of a mean."""
+        larger = at_size(self.rule, self.pattern, SIZE + 1)
+        ours, theirs = self.pattern.jaxpr.eqns, [] if larger is None else larger.jaxpr.eqns
+        if [eqn.primitive for eqn in ours] != [eqn.primitive for eqn in theirs]:
+            return set()
+        pairs = ((a, b) for p, q in zip(ours, theirs, strict=True) for a, b in zip(p.invars, q.invars, strict=False))
+        return {id(a) for a, b in pairs if isinstance(a, Literal) and literal_key(a) == literal_key(b)}
+
     def key(self) -> object:
         """Equal for graphs that are found in the same places."""
         known: dict[int, int] = {}
@@ -106,11 +117,11 @@ def _depends(pattern: Pattern) -> set[Var]:
 
 
 def skeletons(rule: Rule) -> list[Skeleton]:
-    """The different graphs of a rule, which are found once; those that use all operands, if any does."""
+    """The different graphs of a rule, which are found once; in the order of the examples."""
     if "skeletons" not in rule.kept:
         found: dict[object, Skeleton] = {}
         for pattern in examples(rule):
-            one = Skeleton(pattern)
+            one = Skeleton(rule, pattern)
             if one.path:
                 found.setdefault(one.key(), one)
         rule.kept["skeletons"] = list(found.values())
@@ -266,7 +277,9 @@ class _Search:
         if not isinstance(x, Literal) or np.shape(x.val) or np.shape(wanted.val):
             return isinstance(x, Literal)
         value = np.asarray(wanted.val).item()
-        return any(value == p for p in self.parameters) or value == np.asarray(x.val).item() or value != value
+        if value == np.asarray(x.val).item() or value != value or any(value == p for p in self.parameters):
+            return True
+        return id(wanted) not in self.skeleton.numbers
 
     def _what(self, x: Atom) -> str:
         maker = self.graph.maker(x)

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..._jax import Atom, JaxprEqn, Literal
-from ..same import param_key
+import numpy as np
+
+from ... import _jax
+from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from ..same import literal_key, param_key
 
 # Operations that only move, copy or convert what they are given: their number differs between ranks and dtypes, so
 # the loose match looks past them.
@@ -60,41 +63,70 @@ def orders(wanted: Sequence[Atom], eqn: JaxprEqn) -> list[Sequence[Atom]]:
 _SPELT_OUT = frozenset({"mul", "add", "lt", "le"})
 
 
-def different_param(a: JaxprEqn, b: JaxprEqn) -> str | None:
-    """The name of the first parameter in which two equations of one operation differ."""
+def different_param(a: JaxprEqn, b: JaxprEqn, inside: bool = False) -> str | None:
+    """The name of the first parameter in which two equations of one operation differ.
+
+    Args:
+        a, b: the equations.
+        inside: whether they stand in the derivative rule of a function, which calls that function again: that call is
+            then compared without its rule.
+    """
     if operation(a) in _SPELT_OUT:
         return None
     if a.params.keys() != b.params.keys():
         return "parameters"
-    for name in a.params:
-        if not _same_param(a, b, name):
+    custom = a.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+    for name in ("call_jaxpr", "symbolic_zeros") if custom else a.params:
+        if not _same(a.params[name], b.params[name], inside):
             return name
-    return None
+    return "derivative rule" if custom and not inside and not _same_rule(a, b) else None
 
 
-def _same_param(a: JaxprEqn, b: JaxprEqn, name: str) -> bool:
-    x, y = a.params[name], b.params[name]
+def _same_rule(a: JaxprEqn, b: JaxprEqn) -> bool:
+    """Whether the rules of two custom derivatives compute the same: each trace makes new functions of them."""
+    if a.primitive.name == "custom_jvp_call":
+        ours, theirs = _jax.forward_rule(a), _jax.forward_rule(b)
+        return ours is not None and theirs is not None and _same(ours, theirs, True)
+    found = _jax.backward_rule(a), _jax.backward_rule(b)
+    said = [(r.forward, r.backward, r.made, r.forwarded, r.zero) for r in found if r is not None]
+    return len(said) == 2 and _same(*said, True)
+
+
+def _same(x: Any, y: Any, inside: bool) -> bool:
+    """Whether two parameters are equal; NumPy's integers, which JAX's batching rules leave behind, are integers."""
     if x is y:
         return True
-    if name in _RULES:
-        return _same_function(x, y)
+    if isinstance(x, ClosedJaxpr) and isinstance(y, ClosedJaxpr):
+        return list(map(id, x.consts)) == list(map(id, y.consts)) and _same_body(x.jaxpr, y.jaxpr, inside)
+    if isinstance(x, Jaxpr) and isinstance(y, Jaxpr):
+        return _same_body(x, y, inside)
+    if isinstance(x, tuple | list) and isinstance(y, tuple | list):
+        return len(x) == len(y) and all(_same(p, q, inside) for p, q in zip(x, y, strict=True))
     return param_key(_plain(x)) == param_key(_plain(y))
 
 
-# Derivative rules are functions that each trace makes anew.
-_RULES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"})
-
-
-def _same_function(x: Any, y: Any) -> bool:
-    if x == y:
-        return True
-    said = [getattr(getattr(f, "debug_info", None), "func_src_info", None) for f in (x, y)]
-    return said[0] == said[1] and (said[0] is None or "custom_derivatives" not in said[0])
-
-
 def _plain(value: Any) -> Any:
-    """A parameter with plain integers in the place of NumPy's, which JAX's batching rules leave behind."""
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    kind = type(value)
-    return int(value) if kind.__module__ == "numpy" and hasattr(value, "__index__") and kind.__name__ != "bool" else value
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _same_body(a: Jaxpr, b: Jaxpr, inside: bool) -> bool:
+    """Whether two inner programs are the same, equation by equation."""
+    if len(a.eqns) != len(b.eqns) or a.effects or b.effects:
+        return False
+    names: dict[Var, Var] = {}
+
+    def bound(xs: Sequence[Var], ys: Sequence[Var]) -> bool:
+        names.update(zip(xs, ys, strict=False))
+        return len(xs) == len(ys) and all(x.aval == y.aval for x, y in zip(xs, ys, strict=True))
+
+    def read(xs: Sequence[Atom], ys: Sequence[Atom]) -> bool:
+        keys = [literal_key(x) if isinstance(x, Literal) else names.get(x) for x in xs]
+        return keys == [literal_key(y) for y in ys]
+
+    if not bound(a.constvars, b.constvars) or not bound(a.invars, b.invars):
+        return False
+    for p, q in zip(a.eqns, b.eqns, strict=True):
+        same = p.primitive is q.primitive and p.ctx == q.ctx and different_param(p, q, inside) is None
+        if not same or not read(p.invars, q.invars) or not bound(p.outvars, q.outvars):
+            return False
+    return read(a.outvars, b.outvars)

@@ -146,14 +146,25 @@ def examples(rule: Rule) -> Iterator[Pattern]:
     """
     annotated = [KINDS.get(rule.before.__annotations__.get(name)) for name in rule.arrays]
     count = len(rule.arrays)
-    found = False
+    found, reason = False, ""
     for default in (np.float32, np.int32, np.bool_):
         for ranks in itertools.islice(ranks_tried(count), MOST_EXAMPLES):
             avals = [_jax.ShapedArray((SIZE,) * rank, np.dtype(kind or default)) for rank, kind in zip(ranks, annotated, strict=True)]
             try:
                 yield pattern_of(rule, "before", [_jax.new_var(aval) for aval in avals], rule.parameters, Reading())
-            except Refused:
+            except Refused as error:
+                reason = reason or str(error)
                 continue
             found = True
         if found:
             return
+    rule.kept["untraceable"] = reason
+
+
+def at_size(rule: Rule, example: Pattern, size: int) -> Pattern | None:
+    """An example with arrays of another size; None where the function does not take them."""
+    types = [_jax.ShapedArray((size,) * len(v.aval.shape), v.aval.dtype) for v in example.jaxpr.invars]
+    try:
+        return pattern_of(rule, "before", [_jax.new_var(aval) for aval in types], rule.parameters, Reading())
+    except Refused:
+        return None
