@@ -1,7 +1,7 @@
 """The driver: every rule at every site, in rounds, until nothing fires."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -108,8 +108,9 @@ class _Round:
         for rule in self.rules:
             for start, found in sites(graph, rule, self.context.allowed):
                 if isinstance(found, NoMatch):
-                    if any(self.written.get(v) is rule for v in start.eqn.outvars):
-                        continue  # it is no site of the user's
+                    own = any(self.written.get(v) is rule for v in start.eqn.outvars)
+                    if own or start.call is not None:
+                        continue  # it is no site of the user's, or is looked at in the body of the function as well
                     self.refused.append(_refused(rule, start, found))
                     continue
                 touched = {id(node.eqn) for node in found.found.nodes}
@@ -118,10 +119,10 @@ class _Round:
                     matches.append(found)
         if not matches:
             return jaxpr
-        edits = _edits(graph, matches)
-        for match, edit in zip(matches, edits, strict=False):
-            self.written.update((v, match.rule) for eqn in edit.eqns for v in eqn.outvars)
-        new, _ = apply_edits(jaxpr, edits)
+        written = [_written(match) for match in matches]
+        for match, (_, eqns, _) in zip(matches, written, strict=True):
+            self.written.update((v, match.rule) for eqn in eqns for v in eqn.outvars)
+        new, _ = apply_edits(jaxpr, _edits(graph, matches, written))
         self.fired += [_fired(match) for match in matches]
         return new
 
@@ -143,19 +144,18 @@ def sites(graph: Graph, rule: Rule, allowed: frozenset[Exactness]) -> Iterator[t
             yield start, best
 
 
-def _edits(graph: Graph, matches: list[Match]) -> list[Edit]:
-    """What the matches change, and the calls that they look into: their equations take the place of the call."""
-    edits: list[Edit] = []
-    for match in matches:
-        top = match.found.nodes[0]
-        builder = Builder(top.eqn)
-        value = _written(builder, match)
-        results: dict[Var, Atom] = {match.result: value}
-        edits.append(Edit(top.place, frozenset(), builder.eqns, results, frozenset((top.place,))))
+Written = tuple[int, list[JaxprEqn], Atom]  # where it stands, its equations and its result
+
+
+def _edits(graph: Graph, matches: list[Match], written: list[Written]) -> list[Edit]:
+    """What the matches change, one edit for each place, and what they look into: its equations replace a call."""
     entered = {node.call for match in matches for node in match.found.nodes if node.call is not None}
     entered |= {call for match in matches for call in map(graph.call_of, match.atoms) if call is not None}
-    edits += [graph.inlining(call) for call in sorted(entered)]
-    return _resolved(edits)
+    found = {call: graph.inlining(call) for call in sorted(entered)}
+    for match, (place, eqns, value) in zip(matches, written, strict=True):
+        old = found.get(place, Edit(place, frozenset(), [], {}, frozenset((place,))))
+        found[place] = replace(old, eqns=[*old.eqns, *eqns], results={**old.results, match.result: value})
+    return _resolved(list(found.values()))
 
 
 def _resolved(edits: list[Edit]) -> list[Edit]:
@@ -167,14 +167,13 @@ def _resolved(edits: list[Edit]) -> list[Edit]:
             x = every[x]
         return x
 
-    return [
-        Edit(e.place, e.gone, e.eqns, {v: final(x) for v, x in e.results.items()}, e.touched) for e in edits
-    ]
+    return [replace(edit, results={v: final(x) for v, x in edit.results.items()}) for edit in edits]
 
 
-def _written(builder: Builder, match: Match) -> Atom:
-    """What `after` makes of the operands, as equations."""
-    after = match.after
+def _written(match: Match) -> Written:
+    """What `after` makes of the operands."""
+    top, after = match.found.nodes[0], match.after
+    builder = Builder(top.eqn)
     consts = [_constant(builder, match.rule, after, v) for v in after.jaxpr.constvars]
     whole = _jax.convert_constvars(after.jaxpr) if consts else after.jaxpr
     (out,) = builder.inline(whole, [*consts, *(match.atoms[i] for i in after.inputs)], like=builder.like)
@@ -182,7 +181,7 @@ def _written(builder: Builder, match: Match) -> Atom:
     if not _jax.same_type(out.aval, aval):  # one gives way to other types, the other does not
         weak = bool(getattr(aval, "weak_type", False))
         (out,) = builder.call(lambda x: _jax.convert_element_type(x, aval.dtype, weak), out)
-    return out
+    return top.place, builder.eqns, out
 
 
 def _constant(builder: Builder, rule: Rule, after: Pattern, v: Var) -> Atom:

@@ -93,7 +93,7 @@ class ExactSearch:
     def _made(self, p: Var, x: Atom, state: _State) -> Iterator[_State]:
         eqn = self.pattern.jaxpr.eqns[self.pattern.makers[p]]
         node = self.graph.maker(x)
-        if id(eqn) in state.made:
+        if id(eqn) in state.made and p in self.depends:  # a constant may be made twice, in two calls
             if node is not None and state.made[id(eqn)] is node.eqn and _same_place(eqn, p, node.eqn, x):
                 yield state
             return

@@ -19,7 +19,8 @@ from .rule import Rule, place_of
 from .spelling import PLUMBING, operation
 from .traces import Pattern, Reading, Refused, pattern_of
 
-MOST_ATTEMPTS = 64  # plain comparisons of whole patterns at one site, and as many of batched ones
+# Comparisons of whole patterns at one site; each traces `before` at types that may be new.
+MOST_PLAIN, MOST_BATCHED = 48, 24
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,16 @@ def match_at(
     found = candidates(graph, skeleton, start, tuple(rule.parameters.values()))
     if isinstance(found, NoMatch):
         return found
-    best = NoMatch("", -2)
-    for candidate in found:
-        matched = _matched(graph, rule, candidate)
-        if isinstance(matched, NoMatch):
-            best = max(best, matched, key=lambda one: one.depth)
-            continue
-        outcome = _judged(graph, rule, matched, allowed)
+    plain, batched = (((c, *way) for c in found for way in _ways(rule, c, maps)) for maps in (False, True))
+    best = NoMatch("`before` cannot be traced at the types of this site", -2)
+    for way in itertools.chain(itertools.islice(plain, MOST_PLAIN), itertools.islice(batched, MOST_BATCHED)):
+        matched = _matched(graph, rule, *way)
+        outcome = matched if isinstance(matched, NoMatch) else _judged(graph, rule, matched, allowed)
         if isinstance(outcome, Match):
             return outcome
+        if not isinstance(matched, NoMatch):  # the plainest way of reading the site decides
+            best = outcome
+            break
         best = max(best, outcome, key=lambda one: one.depth)
     return NoMatch(best.reason, len(skeleton.path) + 1000 + best.depth)
 
@@ -74,21 +76,25 @@ class _Bound:
     reading: Reading
 
 
-def _matched(graph: Graph, rule: Rule, candidate: Candidate) -> _Bound | NoMatch:
-    """The first way of reading the site in which `before` is what stands there."""
-    best = NoMatch("`before` cannot be traced at the types of this site", -1)
-    plain, batched = (itertools.islice(_ways(rule, candidate, maps), MOST_ATTEMPTS) for maps in (False, True))
-    for atoms, parameters, reading in itertools.chain(plain, batched):
-        try:
-            pattern = pattern_of(rule, "before", atoms, parameters, reading)
-        except Refused as error:
-            best = max(best, NoMatch(f"`before` cannot be traced at these types: {error}", -1), key=lambda one: one.depth)
-            continue
-        for result in _results(graph, pattern, candidate):
-            found = ExactSearch(graph, pattern, atoms).run(result)
-            if isinstance(found, Found):
-                return _Bound(found, atoms, parameters, reading)
-            best = max(best, found, key=lambda one: one.depth)
+def _matched(
+    graph: Graph,
+    rule: Rule,
+    candidate: Candidate,
+    atoms: tuple[Atom, ...],
+    parameters: dict[str, Any],
+    reading: Reading,
+) -> _Bound | NoMatch:
+    """The site, if `before` is what stands there when it is read so."""
+    try:
+        pattern = pattern_of(rule, "before", atoms, parameters, reading)
+    except Refused as error:
+        return NoMatch(f"`before` cannot be traced at these types: {error}", -1)
+    best = NoMatch("it has another form at these types", -1)
+    for result in _results(graph, pattern, candidate):
+        found = ExactSearch(graph, pattern, atoms).run(result)
+        if isinstance(found, Found):
+            return _Bound(found, atoms, parameters, reading)
+        best = max(best, found, key=lambda one: one.depth)
     return best
 
 
@@ -115,7 +121,7 @@ def _results(graph: Graph, pattern: Pattern, candidate: Candidate) -> list[Var]:
         p = eqn.invars[0]
     at = [candidate.top.eqn.outvars[candidate.index]]
     for name in reversed(names):
-        readers = [one for v in at for one in graph.readers(v) if one is not None and one.call is None]
+        readers = [one for v in at for one in graph.readers(v) if one is not None]
         at = [one.eqn.outvars[0] for one in readers if one.eqn.primitive.name == name]
     return at
 
@@ -124,6 +130,9 @@ def _judged(graph: Graph, rule: Rule, bound: _Bound, allowed: frozenset[Exactnes
     """A pattern that is there as a match; or what forbids it."""
     found, atoms = bound.found, bound.atoms
     assert is_var(found.result)
+    calls = {node.call for node in found.nodes}
+    if len(calls) == 1 and None not in calls:
+        return NoMatch("all of it is in a function that is called from several places, where it is looked for too")
     if any(_jax.explicit_mesh(x.aval) for x in (*atoms, found.result)):
         return NoMatch("its values are sharded by their types")
     if not may_fire(rule, allowed):

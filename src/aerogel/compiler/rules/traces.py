@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from ... import _jax
-from ..._jax import Atom, ClosedJaxpr, Jaxpr, Literal, Var
-from ..normalize import normalize
-from ..program import producers
+from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from ..normalize import inline_call, is_plain_call, normalize
+from ..program import producers, rename, substitute, with_equations
 from ..same import literal_key
 from .rule import Rule
 
@@ -119,8 +119,21 @@ def _traced(rule: Rule, part: str, atoms: Sequence[Atom], parameters: dict[str, 
 
 
 def as_pattern(program: ClosedJaxpr, inputs: tuple[int, ...]) -> Pattern:
-    """A traced function in normal form."""
+    """A traced function in normal form, with all calls inlined."""
     normal, _ = normalize(program)
+    jaxpr = normal.jaxpr
+    while any(map(is_plain_call, jaxpr.eqns)):  # one that stands there twice
+        eqns: list[JaxprEqn] = []
+        env: dict[Var, Atom] = {}
+        for eqn in jaxpr.eqns:
+            eqn = rename(eqn, env)
+            if is_plain_call(eqn):
+                inline_call(eqn, eqns, env)
+            else:
+                eqns.append(eqn)
+        jaxpr = with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
+        normal, _ = normalize(ClosedJaxpr(jaxpr, normal.consts))
+        jaxpr = normal.jaxpr
     consts = dict(zip(normal.jaxpr.constvars, normal.consts, strict=True))
     return Pattern(normal.jaxpr, consts, producers(normal.jaxpr), inputs)
 
