@@ -74,7 +74,8 @@ def trees(arguments: int) -> st.SearchStrategy[Drawn]:
 def is_pattern(drawn: Drawn, args: Any) -> bool:
     """Whether a function takes these arguments, and computes something of all of them: `where(x < y, x, x)` is `x`."""
     try:
-        jaxpr = normalize(jax.make_jaxpr(drawn)(*args))[0].jaxpr
+        program: Any = jax.make_jaxpr(drawn)(*args)
+        jaxpr = normalize(program)[0].jaxpr
     except (TypeError, ValueError, IndexError):
         return False
     read = {x for eqn in jaxpr.eqns for x in eqn.invars if is_var(x)}

@@ -191,7 +191,9 @@ def _probes(args: tuple[Any, ...], seed: int) -> list[_Probe]:
     for k, x in enumerate(leaves):
         for name, value in _special(jnp.result_type(x)).items():
             whole = jnp.full(jnp.shape(x), value, jnp.result_type(x))
-            some = [whole] if not jnp.ndim(x) or not jnp.size(x) else [whole, jnp.asarray(x).reshape(-1).at[-1].set(value)]
+            some = (
+                [whole] if not jnp.ndim(x) or not jnp.size(x) else [whole, jnp.asarray(x).reshape(-1).at[-1].set(value)]
+            )
             for one in some:
                 new = [*leaves[:k], one.reshape(jnp.shape(x)), *leaves[k + 1 :]]
                 said = "all" if one is whole else "the last entry"
@@ -222,7 +224,9 @@ def _judge_under(case: _Case, transform: Callable[..., Any], seed: int) -> None:
     draws = _draws(case.args, seed)
     loosest = case.rule.exactness if case.rule.exactness is not Exactness.BITWISE else Exactness.REASSOCIATES
     if transform is jax.vmap:
-        pairs = [_Probe("", jax.tree.map(lambda *xs: jnp.stack(xs), a.args, b.args)) for a, b in itertools.pairwise(draws)]
+        pairs = [
+            _Probe("", jax.tree.map(lambda *xs: jnp.stack(xs), a.args, b.args)) for a, b in itertools.pairwise(draws)
+        ]
         _judge(case, pairs, loosest, jax.vmap)
     elif transform is jax.grad:
         leaves, tree = jax.tree.flatten(case.args)
@@ -246,9 +250,7 @@ def _judge_under(case: _Case, transform: Callable[..., Any], seed: int) -> None:
         _judge(case, draws, loosest, transform)
 
 
-def _judge(
-    case: _Case, probes: Sequence[_Probe], exactness: Exactness, transform: Callable[[Any], Any]
-) -> None:
+def _judge(case: _Case, probes: Sequence[_Probe], exactness: Exactness, transform: Callable[[Any], Any]) -> None:
     """Compares a program with and without the rule at all probes: one after the other, in one loop."""
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *(probe.args for probe in probes))
 

@@ -228,5 +228,3 @@ def _listed(eqns: list[JaxprEqn]) -> str:
     told = [name for name in names if name not in PLUMBING] or names
     shown = ", ".join(f"`{name}`" for name in told[:4])
     return (shown + ", ..." if len(told) > 4 else shown) or "a value that is there"
-
-

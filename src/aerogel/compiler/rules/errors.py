@@ -30,6 +30,7 @@ class RuleError(AerogelError, TypeError):
     wanted: str | None = None
 
     def text(self) -> ErrorText:
+        """The parts of the message."""
         return ErrorText(f"rule '{self.rule}' {self.what}", self.where, self.got, self.wanted, self.to_fix)
 
 
@@ -56,6 +57,7 @@ class RuleCheckError(AerogelError, AssertionError):
     wanted: str | None = None
 
     def text(self) -> ErrorText:
+        """The parts of the message."""
         return ErrorText(f"rule '{self.rule}' {self.what}", self.where, self.got, self.wanted, self.to_fix)
 
 
@@ -76,6 +78,7 @@ class RewriteCycle(AerogelError, RecursionError):
     rounds: int | None = None
 
     def text(self) -> ErrorText:
+        """The parts of the message."""
         names = " and ".join(f"'{name}'" for name in self.rules)
         one = len(self.rules) == 1
         if self.rounds is not None:

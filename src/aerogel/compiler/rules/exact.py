@@ -46,9 +46,7 @@ class ExactSearch:
 
     def __init__(self, graph: Graph, pattern: Pattern, atoms: Sequence[Atom], as_spelt: bool = False):
         self.graph, self.pattern, self.as_spelt = graph, pattern, as_spelt
-        self.operands = {
-            v: graph.seen(atoms[i]) for v, i in zip(pattern.jaxpr.invars, pattern.inputs, strict=True)
-        }
+        self.operands = {v: graph.seen(atoms[i]) for v, i in zip(pattern.jaxpr.invars, pattern.inputs, strict=True)}
         self.depends = self._depends()
         self.steps, self.worst = 0, NoMatch("it is too large", -1)
 

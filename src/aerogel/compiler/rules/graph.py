@@ -92,7 +92,9 @@ class Graph:
 
     @cached_property
     def _calls(self) -> frozenset[int]:
-        return frozenset(i for i, eqn in enumerate(self.jaxpr.eqns) if is_plain_call(eqn) and _size(eqn) <= LARGEST_CALL)
+        return frozenset(
+            i for i, eqn in enumerate(self.jaxpr.eqns) if is_plain_call(eqn) and _size(eqn) <= LARGEST_CALL
+        )
 
     def _enter(self, place: int) -> None:
         if place in self._entered:

@@ -18,7 +18,7 @@ from ..program import is_var
 from ..same import literal_key
 from .graph import Graph, Node
 from .rule import Rule
-from .spelling import PLUMBING, operation, operands, orders, rarity
+from .spelling import PLUMBING, operands, operation, orders, rarity
 from .traces import SIZE, Pattern, at_size, examples
 
 MOST_STEPS = 2000  # of one attempt, orders of operands tried included
@@ -99,11 +99,11 @@ class Skeleton:
             x = self.stripped(x)
             eqn = self._made(x)
             if eqn is None:
-                return self.pattern.jaxpr.invars.index(x) if x in self.pattern.jaxpr.invars else "const"
+                return next((k for k, v in enumerate(self.pattern.jaxpr.invars) if v is x), "const")
             if id(eqn) not in known:
                 known[id(eqn)] = len(known)
-                return (known[id(eqn)], operation(eqn), eqn.outvars.index(x), *map(said, operands(eqn)))
-            return (known[id(eqn)], eqn.outvars.index(x))
+                return (known[id(eqn)], operation(eqn), result_index(eqn, x), *map(said, operands(eqn)))
+            return (known[id(eqn)], result_index(eqn, x))
 
         return said(self.pattern.result)
 
@@ -174,7 +174,7 @@ def candidates(
         at = list(found.values())
     made, worst = [], NoMatch("", -1)
     top = skeleton.path[-1]
-    index = top.outvars.index(skeleton.stripped(skeleton.pattern.result))
+    index = result_index(top, skeleton.stripped(skeleton.pattern.result))
     for node in at:
         matched = _Search(graph, skeleton, parameters).run(top, node)
         if isinstance(matched, NoMatch):
@@ -265,7 +265,7 @@ class _Search:
         maker = self.graph.maker(chain[-1])
         if maker is None:
             self._fail(f"expected `{eqn.primitive.name}`, found {shown(chain[-1])}", state)
-        elif eqn.outvars.index(core) == maker.eqn.outvars.index(chain[-1]):
+        elif result_index(eqn, core) == result_index(maker.eqn, chain[-1]):
             yield from self._equations(eqn, maker, state)
         else:
             self._fail(f"expected another result of `{eqn.primitive.name}`", state)
@@ -308,6 +308,11 @@ def each(pairs: list[tuple[Atom, Atom]], state: S, step: Callable[[Atom, Atom, S
         return
     for after in step(*pairs[0], state):
         yield from each(pairs[1:], after, step)
+
+
+def result_index(eqn: JaxprEqn, x: Atom) -> int:
+    """Which result of an equation a variable is."""
+    return next(k for k, v in enumerate(eqn.outvars) if v is x)
 
 
 def same_atom(a: Atom, b: Atom) -> bool:

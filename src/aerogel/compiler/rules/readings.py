@@ -84,9 +84,7 @@ def batched_readings(atoms: Sequence[Atom], result: tuple[int, ...]) -> Iterator
                 yield Reading((outer, inner))
 
 
-def _maps(
-    shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]
-) -> Iterator[tuple[tuple[int | None, ...], int]]:
+def _maps(shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> Iterator[tuple[tuple[int | None, ...], int]]:
     for out, size in enumerate(result):
         choices = [[*(a for a, n in enumerate(shape) if n == size), None] for shape in shapes]
         for ins in itertools.product(*choices):

@@ -86,7 +86,11 @@ def fitting(rule: Rule, part: str, function: Callable[..., Any]) -> Callable[...
     found = inspect.signature(function).parameters.values()
     arrays = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     parameters = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
-    if len(arrays) != len(rule.arrays) or set(parameters) != set(rule.parameters) or len(found) != len(arrays + parameters):
+    if (
+        len(arrays) != len(rule.arrays)
+        or set(parameters) != set(rule.parameters)
+        or len(found) != len(arrays + parameters)
+    ):
         raise RuleError(
             rule=rule.name,
             what=f"takes other arguments in `{part}` than in `before`.",

@@ -89,7 +89,7 @@ def _same_rule(a: JaxprEqn, b: JaxprEqn) -> bool:
         return ours is not None and theirs is not None and _same(ours, theirs, True)
     found = _jax.backward_rule(a), _jax.backward_rule(b)
     said = [(r.forward, r.backward, r.made, r.forwarded, r.zero) for r in found if r is not None]
-    return len(said) == 2 and _same(*said, True)
+    return len(said) == 2 and _same(said[0], said[1], True)
 
 
 def _same(x: Any, y: Any, inside: bool) -> bool:

@@ -63,9 +63,7 @@ class Refused(ValueError):
     """The function cannot be traced so."""
 
 
-def pattern_of(
-    rule: Rule, part: str, atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading
-) -> Pattern:
+def pattern_of(rule: Rule, part: str, atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading) -> Pattern:
     """The `part` ("before" or "after") of a rule at the types of `atoms`; literals are given as the numbers they are.
 
     Raises:
@@ -103,7 +101,7 @@ def _traced(rule: Rule, part: str, atoms: Sequence[Atom], parameters: dict[str, 
 
     def flat(*arrays: Any) -> list[Any]:
         given = dict(zip(inputs, arrays, strict=True))
-        full = [given[i] if i in given else number(x) for i, x in enumerate(atoms) if isinstance(x, Literal) or i in given]
+        full = [number(x) if isinstance(x, Literal) and i not in given else given[i] for i, x in enumerate(atoms)]
         with _jax.inside_optimize(True):
             out = reading.around(lambda *xs: function(*xs, **parameters))(*full)
         if not isinstance(out, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
@@ -153,7 +151,7 @@ def ranks_tried(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def examples(rule: Rule) -> Iterator[Pattern]:
-    """`before` at small arrays of the ranks that it takes; of floats, or of the type that an argument is annotated with.
+    """`before` at small arrays of the ranks that it takes: of floats, or of the type of an argument's annotation.
 
     Ranks up to three are tried, all arguments of one rank first. A function of integers only is found by integers.
     """
@@ -162,7 +160,10 @@ def examples(rule: Rule) -> Iterator[Pattern]:
     found, reason = False, ""
     for default in (np.float32, np.int32, np.bool_):
         for ranks in itertools.islice(ranks_tried(count), MOST_EXAMPLES):
-            avals = [_jax.ShapedArray((SIZE,) * rank, np.dtype(kind or default)) for rank, kind in zip(ranks, annotated, strict=True)]
+            avals = [
+                _jax.ShapedArray((SIZE,) * rank, np.dtype(kind or default))
+                for rank, kind in zip(ranks, annotated, strict=True)
+            ]
             try:
                 yield pattern_of(rule, "before", [_jax.new_var(aval) for aval in avals], rule.parameters, Reading())
             except Refused as error:
