@@ -54,7 +54,8 @@ def match_at(
     found = candidates(graph, skeleton, start, tuple(rule.parameters.values()))
     if isinstance(found, NoMatch):
         return found
-    plain, batched = (((c, *way) for c in found for way in _ways(rule, c, maps)) for maps in (False, True))
+    plain = ((one, *way) for one in found for way in _ways(rule, one, False))
+    batched = ((one, *way) for one in found for way in _ways(rule, one, True))
     best = NoMatch("`before` cannot be traced at the types of this site", -2)
     for way in itertools.chain(itertools.islice(plain, MOST_PLAIN), itertools.islice(batched, MOST_BATCHED)):
         matched = _matched(graph, rule, *way)
