@@ -10,5 +10,4 @@ from .rule import Rule as Rule
 from .rule import rule as rule
 from .ruleset import RuleSet as RuleSet
 from .ruleset import rule_set as rule_set
-
-default = RuleSet()
+from .shipped import default as default
