@@ -1,7 +1,8 @@
 """Measure claims and write their results: `python -m benchmarks [names] [--quick] [--hand-only]`.
 
-Writes `benchmarks/results/<claim>.json` and, from all stored results, `docs/reference/benchmarks.md`. Exit status 1
-when a bound is missed. `--quick` and `--hand-only` print and store nothing: their numbers are too few to keep.
+Writes `benchmarks/results/<claim>.json` and, from all stored results, `docs/reference/benchmarks.md` and the table in
+the README. Exit status 1 when a bound is missed. `--quick`, `--hand-only` and `--case` print and store nothing: their
+numbers are too few to keep.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from pathlib import Path
 import aerogel as ag
 
 from ._claims import CLAIMS
+from ._readme import with_summary
 from ._run import run_case
 from ._table import Result, to_line, to_markdown, to_record
 from ._timing import describe_machine
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+README = HERE.parent / "README.md"
 PAGE = HERE.parent / "docs" / "reference" / "benchmarks.md"
 
 
@@ -78,7 +81,9 @@ def store(name: str, doc: str, results: list[Result]) -> None:
     record = to_record(name, doc, describe_machine(), results)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     stored = [RESULTS / f"{claim}.json" for claim in CLAIMS]
-    PAGE.write_text(to_markdown([json.loads(path.read_text()) for path in stored if path.exists()]))
+    records = [json.loads(path.read_text()) for path in stored if path.exists()]
+    PAGE.write_text(to_markdown(records))
+    README.write_text(with_summary(README.read_text(), records))
 
 
 if __name__ == "__main__":

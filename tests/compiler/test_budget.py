@@ -1,10 +1,12 @@
 """Claims about the time limit of passes."""
 
 import contextlib
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import closing
 
 import pytest
@@ -71,3 +73,20 @@ def test_a_profiled_run_ends() -> None:
     code = f"from aerogel.compiler.budget import Budget; b = Budget(100); {code}; print('done')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "done\n"
+
+
+def test_a_closed_budget_waits_for_no_collector() -> None:
+    """Its watch ends and lets go of it: no cycle is left that would keep what the passes had in hand."""
+    gc.disable()
+    try:
+        budget = Budget(1e3)
+        gone = weakref.ref(budget)
+        budget.close()
+        budget.close()  # once more does nothing
+        del budget
+        until = time.monotonic() + 30
+        while gone() is not None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert gone() is None
+    finally:
+        gc.enable()

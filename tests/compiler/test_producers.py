@@ -88,3 +88,20 @@ def test_a_value_that_is_read_often_is_read_once() -> None:
     np.testing.assert_allclose(
         jax.jit(ag.optimize(jax.grad(loss)))(V), jax.jit(jax.grad(loss))(V), rtol=1e-5, atol=1e-9
     )
+
+
+@pytest.mark.parametrize("rows", [slice(1, None), slice(None, -1), slice(3, -2)])
+def test_rows_of_what_exists_are_read_where_they_stand(rows: slice) -> None:
+    """A padded part of an array is made in the steps from that array: neither the part nor the padded one exist."""
+
+    def f(x, a):
+        part = 0.5 * jnp.sin(a)[rows]
+        start, stop, _ = rows.indices(T)
+        padded = jnp.pad(part, ((start, T - stop), (0, 0), (0, 0)))
+        return lax.scan(lambda c, v: (0.9 * c + v, None), x, padded)[0], jnp.sin(a)
+
+    a = normal(7, T, *V.shape)
+    optimised = ag.optimize(f)
+    assert len(made(jax.make_jaxpr(optimised)(V, a).jaxpr, SIZE // 4)) == 1  # the sines, which are a result
+    for got, want in zip(jax.jit(optimised)(V, a), jax.jit(f)(V, a), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -203,7 +203,7 @@ def test_sums_over_time_are_still_fused_on_many_devices():
     for f, fires in ((with_reader("over time"), True), (with_reader("sum"), False)):
         reports = []
         jax.jit(ag.optimize(f, on_report=reports.append), in_shardings=sharding).lower(grid_start())
-        assert bool(reports[0].fired) == fires
+        assert any(d.rule == "loop-fusion" for d in reports[0].fired) == fires
         one = NamedSharding(Mesh(jax.devices()[:1], "x"), P())
         jax.jit(ag.optimize(f, on_report=reports.append), in_shardings=one).lower(grid_start())
         assert reports[1].fired

@@ -36,7 +36,7 @@ class Budget:
         self._lock = threading.Lock()
         self._is_running = False
         self._closed = threading.Event()
-        self._timer = threading.Timer(seconds, self._ring)
+        self._timer: threading.Timer | None = threading.Timer(seconds, self._ring)
         self._timer.daemon = True
         self._timer.start()
 
@@ -71,7 +71,9 @@ class Budget:
     def close(self) -> None:
         """Ends the watch."""
         self._closed.set()
-        self._timer.cancel()
+        timer, self._timer = self._timer, None  # it holds this object: a cycle would wait for the garbage collector
+        if timer is not None:
+            timer.cancel()
 
     def _ring(self) -> None:
         """Raises in the thread, again and again: what arrives in a destructor or an `except` clause is lost."""

@@ -13,6 +13,7 @@ from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
 from .dear import repeated_seconds
 from .delays import seconds_to_delay
+from .entrywise_sums import summed_by_entry
 from .level import Level
 from .loop import is_float
 from .program import is_var
@@ -51,9 +52,10 @@ class Plan:
     sites: list[Site]
     seconds: float
     searched: frozenset[int] = frozenset()  # the sites that look for the place of a maximum in few of the steps
+    by_entry: frozenset[int] = frozenset()  # the sites that are accumulated entry by entry, and reduced after the loop
 
 
-def choose(level: Level, region: Region, machine: Machine) -> Plan:
+def choose(level: Level, region: Region, machine: Machine, before_differentiation: bool = False) -> Plan:
     """The best plan for a region; no sites when nothing pays."""
     if not region.sites:
         return Plan(region, [], 0.0)
@@ -65,7 +67,9 @@ def choose(level: Level, region: Region, machine: Machine) -> Plan:
         seconds += sum(seconds_to_cross(region, y, machine) for y in region.loop.ys if level.readers(y))
     sites = [site for site in region.sites if site.index in taken]
     searched = frozenset(site.index for site in sites if is_searched(site, machine))
-    return Plan(region, sites, seconds, searched)
+    # The gradient of a sum by entry would carry an entry for each through the backward loop.
+    by_entry = frozenset[int]() if before_differentiation else summed_by_entry(region, sites, machine)
+    return Plan(region, sites, seconds, searched, by_entry)
 
 
 def is_product(eqn: JaxprEqn) -> bool:

@@ -16,6 +16,7 @@ from .axes import Axis, Mapped, Reduced, stack_blocks
 from .centered import MOMENTS, SOFTMAX
 from .choose import Plan
 from .delays import Delays
+from .entrywise_sums import by_entry
 from .level import Edit, Level
 from .loop import Loop, LoopBuilder
 from .producers import Producers
@@ -27,7 +28,7 @@ from .window import Window, position
 
 def fuse(level: Level, plan: Plan) -> tuple[Edit, JaxprEqn]:
     """The edit that carries out a plan, and the new loop, which stacks what others still read."""
-    return _Fusion(level, plan.region, plan.sites, plan.searched).run()
+    return _Fusion(level, plan.region, plan.sites, plan.searched, plan.by_entry).run()
 
 
 @dataclass
@@ -36,6 +37,7 @@ class _Fusion:
     region: Region
     sites: Sequence[Site]
     searched: Collection[int]
+    by_entry: Collection[int]
     blocks: dict[Var, Atom] = field(default_factory=dict)  # a value of the region -> its block in the body
     results: dict[Var, Atom] = field(default_factory=dict)  # a variable of the program -> what replaces it
 
@@ -160,6 +162,9 @@ class _Fusion:
             totals = search(self.new, answer, site.eqn, self._place_in_window(site), ins[0], site.window)
             self._finish(site, answer, totals)
             body.like = self.loop.eqn
+            return
+        if isinstance(answer, Reduced) and site.index in self.by_entry:
+            self._finish(site, answer, by_entry(self.new, answer, ins[0], site.window))
             return
         outs = self._run_step(site, answer, ins)
         if isinstance(answer, Mapped):

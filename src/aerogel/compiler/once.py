@@ -2,8 +2,9 @@
 
 XLA fuses elementwise work into everything that reads it, and repeats it there: a cosine that is accumulated in two
 carries is computed twice, once more if its result is stacked. What stays in memory anyway (a carry, an operand of a
-product) is read from there only if it has two operands of its own size; with one (`0.1 + cos(c)`) XLA counts the bytes,
-sees that computing it again reads no more, and does so, however dear it is.
+product) is read from there only if it has two operands of its own size; with one (`0.1 + cos(c)`) XLA computes it
+again, because that reads no more, however dear it is. What is computed again from the state before keeps that state
+alive: a carry is then copied in every step.
 
 The remedy is a second operand that XLA cannot see through: the value is what the loop carries on, unless the number of
 the step is negative. (Barriers are gone before XLA's CPU backend fuses; a row of a buffer at an unknown place is fused
@@ -31,9 +32,12 @@ FUSED = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expa
 # These are fused with what they read.
 READERS = FUSED | frozenset("dynamic_update_slice dynamic_slice slice pad concatenate rev".split())
 CALLS = frozenset("jit closed_call core_call custom_jvp_call custom_vjp_call".split())
-# Nothing is written for less a step, nor where it saves less than so many times what writing costs.
+# States of these sizes, in bytes, are copied slowly: smaller ones stay in the cache, larger ones wait for memory.
+COPIED = range(2**17, 2**20)
+# Nothing is written for less a step, nor where it saves less than so many times what writing costs: one or two
+# of `tanh` (0.3 ns an entry) are cheaper than a kernel more, a cosine (6 ns) is not.
 LEAST_SECONDS = 1e-6
-MARGIN = 2.0
+MARGIN = 16.0
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,8 @@ class _Step:
             arrays = self.kernels[v].bit_count()
             seconds = self._seconds(work) * (arrays - 1)
             free = v in self.carried or not self.carried_only
-            if arrays > 1 and free and self._branches(v) and (self._pays(v, seconds) or self._is_compared(v)):
+            pays = self._pays(v, seconds) or self._is_copied(eqn) or self._is_compared(v)
+            if arrays > 1 and free and pays and self._branches(v):
                 yield Repeated(v, arrays, seconds)
                 work = 0
             # What has two operands and exists is not computed again.
@@ -164,6 +169,11 @@ class _Step:
         if v not in self.carried:
             written += written + machine.seconds_per_step_kernel
         return seconds > max(LEAST_SECONDS, MARGIN * written)
+
+    def _is_copied(self, eqn: JaxprEqn) -> bool:
+        """Whether a carry that is computed again keeps the one before alive; what is dear itself XLA may well share."""
+        (v,) = eqn.outvars
+        return v in self.carried and nbytes(v.aval) in COPIED and eqn.primitive.name not in DEAR
 
     def _is_compared(self, v: Var) -> bool:
         """Whether a maximum of a value is kept, and the value too: they may meet after the loop, as in a gradient.

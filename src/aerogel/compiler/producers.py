@@ -49,7 +49,7 @@ class Producers:
         self.inside = {place, *moved}
         self._only_here: dict[Var, bool] = {}
         self._beforehand: dict[Var, float] = {}
-        self._reads: dict[tuple[Var, Axis], Reads | None] = {}
+        self._reads: dict[tuple[Var, Axis, bool], Reads | None] = {}
         self.made: set[int] = set()  # the places of the equations that the steps run themselves
         self.level = level
         self.new = new
@@ -81,7 +81,7 @@ class Producers:
         found = self._answer(x, axis)
         if found is not None and not whole and found[0].primitive.name == "pad":
             return False
-        cost = self._cost_to_make(x, axis)
+        cost = self._cost_to_make(x, axis, whole)
         return cost is not None and cost <= self._cost_as_it_is(x)
 
     def _cost_as_it_is(self, x: Var) -> float:
@@ -118,11 +118,13 @@ class Producers:
             )
         return self._only_here[x]
 
-    def _cost_to_read(self, x: Var, axis: Axis) -> float:
+    def _cost_to_read(self, x: Var, axis: Axis, whole: bool) -> float:
         """As it is, a little dearer for what would exist for the loop only: of two equal ways the plain one.
 
         What `_read` puts in front of the loop exists for the loop only, too.
         """
+        if not whole and axis == Axis(0) and (seen := self._seen(x)[0]) is not x:
+            return self._cost_as_it_is(seen) * x.aval.size / seen.aval.size
         cost = self._cost_as_it_is(x)
         if axis != Axis(0):
             return 1.01 * (cost if is_view(x.aval.shape, axis) else 2 * x.aval.size)
@@ -131,26 +133,30 @@ class Producers:
     def _is_unfused(self, index: int) -> bool:
         return self.level.eqns[index].primitive.name in UNFUSED
 
-    def _cost_to_make(self, x: Var, axis: Axis) -> float | None:
+    def _cost_to_make(self, x: Var, axis: Axis, whole: bool) -> float | None:
         """Elements moved when the steps make `x` themselves; None where they cannot."""
-        reads = self._reads_to_make(x, axis, 0)
+        reads = self._reads_to_make(x, axis, whole, 0)
         return None if reads is None else sum(reads.values())
 
-    def _reads_to_make(self, x: Var, axis: Axis, depth: int) -> Reads | None:
-        """What the steps read to make `x`, its inputs made too where that is cheaper; each value is read once."""
-        key = (x, axis)
+    def _reads_to_make(self, x: Var, axis: Axis, whole: bool, depth: int) -> Reads | None:
+        """What the steps read to make `x`, its inputs made too where that is cheaper; each value is read once.
+
+        `whole` says whether every step has a block of `x`.
+        """
+        key = (x, axis, whole)
         if key not in self._reads:
             found = self._answer(x, axis) if depth <= MAX_DEPTH else None
-            self._reads[key] = None if found is None else self._reads_of(*found, depth)
+            self._reads[key] = None if found is None else self._reads_of(*found, whole, depth)
         return self._reads[key]
 
-    def _reads_of(self, eqn: JaxprEqn, answer: Mapped, depth: int) -> Reads:
+    def _reads_of(self, eqn: JaxprEqn, answer: Mapped, whole: bool, depth: int) -> Reads:
         reads: Reads = {}
+        whole = whole and eqn.primitive.name != "pad"
         for x, place in zip(eqn.invars, answer.ins, strict=True):
             if place is None or isinstance(x, Literal):
                 continue
-            cost = self._cost_to_read(x, place)
-            made = self._reads_to_make(x, place, depth + 1)
+            cost = self._cost_to_read(x, place, whole)
+            made = self._reads_to_make(x, place, whole, depth + 1)
             reads |= {(x, place): cost} if made is None or cost < sum(made.values()) else made
         return reads
 
@@ -204,14 +210,40 @@ class Producers:
             (rows,) = self.new.before.call(lambda v: blocks_in_front(v, axis, length), x)
             assert is_var(rows)
             return self.new.x(rows)
-        (rows,) = self.new.before.call(lambda v: blocks_in_front(v, axis, window.count), x)
-        whole = self.new.const(rows)
+        seen, first, stride = self._seen(x) if axis == Axis(0) else (x, 0, 1)
+        if seen is x:
+            (rows,) = self.new.before.call(lambda v: blocks_in_front(v, axis, window.count), x)
+        else:
+            rows = seen  # its other rows do no harm: no second copy of those that are read
+        whole, block = self.new.const(rows), axis.resize(x.aval.shape, 1)
 
         def read(rows: Any, t: Any) -> Any:
-            return lax.dynamic_index_in_dim(rows, position(t, window, length), 0, keepdims=False)
+            place = position(t, window, length)
+            if seen is not x:
+                place = place * np.int32(stride) + np.int32(first)
+            return lax.reshape(lax.dynamic_index_in_dim(rows, place, 0, keepdims=False), block)
 
-        (block,) = self.new.body.call(read, whole, self.new.index())
-        return block
+        (step,) = self.new.body.call(read, whole, self.new.index())
+        return step
+
+    def _seen(self, x: Var) -> tuple[Var, int, int]:
+        """The value of which `x` shows rows, the first of these, and the rows from one to the next."""
+        first, stride = 0, 1
+        while (place := self.level.made_by.get(x)) is not None:
+            eqn = self.level.eqns[place]
+            operand, name = eqn.invars[0], eqn.primitive.name
+            if not is_var(operand) or name not in ("reshape", "slice") or not operand.aval.shape:
+                break
+            shape = operand.aval.shape
+            if name == "reshape" and shape[0] != x.aval.shape[0]:
+                break
+            if name == "slice":
+                starts, steps = eqn.params["start_indices"], eqn.params["strides"] or (1,) * len(shape)
+                if shape[1:] != x.aval.shape[1:]:
+                    break
+                first, stride = starts[0] + first * steps[0], stride * steps[0]
+            x = operand
+        return x, first, stride
 
 
 def is_outer_product(eqn: JaxprEqn) -> bool:

@@ -48,9 +48,29 @@ def _contracted(eqn: JaxprEqn, ins: Axes) -> Reduced:
     over = monoid.OR if eqn.outvars[0].aval.dtype == np.bool_ else monoid.ADD
 
     def partial(inputs: list[Any], dtype: Any) -> Any:
-        return bind(eqn, inputs, eqn.params | {"preferred_element_type": dtype})[0]
+        params = eqn.params | {"preferred_element_type": dtype}
+        if eqn.primitive.name == "dot_general":
+            inputs, params = _without_one_step(inputs, params, ins)
+        return bind(eqn, inputs, params)[0]
 
     return accumulated(eqn, ins, over, partial)
+
+
+def _without_one_step(inputs: list[Any], params: dict[str, Any], ins: Axes) -> tuple[list[Any], dict[str, Any]]:
+    """The product without its mapped dimension, where that is of length one and others are contracted too.
+
+    With two contracted dimensions XLA transposes an operand that one product could read as it is.
+    """
+    contract, batch = params["dimension_numbers"]
+    dims = [axis.dim for axis in ins if axis is not None and axis.is_plain]
+    if len(dims) != 2 or len(contract[0]) < 2 or any(x.shape[d] != 1 for x, d in zip(inputs, dims, strict=True)):
+        return inputs, params
+
+    def without(kept: Any) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(d - (d > gone) for d in ds if d != gone) for ds, gone in zip(kept, dims, strict=True))
+
+    numbers = without(contract), without(batch)
+    return [lax.squeeze(x, [d]) for x, d in zip(inputs, dims, strict=True)], params | {"dimension_numbers": numbers}
 
 
 ENTRIES: dict[str, Entry] = {

@@ -162,11 +162,12 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
         return _refusal(site, context)
 
     region = grow(level, index, loop, permitted)
-    inside = choose(level, region, context.machine)
+    early = context.before_differentiation
+    inside = choose(level, region, context.machine, early)
     block = block_length(region)
     if block is None:
         return inside
-    after = choose(level, grow(level, index, loop, permitted, block), context.machine)
+    after = choose(level, grow(level, index, loop, permitted, block), context.machine, early)
     # Without a product in it, a loop of its own only walks over what exists as a whole.
     products = [site for site in after.sites if is_product(site.eqn)]
     if not products:
