@@ -111,7 +111,8 @@ def test_a_pattern_is_found_in_its_own_program(data: st.DataObject) -> None:
 
     def around(middle: Callable[..., Any]) -> Callable[..., Any]:
         def program(*xs: Any) -> Any:
-            return jnp.sin(middle(*(jnp.tanh(x) for x in xs)))
+            # operations of no pattern: `tanh(tanh(x))` stands twice in `tanh(tanh(tanh(x)))`
+            return jnp.sin(middle(*(jnp.arctan(x) for x in xs)))
 
         if place == "vmap":
             return lambda *xs: jax.vmap(program)(*(jnp.stack([x, 2 * x]) for x in xs))
