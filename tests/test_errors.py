@@ -22,6 +22,8 @@ from aerogel._errors import (
     UsageError,
 )
 from aerogel.compat._errors import CompatError, MissingNameError
+from aerogel.compiler.rules import errors as rule_errors
+from aerogel.compiler.rules.errors import RewriteCycle, RuleCheckError, RuleError
 from aerogel.module import (
     FieldError,
     FileError,
@@ -130,6 +132,23 @@ SAMPLES: dict[str, AerogelError] = {
         pass_name="loop-fusion", function="loss", reason="KeyError: 'axis'", where="model.py:41 in attend"
     ),
     "AG202-bare": PassFailedWarning(pass_name="normalize", reason="PassTimeout"),
+    "AG203": RuleError(
+        rule="div-to-rsqrt",
+        what="changed the type of a result.",
+        where="rules.py:12",
+        got="f32[8,64]",
+        wanted="f16[8,64]",
+        to_fix="convert inside `after`, or refuse these types with `when`",
+    ),
+    "AG204": RuleCheckError(
+        rule="log-of-one-plus",
+        what="does not fire.",
+        where="`<lambda>` (rules.py:12) at f32[4,4]",
+        got="expected the number 1.0, found the number 2.0",
+        to_fix="make `before` trace to what stands in that program",
+    ),
+    "AG207": RewriteCycle(rules=["mul-to-square", "square-to-mul"], where="net.py:12 in energy"),
+    "AG207-one": RewriteCycle(rules=["grow"], where="net.py:12 in energy", rounds=24),
     "AG301": Disagreement(
         function="loss",
         path="result['loss']",
@@ -166,6 +185,7 @@ SAMPLES: dict[str, AerogelError] = {
 
 HOMES = (
     _errors,
+    rule_errors,
     module._errors,
     module.files._errors,
     transform._errors,

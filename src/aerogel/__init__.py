@@ -11,6 +11,10 @@ from ._errors import UsageError as UsageError
 if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and editors
     from . import audit as audit
     from . import compiler as compiler
+    from .compiler import RuleCheckError as RuleCheckError
+    from .compiler import RuleError as RuleError
+    from .compiler import rule as rule
+    from .compiler import rules as rules
     from .module import AbstractField as AbstractField
     from .module import At as At
     from .module import FieldError as FieldError
@@ -50,6 +54,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import TooManyTraces as TooManyTraces
     from .transform import assert_max_traces as assert_max_traces
     from .transform import assign as assign
+    from .transform import check_rule as check_rule
     from .transform import checkpoint as checkpoint
     from .transform import cond as cond
     from .transform import custom_jvp as custom_jvp
@@ -77,14 +82,15 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import while_loop as while_loop
 
 _NAMES = {
+    ".compiler": "RuleCheckError RuleError rule rules",
     ".module": """
     AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError StateError
     StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen load map_leaves
     partition save tie ties trainable unfreeze untie
     """,
     ".transform": """
-    ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign checkpoint cond
-    custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr
+    ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign check_rule checkpoint
+    cond custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr
     optimize scan stateful summary switch value_and_grad verify vjp vmap while_loop
     """,
 }

@@ -101,7 +101,7 @@ class Session:
         return jitted
 
     def optimized(
-        self, fun: Any, natural: Any = None, numerics: str | None = None, passes: Any = None
+        self, fun: Any, natural: Any = None, numerics: str | None = None, passes: Any = None, rules: Any = None
     ) -> tuple[Any, Record]:
         """The optimised form of `fun`, the same one each time: two jits of one function share JAX's caches.
 
@@ -110,16 +110,17 @@ class Session:
             natural: what the user knows, if it is something else.
             numerics: what this function asks for itself.
             passes: the same; what is not optimised by the default passes is not measured.
+            rules: the same.
         """
         numerics = numerics or self.options.numerics
         known = self.known(fun)
-        asked = numerics, passes
+        asked = numerics, passes, rules
         if known is not None and known.wrapper is not None and known.asked == asked:
             return known.wrapper, known.record
         origin = origin_of(fun if natural is None else natural)
         record = self.records.setdefault(origin, Record(origin))
-        if self.sampler is None or passes is not None:
-            wrapper = optimize(fun, numerics=numerics, passes=passes, on_report=record.add_trace)
+        if self.sampler is None or passes is not None or rules is not None:
+            wrapper = optimize(fun, numerics=numerics, rules=rules, passes=passes, on_report=record.add_trace)
         else:
             wrapper = self.sampler.watched(fun, numerics, record)
         if isinstance(fun, types.FunctionType):

@@ -21,3 +21,11 @@ from .pipeline import Pass as Pass
 from .program import Program as Program
 from .report import Decision as Decision
 from .report import Report as Report
+from .rules import Operand as Operand
+from .rules import RewriteCycle as RewriteCycle
+from .rules import Rule as Rule
+from .rules import RuleCheckError as RuleCheckError
+from .rules import RuleError as RuleError
+from .rules import Rules as Rules
+from .rules import RuleSet as RuleSet
+from .rules import rule as rule

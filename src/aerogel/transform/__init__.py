@@ -26,6 +26,7 @@ from .loops import scan as scan
 from .loops import while_loop as while_loop
 from .optimize import optimize as optimize
 from .recompiles import assert_max_traces as assert_max_traces
+from .rules import check_rule as check_rule
 from .stateful import assign as assign
 from .stateful import stateful as stateful
 from .summary import Row as Row

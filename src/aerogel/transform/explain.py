@@ -1,6 +1,6 @@
 """`explain`: what the compiler does to a function, and `verify`: that it computes the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -11,6 +11,7 @@ from aerogel._errors import Disagreement
 from aerogel.compiler.agree import Difference, compare, float64_reference
 from aerogel.compiler.exactness import Exactness, allowed
 from aerogel.compiler.report import Report
+from aerogel.compiler.rules import Rule, rule_set
 
 from ._split import divider, joined, through
 from ._static import is_static
@@ -25,7 +26,9 @@ NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 LOOSEST = (Exactness.NO_WORSE, Exactness.REASSOCIATES, Exactness.FINITE)
 
 
-def explain(f: Callable[P, Any], *, numerics: str = "fast", **jit_options: Any) -> Callable[P, Report]:
+def explain(
+    f: Callable[P, Any], *, numerics: str = "fast", rules: Iterable[Rule] | None = None, **jit_options: Any
+) -> Callable[P, Report]:
     """A function that takes the arguments of `f` and returns the `Report` of optimising it for them.
 
     Nothing is compiled or run: `f` is traced once. The report prints well, in a notebook too; `report.fired`,
@@ -34,6 +37,7 @@ def explain(f: Callable[P, Any], *, numerics: str = "fast", **jit_options: Any) 
     Args:
         f: what `optimize` takes.
         numerics: as for `optimize`.
+        rules: as for `optimize`. Every place where the first operation of a rule stands has a decision.
         jit_options: options of `jax.jit` that the arguments need, such as `static_argnums`.
 
     Raises:
@@ -47,11 +51,12 @@ def explain(f: Callable[P, Any], *, numerics: str = "fast", **jit_options: Any) 
     ['loop-fusion']
     """
     _check(f, numerics, "explain")
+    chosen = None if rules is None else rule_set(rules)
     f, jit_options = _as_written(f, jit_options)
 
     @_jax.wraps(f)
     def explained(*args: Any, **kwargs: Any) -> Report:
-        return _trace(f, numerics, jit_options, *_divide(f, jit_options, args, kwargs))
+        return _trace(f, numerics, chosen, jit_options, *_divide(f, jit_options, args, kwargs))
 
     return explained
 
@@ -62,13 +67,12 @@ def _check(f: Any, numerics: str, function: str) -> None:
     allowed(numerics, function)
 
 
-def _trace(f: Any, numerics: str, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Report:
+def _trace(f: Any, numerics: str, rules: Any, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Report:
     """The report for arguments that are divided."""
     reports: list[Report] = []
     inside = through(f)
-    _jax.original_jit(optimize(inside, numerics=numerics, on_report=reports.append), **jit_options).trace(
-        *args, **kwargs
-    )
+    optimized = optimize(inside, numerics=numerics, rules=rules, on_report=reports.append)
+    _jax.original_jit(optimized, **jit_options).trace(*args, **kwargs)
     return reports[-1]
 
 
@@ -83,7 +87,9 @@ def _divide(f: Any, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Any:
     return divider(_jax.static_arguments(_jax.original_jit(through(f), **jit_options)))(args, kwargs)
 
 
-def verify(f: Callable[P, R], *, numerics: str = "fast", **jit_options: Any) -> Callable[P, R]:
+def verify(
+    f: Callable[P, R], *, numerics: str = "fast", rules: Iterable[Rule] | None = None, **jit_options: Any
+) -> Callable[P, R]:
     """A function that runs `f` both as it stands and optimised, and returns the optimised result if they agree.
 
     Both are judged against float64 where the program can be run at float64; else against each other. How near they
@@ -93,6 +99,7 @@ def verify(f: Callable[P, R], *, numerics: str = "fast", **jit_options: Any) -> 
     Args:
         f: what `optimize` takes. Prints and callbacks in it happen twice.
         numerics: as for `optimize`.
+        rules: as for `optimize`.
         jit_options: options of `jax.jit` that the arguments need, such as `static_argnums`.
 
     Raises:
@@ -104,18 +111,20 @@ def verify(f: Callable[P, R], *, numerics: str = "fast", **jit_options: Any) -> 
     6.0
     """
     _check(f, numerics, "verify")
+    chosen = None if rules is None else rule_set(rules)
     f, jit_options = _as_written(f, jit_options)
 
     @_jax.wraps(f)
     def verified(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _divide(f, jit_options, args, kwargs)
-        report = _trace(f, numerics, jit_options, args, kwargs)
+        report = _trace(f, numerics, chosen, jit_options, args, kwargs)
         plain = _jax.original_jit(through(f), **jit_options)
         # `f` may be optimised already, or call what is: as it stands means without that.
         with _jax.inside_optimize(True):
             want = plain(*args, **kwargs)
             traced = plain.trace(*args, **kwargs)
-        got = _jax.original_jit(optimize(through(f), numerics=numerics), **jit_options)(*args, **kwargs)
+        optimized = optimize(through(f), numerics=numerics, rules=chosen)
+        got = _jax.original_jit(optimized, **jit_options)(*args, **kwargs)
         told = jax.tree_util.tree_flatten_with_path(joined(want))[0]
         paths = [jax.tree_util.keystr(path) for path, leaf in told if not is_static(leaf)]
         inputs = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, NUMBERS)]

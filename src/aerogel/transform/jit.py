@@ -11,6 +11,7 @@ import jax
 from aerogel import _jax
 from aerogel._errors import UsageError
 from aerogel.compiler.pipeline import Pass
+from aerogel.compiler.rules import Rule, rule_set
 from aerogel.module import BoundMethod, Module
 
 from ._compiled import compiled as compile_
@@ -72,6 +73,7 @@ def jit(
     /,
     *,
     numerics: str = ...,
+    rules: Iterable[Rule] | None = ...,
     passes: Sequence[Pass] | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
@@ -81,6 +83,7 @@ def jit(
 def jit(
     *,
     numerics: str = ...,
+    rules: Iterable[Rule] | None = ...,
     passes: Sequence[Pass] | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
@@ -91,6 +94,7 @@ def jit(
     /,
     *,
     numerics: str = "fast",
+    rules: Iterable[Rule] | None = None,
     passes: Sequence[Pass] | None = None,
     donate: Donate = "none",
     explain_recompiles: bool = False,
@@ -113,6 +117,7 @@ def jit(
         f: a function; a module or any other pytree that can be called; a method of a module. The arrays of a
             module, also of a method's, are arguments and not constants. Without `f`, a decorator is returned.
         numerics: as for `optimize`.
+        rules: as for `optimize`.
         passes: as for `optimize`.
         donate: which arguments' memory the results may take: "none"; "all"; "state", those whose structure and types
             come back in the result, such as a model and an optimiser's state, but no lone arrays. Donated arguments
@@ -143,6 +148,7 @@ def jit(
         raise UsageError(argument="donate", got=donate, wanted=DONATE, function="jit")
     named: dict[str, Any] = {
         "numerics": numerics,
+        "rules": None if rules is None else rule_set(rules),
         "passes": passes,
         "donate": donate,
         "explain_recompiles": explain_recompiles,
@@ -162,7 +168,7 @@ def _made(f: Any, arguments: dict[str, Any]) -> Any:
     traced, traces = _traced(function)
     traces.explain |= arguments.pop("explain_recompiles")
     donate = arguments.pop("donate")
-    optimized = {name: arguments.pop(name) for name in ("numerics", "passes")}
+    optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes")}
     options = arguments if bound is None else _after_the_callable(arguments)
     if donate == "state":
         compiled = _donating_state(f, function, traces, optimized, options, first=int(bound is not None))

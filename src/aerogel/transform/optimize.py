@@ -1,7 +1,7 @@
 """`optimize`: a function that computes the same by a better program."""
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -14,6 +14,8 @@ from aerogel.compiler.exactness import allowed
 from aerogel.compiler.pipeline import Context, Pass, run_passes
 from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
+from aerogel.compiler.rules import Rule, Rules, RuleSet, rule_set
+from aerogel.compiler.rules import default as default_rules
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -24,7 +26,12 @@ _SLOT = "__aerogel_optimized__"
 
 
 def optimize(
-    f: F, *, numerics: str = "fast", passes: Sequence[Pass] | None = None, on_report: OnReport | None = None
+    f: F,
+    *,
+    numerics: str = "fast",
+    rules: Iterable[Rule] | None = None,
+    passes: Sequence[Pass] | None = None,
+    on_report: OnReport | None = None,
 ) -> F:
     """A function with the results, signature and name of `f`, whose program is rewritten to cost less.
 
@@ -36,11 +43,14 @@ def optimize(
         f: any function that `jax.jit` takes. What is static for the enclosing `jit` reaches `f` untouched.
         numerics: "fast" allows sums in another order and rewrites that differ only for inf and nan; "strict" only
             results whose error against float64 is no larger.
+        rules: a `RuleSet` or a list of rules (`ag.rule`), which are applied before the passes; without it the rules of
+            `ag.rules.default`.
         passes: instead of the default ones; `()` leaves every program as it is.
         on_report: called with a `Report` each time `f` is traced.
 
     Raises:
-        UsageError: `numerics` is another word, or `passes` holds something else than passes.
+        UsageError: `numerics` is another word, or `passes` or `rules` hold something else.
+        RuleError: a rule does not say what to write, or two have one name.
         TypeError: `f` is not callable, or a generator function, as for `jax.jit`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
@@ -49,17 +59,23 @@ def optimize(
     3.75
     """
     _jax.check_callable(f)
-    rules = allowed(numerics, "optimize")
-    chosen = DEFAULT_PASSES if passes is None else _checked(passes)
+    exact = allowed(numerics, "optimize")
+    known = default_rules if rules is None else rule_set(rules)
+    chosen = with_rules(known, DEFAULT_PASSES if passes is None else _checked(passes))
     if passes is None and on_report is None and isinstance(f, types.FunctionType):
-        return _memoised(f, numerics, lambda: _wrap(f, rules, chosen, None))
-    return _wrap(f, rules, chosen, None if on_report is None else lambda _, report: on_report(report))
+        return _memoised(f, (numerics, known), lambda: _wrap(f, exact, chosen, None))
+    return _wrap(f, exact, chosen, None if on_report is None else lambda _, report: on_report(report))
+
+
+def with_rules(rules: RuleSet, passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
+    """The passes after one that applies the rules, if there are any."""
+    return (Rules(rules), *passes) if rules else passes
 
 
 def watched(f: F, numerics: str, on_trace: OnTrace) -> F:
     """`optimize(f)`; `on_trace` is called with the program as it stood, and a report, each time `f` is traced."""
     _jax.check_callable(f)
-    return _wrap(f, allowed(numerics), DEFAULT_PASSES, on_trace)
+    return _wrap(f, allowed(numerics), with_rules(default_rules, DEFAULT_PASSES), on_trace)
 
 
 def _checked(passes: Any) -> tuple[Pass, ...]:
@@ -74,7 +90,7 @@ def _is_instance(value: Any) -> bool:
     return callable(value) and not isinstance(value, type)
 
 
-def _memoised(f: Any, numerics: str, make: Callable[[], Any]) -> Any:
+def _memoised(f: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     """One wrapper per plain function: JAX's caches are keyed by the function, so two jits of it share them.
 
     It is kept on the function itself: a cycle, which the garbage collector frees. `functools.wraps` copies
@@ -84,19 +100,19 @@ def _memoised(f: Any, numerics: str, make: Callable[[], Any]) -> Any:
     if owner is not f or wrappers is None:
         wrappers = {}
         f.__dict__[_SLOT] = (f, wrappers)
-    if numerics not in wrappers:
-        wrappers[numerics] = make()
-    return wrappers[numerics]
+    if key not in wrappers:
+        wrappers[key] = make()
+    return wrappers[key]
 
 
-def _wrap(f: Any, rules: Any, passes: tuple[Pass, ...], on_trace: OnTrace | None) -> Any:
+def _wrap(f: Any, exact: Any, passes: tuple[Pass, ...], on_trace: OnTrace | None) -> Any:
     @_jax.wraps(f)
     @_jax.api_boundary
     def optimized(*args: Any, **kwargs: Any) -> Any:
         if _jax.inside_optimize.value or _jax.jit_disabled() or _jax.hunting_nans() or _jax.checking_keys():
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
-        context = Context(rules, jax.default_backend(), _jax.differentiating(), _jax.compiled_over_devices())
+        context = Context(exact, jax.default_backend(), _jax.differentiating(), _jax.compiled_over_devices())
         outcome = run_passes(program, passes, context, function_name(f))
         if on_trace is not None:
             on_trace(outcome.before, outcome.report(function_name(f), function_place(f)))

@@ -1,0 +1,186 @@
+"""A level as the matcher sees it: who makes and who reads a value, also inside of calls that were not inlined.
+
+A function that is called from several places stays one (`normalize`), so a pattern may end in the middle of a call.
+Its equations are then looked at as if they stood at the place of the call; an edit that relies on them puts them there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
+from ..level import Edit, Level
+from ..normalize import inline_call, is_plain_call
+from ..program import inner_jaxprs, is_var, substitute
+from .spelling import PLUMBING, operation
+
+LARGEST_CALL = 400  # equations of a call that is looked into
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """An equation, where it stands, and the place of the call that it stands in, if any."""
+
+    eqn: JaxprEqn
+    place: int
+    call: int | None = None
+
+
+@dataclass
+class _Entered:
+    eqns: list[JaxprEqn]
+    results: dict[Var, Atom]
+
+
+@dataclass
+class Graph:
+    """The equations of a jaxpr, and those in its calls once somebody asks for them."""
+
+    jaxpr: Jaxpr
+    values: dict[Var, Any] = field(default_factory=dict)  # of the program's own constants
+
+    def __post_init__(self) -> None:
+        self.level = Level(self.jaxpr)
+        self._entered: dict[int, _Entered] = {}
+        self._inside: dict[Var, Node] = {}
+        self._read_inside: dict[Var, list[Node]] = {}
+        self._alias: dict[Var, Atom] = {}
+        self._outer: dict[Var, list[Var]] = {}
+        self._nodes: dict[int, Node] = {}
+
+    def node(self, place: int) -> Node:
+        """The equation at a place of the level."""
+        if place not in self._nodes:
+            self._nodes[place] = Node(self.jaxpr.eqns[place], place)
+        return self._nodes[place]
+
+    def maker(self, x: Atom) -> Node | None:
+        """The equation that makes a value; None for arguments, constants and literals."""
+        x = self.seen(x)
+        if not is_var(x):
+            return None
+        if x in self._inside:
+            return self._inside[x]
+        place = self.level.made_by.get(x)
+        return None if place is None else self.node(place)
+
+    def seen(self, x: Atom) -> Atom:
+        """The value inside a call that `x` is the result of; else `x`."""
+        if not is_var(x):
+            return x
+        place = self.level.made_by.get(x)
+        if place is not None and self._can_enter(place):
+            self._enter(place)
+        return self._alias.get(x, x)
+
+    def readers(self, x: Var) -> Iterator[Node | None]:
+        """The equations that read a value, calls looked into; None stands for the level's results."""
+        for place in self.level.readers(x):
+            if place < 0:
+                yield None
+            elif self._can_enter(place):
+                self._enter(place)
+            else:
+                yield self.node(place)
+        yield from self._read_inside.get(x, ())
+        for outer in self._outer.get(x, ()):
+            yield from self.readers(outer)
+
+    def _can_enter(self, place: int) -> bool:
+        return place in self._calls
+
+    @cached_property
+    def _calls(self) -> frozenset[int]:
+        return frozenset(
+            i for i, eqn in enumerate(self.jaxpr.eqns) if is_plain_call(eqn) and _size(eqn) <= LARGEST_CALL
+        )
+
+    def _enter(self, place: int) -> None:
+        if place in self._entered:
+            return
+        eqns, results = _inlined(self.jaxpr.eqns[place])
+        self._entered[place] = _Entered(eqns, results)
+        for eqn in eqns:
+            node = Node(eqn, place, place)
+            self._inside.update(dict.fromkeys(eqn.outvars, node))
+            for x in {x for x in eqn.invars if is_var(x)}:
+                self._read_inside.setdefault(x, []).append(node)
+        self._alias.update(results)
+        for outer, inner in results.items():
+            if is_var(inner):
+                self._outer.setdefault(inner, []).append(outer)
+
+    def nodes(self, operations: frozenset[str]) -> list[Node]:
+        """All equations of some operations, in order, those in calls included."""
+        found: list[Node] = []
+        for place in sorted({place for name in operations for place in self._places.get(name, ())}):
+            if self._can_enter(place):
+                self._enter(place)
+                inside = (self._inside[eqn.outvars[0]] for eqn in self._entered[place].eqns if eqn.outvars)
+                found += (node for node in inside if operation(node.eqn) in operations)
+            else:
+                found.append(self.node(place))
+        return found
+
+    @cached_property
+    def _places(self) -> dict[str, list[int]]:
+        """Where each operation stands, or a call that holds it."""
+        found: dict[str, list[int]] = {}
+        for place, eqn in enumerate(self.jaxpr.eqns):
+            for name in _operations(eqn) if self._can_enter(place) else (operation(eqn),):
+                found.setdefault(name, []).append(place)
+        return found
+
+    def inlining(self, call: int) -> Edit:
+        """The edit that puts the equations of a call in its place."""
+        entered = self._entered[call]
+        here = frozenset((call,))
+        return Edit(call, here, entered.eqns, dict(entered.results), here)
+
+    def call_of(self, x: Atom) -> int | None:
+        """The place of the call that a value is made in, if it is in one."""
+        node = self._inside.get(x) if is_var(x) else None
+        return None if node is None else node.call
+
+    def stripped(self, x: Atom) -> list[Atom]:
+        """`x`, and what it is made of by moving, copying and converting alone, step by step."""
+        chain = [self.seen(x)]
+        while (maker := self.maker(chain[-1])) is not None and maker.eqn.primitive.name in PLUMBING:
+            chain.append(self.seen(maker.eqn.invars[0]))
+        return chain
+
+
+def _size(eqn: JaxprEqn) -> int:
+    return sum(1 + _size(one) for inner in inner_jaxprs(eqn) for one in inner.eqns)
+
+
+def _operations(eqn: JaxprEqn) -> set[str]:
+    found: set[str] = set()
+    for inner in inner_jaxprs(eqn):
+        for one in inner.eqns:
+            found |= _operations(one) if is_plain_call(one) else {operation(one)}
+    return found
+
+
+def _inlined(call: JaxprEqn) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
+    """The equations of a call, those of calls in it too, and what stands for its results."""
+    eqns: list[JaxprEqn] = []
+    env: dict[Var, Atom] = {}
+    todo: list[JaxprEqn] = []
+    inline_call(call, todo, env)
+    while todo:
+        eqn = todo.pop(0)
+        if is_plain_call(eqn):
+            first: list[JaxprEqn] = []
+            inner: dict[Var, Atom] = {}
+            inline_call(eqn, first, inner)
+            todo = first + [_renamed(one, inner) for one in todo]
+            env = {v: substitute(x, inner) for v, x in env.items()} | inner
+        else:
+            eqns.append(eqn)
+    return eqns, {v: env[v] for v in call.outvars if not isinstance(v, DropVar)}
+
+
+def _renamed(eqn: JaxprEqn, env: dict[Var, Atom]) -> JaxprEqn:
+    return eqn.replace(invars=[substitute(x, env) for x in eqn.invars])

@@ -1,0 +1,180 @@
+"""Rules: pairs of ordinary functions, a claim and a reason."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..._errors import UsageError
+from ..exactness import Exactness
+from .errors import RuleError
+
+
+@dataclass(eq=False)
+class Rule:
+    """What to write in place of what: two functions of the same arguments, traced at the types of each site.
+
+    Positional arguments are arrays. Keyword-only ones are Python values that a match binds (an axis, a constant, an
+    exponent); their default is the example with which the function is first looked at.
+
+    Attributes:
+        name: in reports.
+        before: the function to look for. It returns one array.
+        exactness: what the rewrite may do to numbers.
+        reason: why the other form is better, as a clause for reports.
+        shared: whether the rule also fires where something else reads a value from the middle of the pattern, which
+            is then computed besides what the rule writes.
+        after: the function that stands in its place; `to` sets it.
+        condition: of the operands, whether the rule fires; `when` sets it.
+
+    >>> import jax.numpy as jnp, aerogel as ag
+    >>> @ag.rule(exactness="no_worse", reason="log(1 + x) loses x below 6e-8")
+    ... def log_of_one_plus(x):
+    ...     return jnp.log(1 + x)
+    >>> @log_of_one_plus.to
+    ... def _(x):
+    ...     return jnp.log1p(x)
+    >>> log_of_one_plus
+    Rule('log-of-one-plus', no_worse)
+    """
+
+    name: str
+    before: Callable[..., Any]
+    exactness: Exactness
+    reason: str
+    shared: bool = False
+    after: Callable[..., Any] | None = None
+    condition: Callable[..., Any] | None = None
+    arrays: tuple[str, ...] = field(init=False)
+    parameters: dict[str, Any] = field(init=False)
+    kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # what `before` and `after` trace to
+
+    def __post_init__(self) -> None:
+        self.arrays, self.parameters = _arguments(self)
+
+    def __repr__(self) -> str:
+        return f"Rule({self.name!r}, {self.exactness})"
+
+    def to(self, after: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: the function to write in place of `before`, with the same arguments.
+
+        Raises:
+            RuleError: there is one already, or its arguments are others.
+        """
+        self.after = self._fitting("after", self.after, after)
+        return after
+
+    def when(self, condition: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: says of the operands at a site whether the rule fires there: True, or the reason against it.
+
+        The function takes what `before` takes, an `Operand` in the place of each array.
+
+        Raises:
+            RuleError: there is one already, or its arguments are others.
+        """
+        self.condition = self._fitting("when", self.condition, condition)
+        return condition
+
+    def _fitting(self, part: str, old: Any, new: Callable[..., Any]) -> Callable[..., Any]:
+        if old is not None:
+            raise RuleError(rule=self.name, what=f"has two functions for `{part}`.", to_fix="drop one of them")
+        return fitting(self, part, new)
+
+
+def fitting(rule: Rule, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, if it takes what `before` takes."""
+    found = inspect.signature(function).parameters.values()
+    arrays = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    parameters = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
+    if (
+        len(arrays) != len(rule.arrays)
+        or set(parameters) != set(rule.parameters)
+        or len(found) != len(arrays + parameters)
+    ):
+        raise RuleError(
+            rule=rule.name,
+            what=f"takes other arguments in `{part}` than in `before`.",
+            where=place_of(function),
+            got=str(inspect.signature(function)),
+            wanted=f"({_signature(rule)})",
+            to_fix=f"write def _({_signature(rule)})",
+        )
+    return function
+
+
+def _signature(rule: Rule) -> str:
+    return ", ".join((*rule.arrays, *(("*", *rule.parameters) if rule.parameters else ())))
+
+
+def _arguments(rule: Rule) -> tuple[tuple[str, ...], dict[str, Any]]:
+    arrays, parameters = [], {}
+    for name, p in inspect.signature(rule.before).parameters.items():
+        if p.kind is p.KEYWORD_ONLY and isinstance(p.default, bool | int | float | tuple):
+            parameters[name] = p.default
+        elif p.kind is p.KEYWORD_ONLY:
+            raise RuleError(
+                rule=rule.name,
+                what=f"needs a default for its parameter `{name}`.",
+                where=place_of(rule.before),
+                got="none" if p.default is p.empty else repr(p.default),
+                wanted="a number, a bool or a tuple of ints",
+                to_fix=f"give one that `before` can be traced with: *, {name}=0",
+            )
+        elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty:
+            arrays.append(name)
+        else:
+            raise RuleError(
+                rule=rule.name,
+                what=f"has an argument `{p}` that is neither an array nor a parameter.",
+                where=place_of(rule.before),
+                to_fix="arrays are positional, without a default; Python values are keyword-only, with one",
+            )
+    return tuple(arrays), parameters
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """File and line of a function."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+
+
+def rule(*, exactness: str, reason: str, name: str | None = None, shared: bool = False) -> Callable[..., Rule]:
+    """Decorator that makes a `Rule` of the function to look for; `.to` and `.when` of the result complete it.
+
+    Args:
+        exactness: "bitwise", "no_worse" (the worst error against float64 does not grow), "reassociates" (sums in
+            another order), "finite" (the same unless an input holds inf or nan), "assumes" (needs a promise by the
+            user) or "other_bits" (another draw of random numbers). `ag.check_rule` tests the claim.
+        reason: why the other form is better.
+        name: in reports; the name of the function, with hyphens, unless given.
+        shared: whether the rule also fires where something else reads a value from the middle of the pattern.
+
+    Raises:
+        UsageError: `exactness` is another word.
+        RuleError: the function has arguments that a rule cannot bind.
+
+    >>> import jax, jax.numpy as jnp, aerogel as ag
+    >>> @ag.rule(exactness="reassociates", reason="a solve costs a third of an inverse and loses fewer digits")
+    ... def inverse_times(A, b):
+    ...     return jnp.linalg.inv(A) @ b
+    >>> @inverse_times.to
+    ... def _(A, b):
+    ...     return jnp.linalg.solve(A, b)
+    >>> @inverse_times.when
+    ... def _(A, b):
+    ...     return A.ndim == 2 or "batched inverse"
+    >>> f = ag.optimize(lambda A, b: jnp.linalg.inv(A) @ b + 1, rules=[inverse_times])
+    >>> f(2 * jnp.eye(2), jnp.ones(2))
+    Array([1.5, 1.5], dtype=float32)
+    """
+    words = [e.value for e in Exactness]
+    if exactness not in words:
+        raise UsageError(argument="exactness", got=exactness, wanted=words, function="rule")
+
+    def decorate(before: Callable[..., Any]) -> Rule:
+        said = name or getattr(before, "__name__", "").strip("_").replace("_", "-")
+        if not said or said == "<lambda>":
+            raise UsageError(argument="name", got=name, wanted="a name, since the function has none", function="rule")
+        return Rule(said, before, Exactness(exactness), reason, shared)
+
+    return decorate

@@ -1,0 +1,65 @@
+"""`check_rule` passes good rules, and says of each bad one what is wrong with it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import aerogel as ag
+from rules.rules_under_test import log1p, made, normal, regular
+
+RuleCheckError = ag.RuleCheckError
+LOGS = [lambda x: jnp.log(1 + x), lambda x: jnp.log(x + 1) * 2]
+NEAR_LOGS = [lambda x: jnp.log(2 + x), lambda x: jnp.log(1 - x), lambda x: jnp.log2(1 - x)]
+
+
+def test_good_rules_pass() -> None:
+    """A rule that does what it says, with near misses; under transformations that the user names too."""
+    ag.check_rule(log1p, fires_on=LOGS, leaves_alone=NEAR_LOGS, under=[jax.grad, jax.vmap, jax.checkpoint])
+
+
+def test_shipped_rules_pass() -> None:
+    """Each rule of `ag.rules` keeps its claim, and has two near misses."""
+    args = regular(0), normal(1, 4)
+    ag.check_rule(
+        ag.rules.inverse_times,
+        fires_on=[
+            (lambda A, b: jnp.linalg.inv(A) @ b, args),
+            (lambda A, b: jnp.dot(jnp.linalg.inv(A), b) + 1, (args[0], normal(1, 4, 2))),
+        ],
+        leaves_alone=[
+            (lambda A, b: b @ jnp.linalg.inv(A), args),
+            (lambda A, b: jnp.linalg.pinv(A) @ b, args),
+            (lambda A, b: jnp.linalg.inv(A).T @ b, args),
+        ],
+    )
+
+
+@jax.custom_jvp
+def _wrong_slope(x: Any) -> Any:
+    return jnp.log1p(x)
+
+
+_wrong_slope.defjvp(lambda primals, tangents: (_wrong_slope(*primals), 2 * tangents[0]))
+
+BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "other numbers": (made(log1p.before, lambda x: jnp.log1p(x) * 1.001), {}, "is not `reassociates`"),
+    "less exact than it says": (made(log1p.before, jnp.log1p, "bitwise"), {}, "is not `bitwise`"),
+    "less exact at small numbers": (made(jnp.log1p, lambda x: jnp.log(1 + x), "no_worse"), {}, "is not `no_worse`"),
+    "nan is lost": (made(lambda x: 2 * jnp.abs(x), lambda x: jnp.abs(2 * jnp.nan_to_num(x))), {}, "argument 0 nan"),
+    "another gradient": (made(log1p.before, _wrong_slope), {}, "under `gradient`"),
+    "a near miss": (log1p, {"leaves_alone": LOGS}, "fires on what it should leave alone"),
+    "no site": (log1p, {"fires_on": [jnp.sin]}, "holds no first operation"),
+    "another site": (log1p, {"fires_on": NEAR_LOGS[:1]}, "expected the number 1.0, found the number 2.0"),
+    "no arguments": (log1p, {"fires_on": [lambda x: x["a"]]}, "cannot be tried"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_rules_do_not_pass(name: str) -> None:
+    """The error says which claim does not hold, for which program and arguments."""
+    rule, examples, text = BAD[name]
+    with pytest.raises(RuleCheckError, match=text) as caught:
+        ag.check_rule(rule, under=[jax.grad], **examples)
+    assert rule.name in str(caught.value)
