@@ -210,7 +210,8 @@ class Producers:
             (rows,) = self.new.before.call(lambda v: blocks_in_front(v, axis, length), x)
             assert is_var(rows)
             return self.new.x(rows)
-        seen, first, stride = self._seen(x) if axis == Axis(0) else (x, 0, 1)
+        seen, first, stride, through = self._seen(x) if axis == Axis(0) else (x, 0, 1, [])
+        self.made.update(through)  # what they show must not go in the same round
         if seen is x:
             (rows,) = self.new.before.call(lambda v: blocks_in_front(v, axis, window.count), x)
         else:
@@ -226,9 +227,9 @@ class Producers:
         (step,) = self.new.body.call(read, whole, self.new.index())
         return step
 
-    def _seen(self, x: Var) -> tuple[Var, int, int]:
-        """The value of which `x` shows rows, the first of these, and the rows from one to the next."""
-        first, stride = 0, 1
+    def _seen(self, x: Var) -> tuple[Var, int, int, list[int]]:
+        """The value of which `x` shows rows, the first of these, the rows from one to the next, and what shows them."""
+        first, stride, through = 0, 1, list[int]()
         while (place := self.level.made_by.get(x)) is not None:
             eqn = self.level.eqns[place]
             operand, name = eqn.invars[0], eqn.primitive.name
@@ -243,7 +244,8 @@ class Producers:
                     break
                 first, stride = starts[0] + first * steps[0], stride * steps[0]
             x = operand
-        return x, first, stride
+            through.append(place)
+        return x, first, stride, through
 
 
 def is_outer_product(eqn: JaxprEqn) -> bool:
