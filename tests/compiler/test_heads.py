@@ -186,7 +186,7 @@ def test_gradients_hold_no_logits(name: str) -> None:
 
 
 def test_the_loss_of_few_logits_is_left() -> None:
-    """4 MiB are sooner written than computed in blocks, if only the value is wanted; the gradient holds none of them."""
+    """4 MiB are sooner written than computed in blocks, where only the value is wanted; the gradient holds none."""
     p, xs, labels = arguments()
     words = 4096
     small = (p | {"head": p["head"][:, :words]}, xs, labels % words)

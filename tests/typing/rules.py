@@ -21,7 +21,8 @@ def _(x: jax.Array) -> jax.Array:
 
 
 assert_type(log_of_one_plus, Rule)
-assert_type(ag.rules.default + [log_of_one_plus], RuleSet)
+mine = [log_of_one_plus]
+assert_type(ag.rules.default + mine, RuleSet)
 
 
 def loss(x: jax.Array) -> jax.Array:
