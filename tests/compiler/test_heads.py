@@ -13,7 +13,7 @@ from jax import lax
 import aerogel as ag
 from compiler.loop_patterns import made, normal
 
-T, B, H, V = 64, 4, 16, 6144  # 6 MiB of logits
+T, B, H, V = 64, 4, 16, 4096  # 4 MiB of logits
 
 Head = Callable[[dict[str, Any], Any, Any], Any]
 
@@ -183,15 +183,3 @@ def test_gradients_hold_no_logits(name: str) -> None:
     assert made(jax.make_jaxpr(ag.optimize(f))(*args).jaxpr, T * B * V // 2) == []
     for got, want in zip(*(jax.tree.leaves(jax.jit(g)(*args)) for g in (ag.optimize(f), f)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6)
-
-
-def test_the_loss_of_few_logits_is_left() -> None:
-    """4 MiB are sooner written than computed in blocks, where only the value is wanted; the gradient holds none."""
-    p, xs, labels = arguments()
-    words = 4096
-    small = (p | {"head": p["head"][:, :words]}, xs, labels % words)
-    f = HEADS["picked"]
-    assert made(jax.make_jaxpr(ag.optimize(f))(*small).jaxpr, T * B * words // 2)
-    reasons = [d.reason for d in ag.explain(f)(*small).refused]
-    assert "one product of all steps is faster, for results as small as these" in reasons
-    assert made(jax.make_jaxpr(ag.optimize(jax.grad(f)))(*small).jaxpr, T * B * words // 2) == []

@@ -36,9 +36,6 @@ WORTH_A_STACK = 0.8
 # to this size that shows (a byte language model's loss: 1.04 to 1.16 of plain JAX's time in the loop, 0.97 to 1.02 in
 # blocks); larger ones cost plain JAX more to write.
 ONE_CORE_BYTES = 16 * 2**20
-# The results of a single product, a loss without its gradient, are written and read in less time than blocks take up to
-# this size (the same loss: 1.07 in blocks).
-SMALLEST_LOSS = 5 * 2**20
 # Twice is the most that a program was seen to need; the bound is for costs that contradict each other.
 MOST_TIMES = 4
 
@@ -176,13 +173,7 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
     if not products:
         return inside
     does_all = len(after.sites) >= len(inside.sites)
-    largest = max(nbytes(v.aval) for site in products for v in site.eqn.outvars)
-    if len(products) == 1 and largest < SMALLEST_LOSS:
-        (head,) = products
-        small = "one product of all steps is faster, for results as small as these"
-        left = grow(level, index, loop, lambda site: small if site.index == head.index else permitted(site))
-        return choose(level, left, context.machine, early)
-    if does_all and largest < ONE_CORE_BYTES:
+    if does_all and max(nbytes(v.aval) for site in products for v in site.eqn.outvars) < ONE_CORE_BYTES:
         return after
     worth = WORTH_A_STACK if len(inside.sites) == len(region.sites) else WORTH
     return after if after.seconds < worth * inside.seconds else inside
