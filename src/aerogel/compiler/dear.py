@@ -8,10 +8,10 @@ written to memory in its step, if that is cheaper (`once.py`).
 from aerogel._jax import Var
 
 from .axes import Mapped
-from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import Machine, equation_seconds, nbytes
 from .cost.primitives import DEAR
 from .loop import Loop
+from .once import FUSED
 from .program import is_var
 from .region import Region
 
@@ -36,9 +36,6 @@ def _written_seconds(region: Region, y: Var, machine: Machine) -> float:
     if loop.body_ys[loop.ys.index(y)] in loop.next_carry:
         return 0.0
     return 2 * nbytes(y.aval) / machine.cache_bytes_per_second + region.steps * machine.seconds_per_step_kernel
-
-
-FUSED = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "transpose"))
 
 
 def dear_outputs(region: Region, machine: Machine) -> dict[Var, float]:

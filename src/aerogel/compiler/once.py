@@ -133,6 +133,7 @@ class _Step:
         )
 
     def worth_once(self) -> Iterator[Repeated]:
+        """What is better computed once, in program order."""
         dear: dict[Var, int] = {}
         for k, eqn in enumerate(self.eqns):
             if eqn.primitive.name not in FUSED and not _is_reshape(eqn):
@@ -142,12 +143,12 @@ class _Step:
             for x in eqn.invars:
                 work |= dear.get(x, 0) if is_var(x) else 0
             arrays = self.kernels[v].bit_count()
-            seconds = self._seconds(work) * (arrays - 1)
             free = v in self.carried or not self.carried_only
-            pays = self._pays(v, seconds) or self._is_copied(eqn) or self._is_compared(v)
-            if arrays > 1 and free and pays and self._branches(v):
-                yield Repeated(v, arrays, seconds)
-                work = 0
+            if arrays > 1 and free and self._branches(v):
+                seconds = self._seconds(work) * (arrays - 1)
+                if self._pays(v, seconds) or self._is_copied(eqn) or self._is_compared(v):
+                    yield Repeated(v, arrays, seconds)
+                    work = 0
             # What has two operands and exists is not computed again.
             dear[v] = 0 if arrays == 1 and v in self.carried else work
 
