@@ -58,6 +58,8 @@ exclude_from_tracebacks(os.path.join(os.path.dirname(__file__), "module") + os.s
 # A jit-cache-sensitive context: what is traced inside another optimised function must not be cached as if it had
 # been traced alone. Public since jax 0.8.
 inside_optimize = jax.make_user_context(False)
+# The rule set of `ag.rules.use`; part of the key of every compiled function for the same reason.
+rules_in_use = jax.make_user_context(None)
 
 
 def is_traced(x: Any) -> bool:

@@ -126,7 +126,8 @@ def _is_nearer(ours: Sequence[Any], theirs: Sequence[Any], one: Reference, exact
 
     Where underflow or cancellation spoils both, it spoils other entries when sums are in another order. Overflow is
     judged entry by entry: what is a number without the rule has to be one with it, and an entry that neither has is
-    no excuse for others.
+    no excuse for others; but where a result holds an entry that its type cannot hold at all, others may go with it, as
+    in the solution of a system.
     """
     if exactness is Exactness.BITWISE:
         return False
@@ -134,7 +135,8 @@ def _is_nearer(ours: Sequence[Any], theirs: Sequence[Any], one: Reference, exact
         if a.dtype != b.dtype or a.shape != b.shape or not jnp.issubdtype(a.dtype, jnp.inexact):
             return False
         is_number, was_number = (np.isfinite(np.asarray(x).astype(truth.dtype)) for x in (a, b))
-        if (was_number & ~is_number).any():
+        beyond = np.abs(truth) > float(jnp.finfo(a.dtype).max)
+        if (was_number & ~is_number).any() and not beyond.any():
             return False
         off, natural = (np.abs(np.asarray(x).astype(truth.dtype) - truth) for x in (a, b))
         worst, excuse = np.max(off, where=is_number, initial=0.0), np.max(natural, where=was_number, initial=0.0)
