@@ -11,7 +11,7 @@ from aerogel.compiler.rules import AnyRule, PrimitiveRule, RuleCheckError
 from aerogel.compiler.rules.traces import REFUSALS
 
 from .optimize import optimize
-from .rule_judge import Case, as_it_is, judge, judge_under, named
+from .rule_judge import Case, as_it_is, judge, judge_around, judge_under, named
 from .rule_probes import example_arguments, probes_of
 
 _jax.exclude_from_tracebacks(__file__)
@@ -31,10 +31,13 @@ def check_rule(
 
     Programs with and without the rule are run on random numbers and on those at which rewrites go wrong: 0, -0, the
     smallest numbers, 1e-8, 1, the largest numbers, inf, nan, and the limits of integers; in one entry of an argument,
-    and in all. Both results are judged against float64, by what the rule's exactness promises. Where float64 gives no
-    finite number, and neither does either program, they agree; as they do where the worst entry of the result with the
-    rule is no further from float64 than the worst one without. No entry that is a number without the rule may overflow
-    with it.
+    and in all. On random numbers they are run in random programs too: in loops, branches and calls, with arguments and
+    results that something else reads.
+
+    Both results are judged against float64, by what the rule's exactness promises. Where float64 gives no finite
+    number, and neither does either program, they agree; as they do where the worst entry of the result with the rule is
+    no further from float64 than the worst one without. An entry that is a number without the rule is one with it,
+    unless the result holds another that its type cannot hold at all.
 
     Args:
         rule: the rule.
@@ -77,6 +80,7 @@ def check_rule(
         judge(firing[0], probes_of(firing[0].args, seed), rule.exactness, as_it_is)
         for transform in under:
             judge_under(firing[0], transform, seed)
+        judge_around(firing[0], seed)
 
 
 def _own_program(rule: AnyRule) -> list[Example]:

@@ -16,6 +16,7 @@ from aerogel.compiler.rules import AnyRule, RuleCheckError, Stage
 
 from .optimize import function_name, function_place, optimize
 from .rule_probes import Probe, draws
+from .rule_surroundings import random_programs
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -35,9 +36,12 @@ class Case:
     fires: bool
     reason: str
 
-    def transformed(self, transform: Callable[..., Any]) -> Callable[..., Any]:
-        """The program with the rule under a transformation; over it, where the rule's place is behind derivatives."""
-        if self.rule.stage is Stage.BEFORE:
+    def transformed(self, transform: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+        """The program with the rule under a transformation; over it, where the rule's place is behind derivatives.
+
+        Over it too, where the transformation makes a `whole` program that the rule is to see.
+        """
+        if self.rule.stage is Stage.BEFORE and not whole:
             return transform(optimize(self.f, rules=[self.rule], passes=()))
         return optimize(transform(self.f), rules=[self.rule], passes=())
 
@@ -93,7 +97,20 @@ def judge_under(case: Case, transform: Callable[..., Any], seed: int) -> None:
         judge(case, drawn, loosest, transform)
 
 
-def judge(case: Case, probes: Sequence[Probe], exactness: Exactness, transform: Callable[[Any], Any]) -> None:
+def judge_around(case: Case, seed: int) -> None:
+    """The program in random ones around it, at random numbers."""
+    order = list(Exactness)
+    exactness = max(case.rule.exactness, Exactness.REASSOCIATES, key=order.index)
+    judge(case, draws(case.args, seed), exactness, random_programs(seed), whole=True)
+
+
+def judge(
+    case: Case,
+    probes: Sequence[Probe],
+    exactness: Exactness,
+    transform: Callable[[Any], Any],
+    whole: bool = False,
+) -> None:
     """Compares a program with and without the rule at all probes: one after the other, in one loop."""
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *(probe.args for probe in probes))
 
@@ -102,7 +119,7 @@ def judge(case: Case, probes: Sequence[Probe], exactness: Exactness, transform: 
 
     natural = _jax.original_jit(mapped(transform(case.f)))
     want = jax.tree.leaves(natural(*stacked))
-    got = jax.tree.leaves(_jax.original_jit(mapped(case.transformed(transform)))(*stacked))
+    got = jax.tree.leaves(_jax.original_jit(mapped(case.transformed(transform, whole)))(*stacked))
     flat = jax.tree.leaves(stacked)
     reference: Any = None
     for k, probe in enumerate(probes):
@@ -156,7 +173,8 @@ def _numbers(ours: Any, theirs: Any, truth: np.ndarray) -> Any:
 def _disagreement(
     case: Case, probe: Probe, exactness: Exactness, transform: Callable[[Any], Any], found: Difference
 ) -> RuleCheckError:
-    under = "" if transform is as_it_is else f", under `{getattr(transform, '__name__', 'a transformation')}`"
+    name = getattr(transform, "__name__", "a transformation")
+    under = "" if transform is as_it_is else ", in a random program" if name == "around" else f", under `{name}`"
     detail = f" ({found.detail})" if found.detail else ""
     return case.error(
         f"is not `{exactness}`." if found.kind == "value" else f"changed the {found.kind} of a result.",
