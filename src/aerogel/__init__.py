@@ -13,6 +13,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from . import compiler as compiler
     from .compiler import RuleCheckError as RuleCheckError
     from .compiler import RuleError as RuleError
+    from .compiler import assume as assume
     from .compiler import rule as rule
     from .module import AbstractField as AbstractField
     from .module import At as At
@@ -82,7 +83,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import while_loop as while_loop
 
 _NAMES = {
-    ".compiler": "RuleCheckError RuleError rule",
+    ".compiler": "RuleCheckError RuleError assume rule",
     ".module": """
     AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError StateError
     StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen load map_leaves
