@@ -23,8 +23,10 @@ from .program import Program as Program
 from .report import Decision as Decision
 from .report import Report as Report
 from .rules import Enclosing as Enclosing
+from .rules import LoopView as LoopView
 from .rules import Operand as Operand
 from .rules import PrimitiveRule as PrimitiveRule
+from .rules import Reads as Reads
 from .rules import RewriteCycle as RewriteCycle
 from .rules import Rule as Rule
 from .rules import RuleCheckError as RuleCheckError
@@ -34,4 +36,5 @@ from .rules import RuleSet as RuleSet
 from .rules import Site as Site
 from .rules import Stage as Stage
 from .rules import on as on
+from .rules import on_loop as on_loop
 from .rules import rule as rule

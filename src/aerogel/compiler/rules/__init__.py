@@ -7,6 +7,9 @@ from .errors import RuleError as RuleError
 from .linalg import inverse_times as inverse_times
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on
+from .on_loop import LoopView as LoopView
+from .on_loop import Reads as Reads
+from .on_loop import on_loop as on_loop
 from .operand import Operand as Operand
 from .rule import Rule as Rule
 from .rule import rule as rule
