@@ -17,8 +17,12 @@ from .cost import machine as machine
 from .cost import program_cost as program_cost
 from .default import DEFAULT_PASSES as DEFAULT_PASSES
 from .exactness import Exactness as Exactness
+from .level import Edit as Edit
+from .level import apply_edits as apply_edits
+from .levels import rewrite_levels as rewrite_levels
 from .pipeline import Context as Context
 from .pipeline import Pass as Pass
+from .program import Builder as Builder
 from .program import Program as Program
 from .report import Decision as Decision
 from .report import Report as Report
