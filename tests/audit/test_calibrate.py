@@ -55,15 +55,19 @@ def test_a_damaged_file_is_none(text: str, cache: Path) -> None:
 def test_several_processes_may_write(cache: Path) -> None:
     """Who reads meanwhile sees one file or the other, never a part of one."""
     path, known = calibrated.calibration_file(PLATFORM), table(PLATFORM)
-    rates = [dict.fromkeys(("bytes_per_second", "flops_per_second"), known.bytes_per_second * k) for k in (1, 2)]
-    calibrated.write(path, rates[0])
-    threads = [
-        threading.Thread(target=lambda k=k: [calibrated.write(path, rates[k]) for _ in range(50)]) for k in (0, 1)
+    rates: list[dict[str, float]] = [
+        {"bytes_per_second": k * known.bytes_per_second, "flops_per_second": k * known.flops_per_second} for k in (1, 2)
     ]
+
+    def keep_writing(one: dict[str, float]) -> None:
+        for _ in range(50):
+            calibrated.write(path, one)
+
+    calibrated.write(path, rates[0])
+    threads = [threading.Thread(target=keep_writing, args=(one,)) for one in rates]
     for thread in threads:
         thread.start()
-    whole = [calibrated.plausible(one, known) for one in rates]
-    assert all(calibrated.read(path, known) in whole for _ in range(200))
+    assert all(calibrated.read(path, known) in rates for _ in range(200))
     for thread in threads:
         thread.join()
     assert [one.name for one in cache.iterdir()] == [path.name]
