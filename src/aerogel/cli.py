@@ -173,7 +173,7 @@ def calibrate_command(options: argparse.Namespace) -> int:
 
     from aerogel.audit._calibrate import calibrate
     from aerogel.compiler.cost.calibrated import calibration_file, forget
-    from aerogel.compiler.cost.machine import machine as table
+    from aerogel.compiler.cost.machine import table
 
     platform = jax.default_backend()
     if options.forget:

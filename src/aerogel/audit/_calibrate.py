@@ -11,8 +11,7 @@ from jax import lax
 
 from aerogel import _jax
 from aerogel.compiler.cost.calibrated import calibration_file, plausible, write
-from aerogel.compiler.cost.machine import Machine
-from aerogel.compiler.cost.machine import machine as table
+from aerogel.compiler.cost.machine import Machine, machine, table
 
 SECONDS = 0.5  # for each program, compilation not counted
 STEPS = 500
@@ -25,6 +24,7 @@ def calibrate(seconds: float = SECONDS) -> tuple[dict[str, float], str]:
     rates = plausible(_measured(known, seconds), known)
     path = calibration_file(platform)
     write(path, rates)
+    machine.cache_clear()
     return rates, str(path)
 
 

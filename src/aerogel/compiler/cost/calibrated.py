@@ -5,15 +5,10 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jax
-
-from .machine import Machine
-from .machine import machine as table
 
 MEASURED = (
     "bytes_per_second",
@@ -41,17 +36,15 @@ def calibration_file(platform: str) -> Path:
     return cache_folder() / f"machine-{platform}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.json"
 
 
-@lru_cache(maxsize=8)
-def machine(platform: str) -> Machine:
-    """The table of a platform, with what `aerogel calibrate` measured here. Read once in a process."""
-    found = table(platform)
+def stored_rates(platform: str, known: Any) -> dict[str, float]:
+    """What was measured on this machine; nothing for a platform that is not here."""
     if platform not in {device.platform for device in jax.local_devices()}:
-        return found
-    return replace(found, **read(calibration_file(platform), found))
+        return {}
+    return read(calibration_file(platform), known)
 
 
-def read(path: Path, known: Machine) -> dict[str, float]:
-    """The rates in a file; none if there is no such file, or it holds something else."""
+def read(path: Path, known: Any) -> dict[str, float]:
+    """The rates in a file; none if there is no such file, or it holds something else. `known` is the table."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -59,7 +52,7 @@ def read(path: Path, known: Machine) -> dict[str, float]:
     return {} if not isinstance(stored, dict) else plausible(stored, known)
 
 
-def plausible(rates: Mapping[str, Any], known: Machine) -> dict[str, float]:
+def plausible(rates: Mapping[str, Any], known: Any) -> dict[str, float]:
     """Those rates that are numbers not too far from the table's."""
     kept = {}
     for name in MEASURED:
@@ -75,12 +68,10 @@ def write(path: Path, rates: Mapping[str, float]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as part:
         json.dump(dict(rates), part, indent=1)
     os.replace(part.name, path)
-    machine.cache_clear()
 
 
 def forget(path: Path) -> bool:
     """Removes what was stored; whether there was something."""
     there = path.exists()
     path.unlink(missing_ok=True)
-    machine.cache_clear()
     return there
