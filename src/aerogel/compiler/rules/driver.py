@@ -26,7 +26,7 @@ from .on import PrimitiveRule, nodes_of
 from .place import place_of
 from .rule import Rule
 from .ruleset import AnyRule, RuleSet
-from .skeleton import Skeleton, skeletons
+from .skeleton import Skeleton, skeletons, starts_of
 from .spelling import PLUMBING, operation
 from .stage import Stage, elsewhere
 from .traces import Pattern
@@ -154,10 +154,8 @@ class _Round:
             for start in nodes_of(level.graph, rule):
                 yield start, partial(primitive_match, level, rule, start)
             return
-        starts: dict[str, list[Skeleton]] = {}
-        for skeleton in skeletons(rule):
-            starts.setdefault(operation(skeleton.path[0]), []).append(skeleton)
-        for start in level.graph.nodes(frozenset(starts)):
+        starts = starts_of(rule)
+        for start in level.graph.nodes(starts.keys()):
             yield start, partial(_best_match, level, rule, starts[operation(start.eqn)], start)
 
     def _refusal(self, rule: AnyRule, start: Node, found: NoMatch) -> Decision:

@@ -92,7 +92,7 @@ class PrimitiveRule:
             if site.agrees(answers):
                 return outcome
         # only what the function asks is what its outcome depends on
-        asking = Site(site._graph, eqn, eqn.invars, eqn.outvars, site._context, site._around)
+        asking = site.anew()
         outcome = self._traced(eqn, asking)
         known.append((asking.answers(), outcome))
         del known[:-KEPT]

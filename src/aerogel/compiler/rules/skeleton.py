@@ -172,3 +172,13 @@ def skeletons(rule: Rule) -> list[Skeleton]:
                     break
         rule.kept["skeletons"] = list(found.values())
     return rule.kept["skeletons"]
+
+
+def starts_of(rule: Rule) -> dict[str, list[Skeleton]]:
+    """The graphs of a rule by the operation that a search for them begins at."""
+    if "starts" not in rule.kept:
+        found: dict[str, list[Skeleton]] = {}
+        for one in skeletons(rule):
+            found.setdefault(operation(one.path[0]), []).append(one)
+        rule.kept["starts"] = found
+    return rule.kept["starts"]
