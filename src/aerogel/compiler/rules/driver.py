@@ -133,8 +133,10 @@ class _Round:
         written = [_written(match) for match in matches]
         for match, (_, eqns, _) in zip(matches, written, strict=True):
             self._note(eqns, match.rule)
-        new, made = apply_edits(jaxpr, _edits(graph, matches, written))
-        self.fired += [_fired(match) for match in matches[:made]]
+        edits = _edits(graph, matches, written)
+        new, made = apply_edits(jaxpr, edits)
+        places = {edit.place for edit in edits[:made]}  # the first only, where all together wait for each other
+        self.fired += [_fired(match) for match, one in zip(matches, written, strict=True) if one[0] in places]
         return new
 
     def sites(self, level: Level, rule: AnyRule) -> Iterator[tuple[Node, Match | NoMatch]]:
