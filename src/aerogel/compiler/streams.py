@@ -1,0 +1,300 @@
+"""What is much larger inside than what goes in and comes out, and an axis along which it can be cut into blocks.
+
+A *stream* is a set of equations around large values, an axis that they all map over (or reduce), and the *phase* in
+which each can run: a value that needs the end of one loop over the blocks is read in the next. Growing a stream decides
+nothing; `streaming.py` makes loops of it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
+
+from .axes import Axis, Mapped, No, Reduced, along, along_output
+from .cost import nbytes
+from .level import Level
+from .program import is_var
+
+
+@dataclass
+class Stream:
+    """Equations that run block by block along one axis.
+
+    Attributes:
+        length: of the axis.
+        large: the values that should not exist as a whole.
+        where: where the axis stands in the values that the blocks make, and in large ones from outside.
+        answers: by place, what each equation is along the axis.
+        refusals: by place, why an equation that touches a large value is not among them.
+        phase: by place, in which of the loops an equation runs first.
+    """
+
+    level: Level
+    length: int
+    large: set[Var]
+    where: dict[Var, Axis] = field(default_factory=dict)
+    answers: dict[int, Mapped | Reduced] = field(default_factory=dict)
+    refusals: dict[int, str] = field(default_factory=dict)
+    phase: dict[int, int] = field(default_factory=dict)
+
+    def maker(self, x: Atom, axis: Axis | None) -> int | None:
+        """The place of the equation whose blocks of `x` along `axis` are wanted; None for what comes from outside."""
+        if axis is None or isinstance(x, Literal) or self.where.get(x) != axis:
+            return None
+        place = self.level.made_by.get(x)
+        return place if place in self.answers else None
+
+    def reads(self, place: int) -> Iterator[tuple[Atom, Axis | None]]:
+        """What an equation reads, and where the axis stands in it."""
+        return zip(self.level.eqns[place].invars, self.answers[place].ins, strict=True)
+
+    def blocks_of(self, place: int) -> list[Var]:
+        """The values that an equation makes block by block."""
+        answer = self.answers[place]
+        if isinstance(answer, Reduced):
+            return []
+        outs = zip(self.level.eqns[place].outvars, answer.outs, strict=True)
+        return [v for v, axis in outs if axis is not None]
+
+    @property
+    def phases(self) -> int:
+        """How many loops it takes."""
+        return 1 + max(self.phase.values(), default=-1)
+
+    @property
+    def crossing(self) -> list[Var]:
+        """Large values that exist nevertheless: something reads the whole of them."""
+        made = [v for place in self.answers for v in self.blocks_of(place) if v in self.large]
+        return [v for v in made if any(not self.reads_blocks(k, v) for k in self.level.readers(v))]
+
+    def reads_blocks(self, place: int, v: Var) -> bool:
+        """Whether an equation is of the stream, and reads blocks of `v` and nothing else of it."""
+        return place in self.answers and all(axis == self.where.get(v) for x, axis in self.reads(place) if x is v)
+
+
+Group = tuple[frozenset[Var], frozenset[int]]
+
+
+def clusters(level: Level, least_bytes: int) -> list[Group]:
+    """The groups of values of at least so many bytes."""
+    return groups(level, lambda v: _bytes(v) >= least_bytes)
+
+
+def groups(level: Level, is_large: Callable[[Var], bool]) -> list[Group]:
+    """The large values of a level, those that equations have in common together, and the places of these equations."""
+    group: dict[Var, Var] = {}
+
+    def root(v: Var) -> Var:
+        while group[v] is not v:
+            group[v] = group[group[v]]
+            v = group[v]
+        return v
+
+    touched: list[tuple[int, Var]] = []
+    for place, eqn in enumerate(level.eqns):
+        values = [v for v in (*eqn.outvars, *eqn.invars) if is_var(v) and v in level.made_by and is_large(v)]
+        for v in values:
+            group.setdefault(v, v)
+            group[root(v)] = root(values[0])
+        if values:
+            touched.append((place, values[0]))
+    found: dict[Var, tuple[set[Var], set[int]]] = {}
+    for v in group:
+        found.setdefault(root(v), (set(), set()))[0].add(v)
+    for place, v in touched:
+        found[root(v)][1].add(place)
+    return [(frozenset(values), frozenset(places)) for values, places in found.values()]
+
+
+def _bytes(v: Var) -> int:
+    return nbytes(v.aval)
+
+
+def scope_of(level: Level, touching: Collection[int]) -> frozenset[int]:
+    """`touching`, and the equations on the way from one of them to another."""
+    after: set[Var] = set()
+    below: list[bool] = []
+    for place, eqn in enumerate(level.eqns):
+        reached = place in touching or any(is_var(x) and x in after for x in eqn.invars)
+        below.append(reached)
+        if reached:
+            after.update(eqn.outvars)
+    before: set[Var] = set()
+    scope: set[int] = set()
+    for place in range(len(level.eqns) - 1, -1, -1):
+        eqn = level.eqns[place]
+        if place in touching or any(v in before for v in eqn.outvars):
+            before.update(x for x in eqn.invars if is_var(x))
+            if below[place]:
+                scope.add(place)
+    return frozenset(scope)
+
+
+def grow(
+    level: Level, large: frozenset[Var], scope: frozenset[int], seed: Var, axis: Axis, reduced: Collection[str] | None
+) -> Stream:
+    """The stream along the axis that stands at `axis` in `seed`.
+
+    Args:
+        level: its equations.
+        large: the values that should not exist.
+        scope: the places of the equations that may belong to it.
+        seed: one of the large values.
+        axis: plain: a dimension of it.
+        reduced: the names of the monoids that may combine blocks; all, if None.
+    """
+    stream = Stream(level, seed.aval.shape[axis.dim], set(large), {seed: axis})
+    waiting = deque(_around(level, seed))
+    while waiting:
+        place = waiting.popleft()
+        if place not in scope or place in stream.answers or place in stream.refusals:
+            continue
+        answer = _answer(stream, place)
+        if answer is None:
+            continue
+        if isinstance(answer, Reduced):
+            results = level.eqns[place].outvars
+            stream.large.difference_update(v for v in results if 2 * _bytes(v) <= _bytes(seed) and v not in stream.where)
+        reason = answer.reason if isinstance(answer, No) else _conflict(stream, place, answer, reduced)
+        if reason is not None:
+            stream.refusals[place] = reason
+            continue
+        assert not isinstance(answer, No)
+        stream.answers[place] = answer
+        for v in _learnt(stream, place, answer):
+            waiting.extend(_around(level, v))
+    _order(stream)
+    return stream
+
+
+def _around(level: Level, v: Var) -> list[int]:
+    maker = level.made_by.get(v)
+    return [*([] if maker is None else [maker]), *(k for k in level.readers(v) if k >= 0)]
+
+
+def _answer(stream: Stream, place: int) -> Mapped | Reduced | No | None:
+    """What an equation is, as far as the axis is known to stand in what it reads or makes."""
+    eqn = stream.level.eqns[place]
+    known = stream.where
+    outs = {k: known[v] for k, v in enumerate(eqn.outvars) if v in known}
+    ins = {k: known[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in known and _in_blocks(stream, x)}
+    if outs and not ins:
+        return along_output(eqn, outs, stream.length)
+    return along(eqn, ins, stream.length) if ins else None
+
+
+def _in_blocks(stream: Stream, x: Var) -> bool:
+    return x in stream.large or stream.level.made_by.get(x) in stream.answers
+
+
+def _conflict(
+    stream: Stream, place: int, answer: Mapped | Reduced, reduced: Collection[str] | None
+) -> str | None:
+    """Why an answer does not fit what is known already: large values stand in one way."""
+    eqn, known = stream.level.eqns[place], stream.where
+    for x, axis in zip(eqn.invars, answer.ins, strict=True):
+        if is_var(x) and x in stream.large and axis != known.get(x, axis):
+            return "it reads a large value along another axis"
+        if is_var(x) and x in stream.large and axis is None:
+            return "it reads the whole of a large value"
+    if isinstance(answer, Reduced):
+        if any(v in stream.large for v in eqn.outvars):
+            return "what it makes of all blocks is large itself"
+        if reduced is not None and answer.monoid.name not in reduced:
+            return f"the derivative of `{answer.monoid.name}` over blocks would keep more than it saves"
+        return None
+    for v, axis in zip(eqn.outvars, answer.outs, strict=True):
+        if v in known and known[v] != axis:
+            return "it makes a value along another axis"
+        if v in stream.large and axis is None:
+            return "it makes the whole of a large value"
+    return None
+
+
+def _learnt(stream: Stream, place: int, answer: Mapped | Reduced) -> list[Var]:
+    """The values of which an answer tells where the axis stands."""
+    eqn, new = stream.level.eqns[place], list[Var]()
+    for x, axis in zip(eqn.invars, answer.ins, strict=True):
+        if is_var(x) and axis is not None and x not in stream.where and x in stream.large:
+            stream.where[x] = axis
+            new.append(x)
+    if isinstance(answer, Mapped):
+        for v, axis in zip(eqn.outvars, answer.outs, strict=True):
+            if axis is not None and v not in stream.where:
+                stream.where[v] = axis
+                new.append(v)
+    return new
+
+
+def _order(stream: Stream) -> None:
+    """The phase of each equation, the same for what its blocks are read in.
+
+    What comes out of a loop as a whole (a reduction over the blocks, or what something outside makes of its results)
+    is there for the next one.
+    """
+    ready: dict[Var, int] = {}
+    for place, eqn in enumerate(stream.level.eqns):
+        if place not in stream.answers:
+            phase = max((_ready_outside(stream, ready, x) for x in eqn.invars if is_var(x)), default=0)
+            ready.update(dict.fromkeys(eqn.outvars, phase))
+            continue
+        inputs = [
+            ready.get(x, 0) if stream.maker(x, axis) is not None else _ready_outside(stream, ready, x)
+            for x, axis in stream.reads(place)
+            if is_var(x)
+        ]
+        phase = max(inputs, default=0)
+        stream.phase[place] = phase
+        blocks = stream.blocks_of(place)
+        ready.update({v: phase if v in blocks else phase + 1 for v in eqn.outvars})
+
+
+def _ready_outside(stream: Stream, ready: dict[Var, int], x: Var) -> int:
+    """The first loop that can read the whole of `x`."""
+    maker = stream.level.made_by.get(x)
+    in_blocks = maker in stream.answers and maker is not None and x in stream.blocks_of(maker)
+    return ready.get(x, 0) + (1 if in_blocks else 0)
+
+
+def results_of(stream: Stream) -> list[set[int]]:
+    """For each phase, the places of the equations whose results its loop gives; what they need, it makes again."""
+    roots = [set[int]() for _ in range(stream.phases)]
+    for place, phase in stream.phase.items():
+        whole = isinstance(stream.answers[place], Reduced)
+        read = (k for v in stream.blocks_of(place) for k in stream.level.readers(v) if not stream.reads_blocks(k, v))
+        if whole or any(True for _ in read):
+            roots[phase].add(place)
+    for phase in range(stream.phases - 1, -1, -1):
+        for place in needed(stream, roots, phase):
+            for x, axis in stream.reads(place):
+                maker = stream.maker(x, axis)
+                if maker is not None and is_kept(stream, x, maker, phase):
+                    roots[stream.phase[maker]].add(maker)
+    return roots
+
+
+def is_kept(stream: Stream, x: Atom, maker: int, phase: int) -> bool:
+    """Whether a loop reads the blocks of `x` that an earlier one made, instead of making them again."""
+    return stream.phase[maker] < phase and x not in stream.large
+
+
+def needed(stream: Stream, roots: list[set[int]], phase: int) -> list[int]:
+    """The places of the equations that a loop runs, in order."""
+    found: set[int] = set()
+    stack = list(roots[phase])
+    while stack:
+        place = stack.pop()
+        if place in found:
+            continue
+        found.add(place)
+        for x, axis in stream.reads(place):
+            maker = stream.maker(x, axis)
+            if maker is not None and not is_kept(stream, x, maker, phase):
+                stack.append(maker)
+    return sorted(found)
+
+
+def read_outside(stream: Stream, eqn: JaxprEqn) -> bool:
+    """Whether something besides the stream's blocks reads what an equation makes."""
+    return any(not stream.reads_blocks(k, v) for v in eqn.outvars for k in stream.level.readers(v))
