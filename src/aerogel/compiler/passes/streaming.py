@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aerogel._jax import Jaxpr, Var
 
 from ..axes import Axis
+from ..components import LONGEST
 from ..cost import Machine, jaxpr_seconds, nbytes
 from ..cost.account import jaxpr_cost
 from ..exactness import Exactness
@@ -25,7 +26,7 @@ NAME = "streaming"
 # A value this large no longer stays in a cache. Smaller ones are left as they are.
 LEAST_BYTES = 16 << 20
 # Of the largest value, what a block may hold.
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = int(__import__("os").environ.get("BB","2")) << 20
 # What must be gone of the memory that the equations take, and how much slower they may be predicted to become.
 FEWER_BYTES = 4
 SLOWER = 1.0
@@ -129,9 +130,14 @@ def _results(stream: Stream, eqns: list) -> list:
 
 def block_size(stream: Stream, seed: Var) -> int:
     """How many indices a block holds: its largest value stays in a cache, and the last block is whole if that is near."""
-    per_index = max(nbytes(v.aval) for v in stream.large) // stream.length
+    per_index = max(_bytes_of_component(v) for v in stream.large) // stream.length
     most = max(1, min(stream.length // FEWER_BYTES, BLOCK_BYTES // max(1, per_index)))
     return next((b for b in range(most, max(1, most // 2), -1) if stream.length % b == 0), most)
+
+
+def _bytes_of_component(v: Var) -> int:
+    shape = v.aval.shape
+    return nbytes(v.aval) // (shape[-1] if 0 < shape[-1] <= LONGEST else 1)
 
 
 def _decision(level: Level, seed: Var, found: "_Form | str") -> Decision:
