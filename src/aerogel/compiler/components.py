@@ -7,6 +7,7 @@ itself, without the axis: one of length one would still be the last (a reduction
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from .axes import Axis, Mapped, Reduced
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .axes.rebind import bind
 from .level import Edit, Level, apply_edits
-from .program import Builder, is_var
-from .streams import Stream, grow, groups, scope_of
+from .program import Builder
+from .streams import Stream, groups, grow, scope_of
 
 LONGEST = 8
 # Elements of a value, from which on taking it apart pays for the more kernels.
@@ -41,7 +42,11 @@ def by_component(jaxpr: Jaxpr) -> Jaxpr:
         )
         axis = Axis(len(seed.aval.shape) - 1)
         stream = grow(level, values, scope_of(level, touching), seed, axis, None)
-        if not stream.crossing and stream.large <= stream.where.keys():
+        if (
+            not stream.crossing
+            and stream.large <= stream.where.keys()
+            and all(map(partial(_has_form, stream), stream.answers))
+        ):
             edits.append(_Apart(stream).run())
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
 
@@ -49,6 +54,14 @@ def by_component(jaxpr: Jaxpr) -> Jaxpr:
 def _is_short(v: Var) -> bool:
     shape = getattr(v.aval, "shape", ())
     return len(shape) > 1 and 1 < shape[-1] <= LONGEST and v.aval.size >= SMALLEST
+
+
+def _has_form(stream: Stream, place: int) -> bool:
+    """Whether an equation is computed for each component as well as for all: reductions, elementwise work, views."""
+    eqn, answer = stream.level.eqns[place], stream.answers[place]
+    if isinstance(answer, Reduced) or without_axis(eqn, answer) is not None:
+        return True
+    return not any(v in stream.large for v in (*eqn.outvars, *eqn.invars))
 
 
 @dataclass
@@ -82,10 +95,14 @@ class _Apart:
 
         def block(*values: Any) -> list[Any]:
             ins = zip(values, answer.ins, strict=True)
-            outs = answer.block(np.int32(k), 1, *(v if axis is None else lax.expand_dims(v, [axis.dim]) for v, axis in ins))
+            outs = answer.block(
+                np.int32(k), 1, *(v if axis is None else lax.expand_dims(v, [axis.dim]) for v, axis in ins)
+            )
             if isinstance(answer, Reduced):
                 return list(outs)
-            return [v if axis is None else lax.squeeze(v, [axis.dim]) for v, axis in zip(outs, answer.outs, strict=True)]
+            return [
+                v if axis is None else lax.squeeze(v, [axis.dim]) for v, axis in zip(outs, answer.outs, strict=True)
+            ]
 
         return self.builder.call(block, *reads)
 
@@ -167,7 +184,9 @@ def _narrower_broadcast(eqn: JaxprEqn, answer: Mapped) -> Callable[..., Sequence
     shape, into = list(eqn.params["shape"]), list(eqn.params["broadcast_dimensions"])
     if source is not None and into[source.dim] != out.dim:
         return None
-    ones = [k for k, d in enumerate(into) if d == out.dim] if source is None else []  # an operand's dimension of length 1
+    ones = (
+        [k for k, d in enumerate(into) if d == out.dim] if source is None else []
+    )  # an operand's dimension of length 1
     del shape[out.dim]
     dims = tuple(d - (d > out.dim) for d in into if d != out.dim)
     return lambda x: [lax.broadcast_in_dim(lax.squeeze(x, ones), tuple(shape), dims)]

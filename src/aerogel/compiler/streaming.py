@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,12 +14,13 @@ from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 
 from .accumulate import accumulate
 from .axes import Axis, Mapped, Reduced, stack_blocks, take_block
+from .axes.rebind import bind
 from .components import by_component
 from .level import Edit
 from .loop import LoopBuilder
 from .producers import blocks_in_front
 from .program import Builder, is_var
-from .streams import Stream, is_kept, needed, results_of
+from .streams import Stream, needed, results_of
 from .window import Window
 
 
@@ -83,21 +85,23 @@ class _Phase:
             else:
                 self._keep(place, eqn, answer, outs, behind)
         loop = new.equation()
-        if self.whole.recomputed:
-            loop = _recomputing(loop)
-        else:
-            closed = loop.params["jaxpr"]
-            loop = loop.replace(params=loop.params | {"jaxpr": ClosedJaxpr(by_component(closed.jaxpr), ())})
+        body = ClosedJaxpr(by_component(loop.params["jaxpr"].jaxpr), ())
+        loop = loop.replace(params=loop.params | {"jaxpr": _recomputing(body) if self.whole.recomputed else body})
         return [*new.before.eqns, loop, *new.after.eqns]
 
     def _run(self, place: int, answer: Mapped | Reduced) -> list[Atom]:
         """What one step makes."""
-        size, reads = self.whole.size, self._reads(place)
+        eqn, size, reads = self.stream.level.eqns[place], self.whole.size, self._reads(place)
+        whole = [k for k, axis in enumerate(answer.ins) if axis is None]
+        turned = transposed(eqn, whole) if isinstance(answer, Mapped) else None
+        if turned is not None:
+            for k, order in turned.orders.items():
+                (x,) = self.new.before.call(partial(lax.transpose, permutation=order), self._seen(eqn.invars[k]))
+                reads[k] = self.new.const(x)
+            return self.new.body.call(turned.run, *reads)
         if not answer.uses_start:
             return self.new.body.call(lambda *values: list(answer.block(np.int32(0), size, *values)), *reads)
-        return self.new.body.call(
-            lambda start, *values: list(answer.block(start, size, *values)), self.start, *reads
-        )
+        return self.new.body.call(lambda start, *values: list(answer.block(start, size, *values)), self.start, *reads)
 
     def _run_rest(self, place: int, answer: Mapped | Reduced) -> list[Atom]:
         """The same for what is left behind the last whole block, after the loop."""
@@ -111,7 +115,7 @@ class _Phase:
     def _block(self, x: Atom, axis: Axis | None) -> Atom:
         if isinstance(x, Literal):
             return x
-        seen = self._seen(x, axis)
+        seen = self._seen(x)
         if axis is None:
             return self.new.const(seen)
         if (x, axis) not in self.blocks:
@@ -127,7 +131,7 @@ class _Phase:
     def _rest_of(self, x: Atom, axis: Axis | None) -> Atom:
         if isinstance(x, Literal):
             return x
-        seen = self._seen(x, axis)
+        seen = self._seen(x)
         if axis is None:
             return seen
         if (x, axis) not in self.rest:
@@ -137,9 +141,9 @@ class _Phase:
             )
         return self.rest[x, axis]
 
-    def _seen(self, x: Var, axis: Axis | None) -> Atom:
+    def _seen(self, x: Atom) -> Atom:
         """What stands for a value after the loops before this one."""
-        return self.whole.results.get(x, x)
+        return x if isinstance(x, Literal) else self.whole.results.get(x, x)
 
     def _reduce(
         self, eqn: JaxprEqn, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom], behind: list[Atom] | None
@@ -155,9 +159,7 @@ class _Phase:
         for var, out in zip(eqn.outvars, outs, strict=True):
             self._stand_for(var, out)
 
-    def _keep(
-        self, place: int, eqn: JaxprEqn, answer: Mapped, outs: Sequence[Atom], behind: list[Atom] | None
-    ) -> None:
+    def _keep(self, place: int, eqn: JaxprEqn, answer: Mapped, outs: Sequence[Atom], behind: list[Atom] | None) -> None:
         """Notes the blocks that an equation made, and stacks those that something else reads."""
         for k, (var, axis) in enumerate(zip(eqn.outvars, answer.outs, strict=True)):
             if axis is None:  # the same in every step
@@ -165,18 +167,14 @@ class _Phase:
             self.blocks[var, axis] = outs[k]
             if behind is not None:
                 self.rest[var, axis] = behind[k]
-            if place in self.roots and var not in self.whole.results and self._is_read_later(var, place, axis):
+            if place in self.roots and var not in self.whole.results and self._is_wanted(var):
                 rows = self.new.y(outs[k])
                 self._stand_for(var, self._joined(rows, axis, None if behind is None else behind[k]))
 
-    def _is_read_later(self, var: Var, place: int, axis: Axis) -> bool:
+    def _is_wanted(self, var: Var) -> bool:
+        """Whether the whole of a value that a root makes is wanted: another loop may read what is not large."""
         stream = self.stream
-        for k in stream.level.readers(var):
-            if not stream.reads_blocks(k, var):
-                return True
-            if var not in stream.large and stream.phase[k] > self.phase:
-                return True
-        return False
+        return var not in stream.large or any(not stream.reads_blocks(k, var) for k in stream.level.readers(var))
 
     def _joined(self, rows: Var, axis: Axis, behind: Atom | None) -> Atom:
         covered = self.covered
@@ -191,6 +189,39 @@ class _Phase:
         if weak != getattr(atom.aval, "weak_type", False):
             (atom,) = self.new.after.call(lambda v: _jax.convert_element_type(v, var.aval.dtype, weak), atom)
         self.whole.results[var] = atom
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A product whose operands are transposed beforehand: the orders, by operand, and the product of these."""
+
+    eqn: JaxprEqn
+    orders: dict[int, tuple[int, ...]]
+    numbers: Any
+
+    def run(self, *values: Any) -> list[Any]:
+        """The product."""
+        return bind(self.eqn, values, self.eqn.params | {"dimension_numbers": self.numbers})
+
+
+def transposed(eqn: JaxprEqn, whole: Sequence[int]) -> Turned | None:
+    """A product that would transpose an operand that is the same in all steps, with its batch dimensions in front."""
+    if eqn.primitive.name != "dot_general":
+        return None
+    contract, batch = eqn.params["dimension_numbers"]
+    orders = {
+        k: (*batch[k], *(d for d in range(len(eqn.invars[k].aval.shape)) if d not in batch[k]))
+        for k in whole
+        if tuple(batch[k]) != tuple(range(len(batch[k])))
+    }
+    if not orders:
+        return None
+
+    def moved(side: int, dims: Sequence[int]) -> tuple[int, ...]:
+        return tuple(orders[side].index(d) for d in dims) if side in orders else tuple(dims)
+
+    numbers = tuple(tuple(moved(side, dims[side]) for side in (0, 1)) for dims in (contract, batch))
+    return Turned(eqn, orders, numbers)
 
 
 def _appended(a: Any, b: Any, axis: Axis) -> Any:
@@ -215,13 +246,12 @@ def _sample() -> Var:
     return _jax.new_var(_jax.ShapedArray((2,), np.dtype(np.float32)))
 
 
-def _recomputing(loop: JaxprEqn) -> JaxprEqn:
-    """The loop with its body under `jax.checkpoint`."""
-    closed = loop.params["jaxpr"]
+def _recomputing(body: ClosedJaxpr) -> ClosedJaxpr:
+    """A loop's body under `jax.checkpoint`."""
 
-    def body(*args: Any) -> list[Any]:
-        return jax.checkpoint(lambda *values: list(_jax.evaluate(closed, values)), prevent_cse=False)(*args)
+    def whole(*args: Any) -> list[Any]:
+        return jax.checkpoint(lambda *values: list(_jax.evaluate(body, values)), prevent_cse=False)(*args)
 
-    traced = _jax.trace_small(body, closed.in_avals)
+    traced = _jax.trace_small(whole, body.in_avals)
     assert not traced.consts, "the body closes over nothing"
-    return loop.replace(params=loop.params | {"jaxpr": ClosedJaxpr(traced.jaxpr, ())})
+    return ClosedJaxpr(traced.jaxpr, ())

@@ -12,9 +12,15 @@ from dataclasses import dataclass, field
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, No, Reduced, along, along_output
+from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import nbytes
+from .exactness import Exactness
 from .level import Level
+from .loop import is_float
 from .program import is_var
+
+# Monoids whose result does not depend on the order.
+ORDERLESS = ("max", "min", "and", "or", "xor", "argmax", "argmin")
 
 
 @dataclass
@@ -28,6 +34,9 @@ class Stream:
         answers: by place, what each equation is along the axis.
         refusals: by place, why an equation that touches a large value is not among them.
         phase: by place, in which of the loops an equation runs first.
+        compared: small values that a large one is compared with for equality (the gradient of a maximum looks for its
+            place so). A loop that makes the large one again makes these again too: in another kernel the last bit may
+            be another, and nothing is equal.
     """
 
     level: Level
@@ -37,6 +46,7 @@ class Stream:
     answers: dict[int, Mapped | Reduced] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
     phase: dict[int, int] = field(default_factory=dict)
+    compared: set[Var] = field(default_factory=set)
 
     def maker(self, x: Atom, axis: Axis | None) -> int | None:
         """The place of the equation whose blocks of `x` along `axis` are wanted; None for what comes from outside."""
@@ -63,6 +73,12 @@ class Stream:
         return 1 + max(self.phase.values(), default=-1)
 
     @property
+    def exactness(self) -> Exactness:
+        """What it may do to the numbers: sums over the blocks come in another order."""
+        sums = [a for a in self.answers.values() if isinstance(a, Reduced) and a.monoid.name not in ORDERLESS]
+        return Exactness.REASSOCIATES if sums else Exactness.BITWISE
+
+    @property
     def crossing(self) -> list[Var]:
         """Large values that exist nevertheless: something reads the whole of them."""
         made = [v for place in self.answers for v in self.blocks_of(place) if v in self.large]
@@ -76,9 +92,9 @@ class Stream:
 Group = tuple[frozenset[Var], frozenset[int]]
 
 
-def clusters(level: Level, least_bytes: int) -> list[Group]:
-    """The groups of values of at least so many bytes."""
-    return groups(level, lambda v: _bytes(v) >= least_bytes)
+def group_of(level: Level, seed: Var, least_bytes: int) -> Group:
+    """The group of a value, of values of at least so many bytes."""
+    return next(one for one in groups(level, lambda v: _bytes(v) >= least_bytes) if seed in one[0])
 
 
 def groups(level: Level, is_large: Callable[[Var], bool]) -> list[Group]:
@@ -112,11 +128,11 @@ def _bytes(v: Var) -> int:
 
 
 def scope_of(level: Level, touching: Collection[int]) -> frozenset[int]:
-    """`touching`, and the equations on the way from one of them to another."""
+    """`touching`, and what is light and on the way from one of them to another by light equations."""
     after: set[Var] = set()
     below: list[bool] = []
     for place, eqn in enumerate(level.eqns):
-        reached = place in touching or any(is_var(x) and x in after for x in eqn.invars)
+        reached = place in touching or (_is_light(eqn) and any(is_var(x) and x in after for x in eqn.invars))
         below.append(reached)
         if reached:
             after.update(eqn.outvars)
@@ -124,11 +140,19 @@ def scope_of(level: Level, touching: Collection[int]) -> frozenset[int]:
     scope: set[int] = set()
     for place in range(len(level.eqns) - 1, -1, -1):
         eqn = level.eqns[place]
-        if place in touching or any(v in before for v in eqn.outvars):
+        if place in touching or (below[place] and any(v in before for v in eqn.outvars)):
             before.update(x for x in eqn.invars if is_var(x))
-            if below[place]:
-                scope.add(place)
+            scope.add(place)
     return frozenset(scope)
+
+
+LIGHT = frozenset(
+    (*ELEMENTWISE, *"broadcast_in_dim reshape squeeze expand_dims transpose iota slice custom_jvp_call".split())
+) | {f"reduce_{name}" for name in "sum max min prod and or".split()}
+
+
+def _is_light(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in LIGHT
 
 
 def grow(
@@ -155,7 +179,9 @@ def grow(
             continue
         if isinstance(answer, Reduced):
             results = level.eqns[place].outvars
-            stream.large.difference_update(v for v in results if 2 * _bytes(v) <= _bytes(seed) and v not in stream.where)
+            stream.large.difference_update(
+                v for v in results if 2 * _bytes(v) <= _bytes(seed) and v not in stream.where
+            )
         reason = answer.reason if isinstance(answer, No) else _conflict(stream, place, answer, reduced)
         if reason is not None:
             stream.refusals[place] = reason
@@ -165,6 +191,7 @@ def grow(
         for v in _learnt(stream, place, answer):
             waiting.extend(_around(level, v))
     _order(stream)
+    _compare(stream)
     return stream
 
 
@@ -188,9 +215,7 @@ def _in_blocks(stream: Stream, x: Var) -> bool:
     return x in stream.large or stream.level.made_by.get(x) in stream.answers
 
 
-def _conflict(
-    stream: Stream, place: int, answer: Mapped | Reduced, reduced: Collection[str] | None
-) -> str | None:
+def _conflict(stream: Stream, place: int, answer: Mapped | Reduced, reduced: Collection[str] | None) -> str | None:
     """Why an answer does not fit what is known already: large values stand in one way."""
     eqn, known = stream.level.eqns[place], stream.where
     for x, axis in zip(eqn.invars, answer.ins, strict=True):
@@ -250,6 +275,24 @@ def _order(stream: Stream) -> None:
         ready.update({v: phase if v in blocks else phase + 1 for v in eqn.outvars})
 
 
+def _compare(stream: Stream) -> None:
+    """Notes what large values are compared with, and refuses what has it from another loop."""
+    for place, answer in stream.answers.items():
+        eqn = stream.level.eqns[place]
+        large = [x for x in eqn.invars if is_var(x) and x in stream.large and is_float(x.aval.dtype)]
+        if eqn.primitive.name != "eq" or not large:
+            continue
+        stack = [(x, axis) for x, axis in zip(eqn.invars, answer.ins, strict=True) if x not in large]
+        while stack:
+            x, axis = stack.pop()
+            maker = None if isinstance(x, Literal) else stream.level.made_by.get(x)
+            if maker in stream.answers and isinstance(stream.answers[maker], Reduced):
+                stream.refusals[place] = "it looks for a maximum that another loop finds, which may differ in the last bit"
+            elif (inside := stream.maker(x, axis)) is not None and x not in stream.large and x not in stream.compared:
+                stream.compared.add(x)
+                stack += stream.reads(inside)
+
+
 def _ready_outside(stream: Stream, ready: dict[Var, int], x: Var) -> int:
     """The first loop that can read the whole of `x`."""
     maker = stream.level.made_by.get(x)
@@ -276,7 +319,7 @@ def results_of(stream: Stream) -> list[set[int]]:
 
 def is_kept(stream: Stream, x: Atom, maker: int, phase: int) -> bool:
     """Whether a loop reads the blocks of `x` that an earlier one made, instead of making them again."""
-    return stream.phase[maker] < phase and x not in stream.large
+    return stream.phase[maker] < phase and x not in stream.large and x not in stream.compared
 
 
 def needed(stream: Stream, roots: list[set[int]], phase: int) -> list[int]:
@@ -295,6 +338,6 @@ def needed(stream: Stream, roots: list[set[int]], phase: int) -> list[int]:
     return sorted(found)
 
 
-def read_outside(stream: Stream, eqn: JaxprEqn) -> bool:
-    """Whether something besides the stream's blocks reads what an equation makes."""
-    return any(not stream.reads_blocks(k, v) for v in eqn.outvars for k in stream.level.readers(v))
+def read_outside(stream: Stream, v: Var) -> bool:
+    """Whether something besides the stream reads a value that its equations make."""
+    return any(k not in stream.answers for k in stream.level.readers(v))

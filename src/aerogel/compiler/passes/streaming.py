@@ -4,29 +4,39 @@ Around the large values of a program a stream is grown along each axis they have
 predicted to cost least, if any pays, becomes loops over blocks (`streaming.py`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from aerogel._jax import Jaxpr, Var
+from aerogel import _jax
+from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..axes import Axis
-from ..components import LONGEST
+from ..components import LONGEST, REDUCTIONS
 from ..cost import Machine, jaxpr_seconds, nbytes
 from ..cost.account import jaxpr_cost
+from ..cost.work import dot_shape
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
+from ..loop import is_float
+from ..normalize import drop_dead
 from ..pipeline import Context
-from ..program import Program, where, with_equations
+from ..program import Program, is_var, where
 from ..report import Decision
 from ..spread import is_spread
 from ..streaming import stream_loops
-from ..streams import Stream, clusters, grow, scope_of
+from ..streams import LIGHT, ORDERLESS, Stream, group_of, grow, read_outside, scope_of
 
 NAME = "streaming"
 # A value this large no longer stays in a cache. Smaller ones are left as they are.
 LEAST_BYTES = 16 << 20
+# What is so many times smaller than the value that a stream grows around may exist.
+NEARLY_AS_LARGE = 4
 # Of the largest value, what a block may hold.
-BLOCK_BYTES = int(__import__("os").environ.get("BB","2")) << 20
+BLOCK_BYTES = 2 << 20
+# The same where a product of matrices is among the equations, which several cores share if it has many rows.
+PRODUCT_BYTES = 8 << 20
+LEAST_BLOCKS = 16
 # What must be gone of the memory that the equations take, and how much slower they may be predicted to become.
 FEWER_BYTES = 4
 SLOWER = 1.0
@@ -46,93 +56,148 @@ class Streaming:
 
 
 @dataclass(frozen=True)
-class _Form:
+class Form:
+    """What a stream becomes."""
+
     stream: Stream
     size: int
     edit: Edit
-    peak_bytes: int
+    peak_bytes_saved: int
     seconds: float
+    looked_at: frozenset[Var]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Why nothing is done around a value, and the values of which that is known now."""
+
+    reason: str
+    looked_at: frozenset[Var]
 
 
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
+    if not any(nbytes(v.aval) >= LEAST_BYTES for eqn in jaxpr.eqns for v in eqn.outvars):
+        return jaxpr
     level = Level(jaxpr, context.over_devices)
     edits: list[Edit] = []
-    for values, _ in clusters(level, LEAST_BYTES):
-        seed = max(values, key=lambda v: (nbytes(v.aval), -level.made_by[v]))
-        least = max(LEAST_BYTES, nbytes(seed.aval) // 4)
-        ((large, touching),) = [one for one in clusters(level, least) if seed in one[0]]
-        found = _best(level, large, touching, seed, context)
+    seen: set[Var] = set()  # values that were looked at, or belong to a stream
+    taken: set[int] = set()  # equations that do
+    for seed in _written(level):
+        if seed in seen:
+            continue
+        found = _best(level, seed, frozenset(taken), context)
         decisions.append(_decision(level, seed, found))
-        if isinstance(found, _Form):
+        seen.update(found.looked_at)
+        if isinstance(found, Form):
             edits.append(found.edit)
+            taken |= found.edit.gone
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
 
 
-def _best(
-    level: Level, large: frozenset[Var], touching: frozenset[int], seed: Var, context: Context
-) -> "_Form | str":
-    """The form that is predicted to cost least; or why there is none that pays."""
-    scope = scope_of(level, touching)
+def _written(level: Level) -> list[Var]:
+    """The values that are written to memory and no longer in a cache when they are read, the largest first.
+
+    Products and what is sorted are; so is what has a reader that does not fuse, or several of which one reduces it.
+    """
+    found = []
+    for eqn in level.eqns:
+        for v in eqn.outvars:
+            if isinstance(v, DropVar) or nbytes(v.aval) < LEAST_BYTES:
+                continue
+            readers = level.readers(v)
+            if eqn.primitive.name not in LIGHT or len(readers) > 1 or any(_reads_memory(level, k) for k in readers):
+                found.append(v)
+    return sorted(found, key=lambda v: -nbytes(v.aval))
+
+
+def _reads_memory(level: Level, place: int) -> bool:
+    """Whether an equation (the results, at -1) reads its operands from memory: sums of what is no float do, too."""
+    eqn = level.eqns[place]
+    if place < 0 or eqn.primitive.name not in LIGHT:
+        return True
+    return eqn.primitive.name in REDUCTIONS and not is_float(eqn.invars[0].aval.dtype)
+
+
+def _best(level: Level, seed: Var, taken: frozenset[int], context: Context) -> "Form | Left":
+    """The form around `seed` that is predicted to cost least; or why there is none that pays."""
+    large, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
+    looked_at = frozenset((seed,))
     if any(is_spread(level.eqns[k], context.over_devices) for k in touching):
-        return "its values are spread over devices"
+        return Left("its values are spread over devices", large)
     if any(level.eqns[k].ctx.compute_type for k in touching):
-        return "`compute_on` puts it elsewhere"
-    strict = Exactness.REASSOCIATES not in context.allowed
-    reduced = frozenset[str]() if strict else frozenset({"add"}) if context.before_differentiation else None
-    best: _Form | None = None
-    reason = "no axis runs through all of it"
+        return Left("`compute_on` puts it elsewhere", large)
+    scope = scope_of(level, touching) - taken
+    best: Form | Left = Left("no axis runs through all that reads it", looked_at)
     for dim in range(len(seed.aval.shape)):
         if seed.aval.shape[dim] < 2 * FEWER_BYTES:
             continue
-        stream = grow(level, large, scope, seed, Axis(dim), reduced)
+        stream = grow(level, large, scope, seed, Axis(dim), _monoids(context))
+        looked_at |= stream.where.keys()
         form = _form(stream, seed, context)
-        if isinstance(form, str):
-            reason = form
-        elif best is None or form.seconds < best.seconds:
+        if isinstance(best, Left) or (isinstance(form, Form) and form.seconds < best.seconds):
             best = form
-    return reason if best is None else best
+    return replace(best, looked_at=best.looked_at | looked_at)
 
 
-def _form(stream: Stream, seed: Var, context: Context) -> "_Form | str":
+def _monoids(context: Context) -> frozenset[str] | None:
+    """The names of those that may combine blocks; None: all."""
+    if Exactness.REASSOCIATES not in context.allowed:
+        return frozenset(ORDERLESS)
+    return frozenset({"add"}) if context.before_differentiation else None
+
+
+def _form(stream: Stream, seed: Var, context: Context) -> "Form | Left":
     level = stream.level
+    looked_at = frozenset(stream.where)
+    uncertain = [reason for place, reason in stream.refusals.items() if place in stream.answers]
+    if uncertain:
+        return Left(uncertain[0], looked_at)
     if stream.crossing:
         k = next(k for v in stream.crossing for k in level.readers(v) if not stream.reads_blocks(k, v))
-        why = stream.refusals.get(k, "it reads the whole") if k >= 0 else "it is a result"
-        return f"a large value exists anyway: {why}"
+        why = stream.refusals.get(k, "something reads the whole") if k >= 0 else "it is a result"
+        return Left(f"it exists anyway: {why}", looked_at)
     size = block_size(stream, seed)
-    before = [level.eqns[k] for k in sorted(stream.answers)]
     edit = stream_loops(stream, size, context.before_differentiation)
-    old, new = _seconds(stream, before, context.machine), _seconds(stream, edit.eqns, context.machine)
-    return _Form(stream, size, edit, new[1], new[0]) if new[1] * FEWER_BYTES <= old[1] and new[0] <= SLOWER * old[0] else (
-        f"{old[1] / 1e6:.1f} MB would become {new[1] / 1e6:.1f} MB, {1e3 * old[0]:.1f} ms {1e3 * new[0]:.1f} ms"
-    )
+    read = dict.fromkeys(v for k in stream.answers for v in level.eqns[k].outvars if read_outside(stream, v))
+    old = _cost(level, [level.eqns[k] for k in sorted(stream.answers)], list(read), context.machine)
+    new = _cost(level, edit.eqns, [edit.results[v] for v in read], context.machine)
+    old = replace(old, peak_bytes=max(old.peak_bytes, nbytes(seed.aval)))  # it is written
+    if new.peak_bytes * FEWER_BYTES > old.peak_bytes:
+        left = (
+            f"of the {old.peak_bytes / 1e6:.1f} MB of memory that it takes {new.peak_bytes / 1e6:.1f} MB would be left"
+        )
+        return Left(left, looked_at)
+    if new.seconds > SLOWER * old.seconds:
+        return Left(f"it would take {1e3 * new.seconds:.1f} ms instead of {1e3 * old.seconds:.1f} ms", looked_at)
+    return Form(stream, size, edit, old.peak_bytes - new.peak_bytes, new.seconds, looked_at)
 
 
-def _seconds(stream: Stream, eqns: list, machine: Machine) -> tuple[float, int]:
+@dataclass(frozen=True)
+class _Cost:
+    seconds: float
+    peak_bytes: int
+
+
+def _cost(level: Level, eqns: Sequence[JaxprEqn], outs: Sequence[Atom], machine: Machine) -> _Cost:
+    """What equations take that compute `outs`."""
     made = {v for eqn in eqns for v in eqn.outvars}
-    read = dict.fromkeys(x for eqn in eqns for x in eqn.invars if not hasattr(x, "val") and x not in made)
-    outs = _results(stream, eqns)
-    from aerogel import _jax
-
-    jaxpr = _jax.new_jaxpr(stream.level.jaxpr, list(read), outs, list(eqns), ())
-    return jaxpr_seconds(jaxpr, machine), jaxpr_cost(jaxpr).peak_bytes
-
-
-def _results(stream: Stream, eqns: list) -> list:
-    level = stream.level
-    return [
-        v
-        for eqn in eqns
-        for v in eqn.outvars
-        if any(k not in stream.answers for k in level.readers(v))
-    ]
+    read = dict.fromkeys(x for eqn in eqns for x in eqn.invars if is_var(x) and x not in made)
+    jaxpr = drop_dead(_jax.new_jaxpr(level.jaxpr, list(read), list(outs), list(eqns), ()))
+    return _Cost(jaxpr_seconds(jaxpr, machine), jaxpr_cost(jaxpr).peak_bytes)
 
 
 def block_size(stream: Stream, seed: Var) -> int:
     """How many indices a block holds: its largest value stays in a cache, and the last block is whole if that is near."""
     per_index = max(_bytes_of_component(v) for v in stream.large) // stream.length
-    most = max(1, min(stream.length // FEWER_BYTES, BLOCK_BYTES // max(1, per_index)))
+    most_bytes = PRODUCT_BYTES if any(_is_product(stream.level.eqns[k]) for k in stream.answers) else BLOCK_BYTES
+    most_bytes = min(most_bytes, nbytes(seed.aval) // LEAST_BLOCKS)
+    most = max(1, min(stream.length // FEWER_BYTES, most_bytes // max(1, per_index)))
     return next((b for b in range(most, max(1, most // 2), -1) if stream.length % b == 0), most)
+
+
+def _is_product(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a product of matrices, not of one with a vector."""
+    return eqn.primitive.name == "dot_general" and min(dot_shape(eqn)[1:]) > 1
 
 
 def _bytes_of_component(v: Var) -> int:
@@ -140,10 +205,19 @@ def _bytes_of_component(v: Var) -> int:
     return nbytes(v.aval) // (shape[-1] if 0 < shape[-1] <= LONGEST else 1)
 
 
-def _decision(level: Level, seed: Var, found: "_Form | str") -> Decision:
+def _decision(level: Level, seed: Var, found: "Form | Left") -> Decision:
     eqn = level.eqns[level.made_by[seed]]
     what = f"{seed.aval.str_short(True)} of `{eqn.primitive.name}`"
-    if isinstance(found, str):
-        return Decision(NAME, what, where(eqn), False, found)
-    return Decision(NAME, f"{what} is made {found.size} at a time", where(eqn), True, "it need not exist as a whole",
-                    bytes_saved=2 * nbytes(seed.aval), peak_bytes_saved=nbytes(seed.aval), exactness=Exactness.REASSOCIATES)
+    if isinstance(found, Left):
+        return Decision(NAME, what, where(eqn), False, found.reason)
+    size, saved = found.size, found.peak_bytes_saved
+    return Decision(
+        NAME,
+        f"{what} is made {size} of {found.stream.length} at a time",
+        where(eqn),
+        True,
+        "it need not exist as a whole",
+        bytes_saved=2 * saved,
+        peak_bytes_saved=saved,
+        exactness=found.stream.exactness,
+    )
