@@ -36,10 +36,7 @@ def by_component(jaxpr: Jaxpr) -> Jaxpr:
     edits = []
     for values, _ in groups(level, _is_short):
         seed = max(values, key=lambda v: (v.aval.size, -level.made_by[v]))
-        least = seed.aval.size // FEWER + 1
-        ((values, touching),) = (
-            one for one in groups(level, lambda v: _is_short(v) and v.aval.size >= least) if seed in one[0]
-        )
+        values, touching = _group(level, seed, seed.aval.size // FEWER + 1)
         axis = Axis(len(seed.aval.shape) - 1)
         stream = grow(level, values, scope_of(level, touching), seed, axis, None)
         if (
@@ -49,6 +46,12 @@ def by_component(jaxpr: Jaxpr) -> Jaxpr:
         ):
             edits.append(_Apart(stream).run())
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
+
+
+def _group(level: Level, seed: Var, least: int) -> Group:
+    """The group of a value, of those with a short last axis and at least so many elements."""
+    found = groups(level, lambda v: _is_short(v) and v.aval.size >= least)
+    return next(one for one in found if seed in one[0])
 
 
 def _is_short(v: Var) -> bool:
@@ -135,7 +138,7 @@ class _Apart:
                 continue
             parts = self.blocks[var, axis] = [out[n] for out in outs]
             if any(not self.stream.reads_blocks(k, var) for k in self.stream.level.readers(var)):
-                self._stand_for(var, self.builder.call(lambda *xs: _stacked(xs, axis.dim), *parts)[0])
+                self._stand_for(var, self.builder.call(partial(_stacked, axis.dim), *parts)[0])
 
     def _stand_for(self, var: Var, atom: Atom) -> None:
         weak = getattr(var.aval, "weak_type", False)
@@ -144,7 +147,7 @@ class _Apart:
         self.results[var] = atom
 
 
-def _stacked(parts: Sequence[Any], dim: int) -> Any:
+def _stacked(dim: int, *parts: Any) -> Any:
     return lax.concatenate([lax.expand_dims(x, [dim]) for x in parts], dim)
 
 

@@ -21,6 +21,7 @@ from .loop import LoopBuilder
 from .producers import blocks_in_front
 from .program import Builder, is_var
 from .streams import Stream, needed, results_of
+from .unit_batches import without_unit_batches
 from .window import Window
 
 
@@ -85,7 +86,7 @@ class _Phase:
             else:
                 self._keep(place, eqn, answer, outs, behind)
         loop = new.equation()
-        body = ClosedJaxpr(by_component(loop.params["jaxpr"].jaxpr), ())
+        body = ClosedJaxpr(without_unit_batches(by_component(loop.params["jaxpr"].jaxpr)), ())
         loop = loop.replace(params=loop.params | {"jaxpr": _recomputing(body) if self.whole.recomputed else body})
         return [*new.before.eqns, loop, *new.after.eqns]
 

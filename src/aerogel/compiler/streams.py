@@ -73,6 +73,11 @@ class Stream:
         return 1 + max(self.phase.values(), default=-1)
 
     @property
+    def is_of_examples(self) -> bool:
+        """Whether nothing joins what the indices of the axis give: each is a problem of its own."""
+        return not any(isinstance(answer, Reduced) for answer in self.answers.values())
+
+    @property
     def exactness(self) -> Exactness:
         """What it may do to the numbers: sums over the blocks come in another order."""
         sums = [a for a in self.answers.values() if isinstance(a, Reduced) and a.monoid.name not in ORDERLESS]
@@ -283,14 +288,20 @@ def _compare(stream: Stream) -> None:
         if eqn.primitive.name != "eq" or not large:
             continue
         stack = [(x, axis) for x, axis in zip(eqn.invars, answer.ins, strict=True) if x not in large]
+        seen: set[Var] = set()
         while stack:
             x, axis = stack.pop()
-            maker = None if isinstance(x, Literal) else stream.level.made_by.get(x)
-            if maker in stream.answers and isinstance(stream.answers[maker], Reduced):
-                stream.refusals[place] = "it looks for a maximum that another loop finds, which may differ in the last bit"
-            elif (inside := stream.maker(x, axis)) is not None and x not in stream.large and x not in stream.compared:
+            maker = stream.level.made_by.get(x) if is_var(x) else None
+            if maker is None or not is_var(x) or x in seen or x in stream.large:
+                continue
+            seen.add(x)
+            if stream.maker(x, axis) is not None:
                 stream.compared.add(x)
-                stack += stream.reads(inside)
+                stack += stream.reads(maker)
+            elif isinstance(stream.answers.get(maker), Reduced):
+                stream.refusals[place] = "it looks for a maximum that another loop found: the last bit may differ"
+            elif _is_light(stream.level.eqns[maker]):
+                stack += [(y, None) for y in stream.level.eqns[maker].invars]
 
 
 def _ready_outside(stream: Stream, ready: dict[Var, int], x: Var) -> int:
