@@ -21,7 +21,7 @@ from .axes.elementwise import NAMES as ELEMENTWISE
 from .axes.rebind import bind
 from .level import Edit, Level, apply_edits
 from .program import Builder
-from .streams import Stream, groups, grow, scope_of
+from .streams import Group, Stream, grow, groups, scope_of
 
 LONGEST = 8
 # Elements of a value, from which on taking it apart pays for the more kernels.
