@@ -21,7 +21,8 @@ from .axes.elementwise import NAMES as ELEMENTWISE
 from .axes.rebind import bind
 from .level import Edit, Level, apply_edits
 from .program import Builder
-from .streams import Group, Stream, grow, groups, scope_of
+from .stream_growth import grow
+from .streams import Group, Stream, groups, scope_of
 
 LONGEST = 8
 # Elements of a value, from which on taking it apart pays for the more kernels.
@@ -115,10 +116,10 @@ class _Apart:
         if axis is None:
             return self.results.get(x, x)
         if (x, axis) not in self.blocks:
-            seen, length = self.results.get(x, x), self.stream.length
+            seen, dim = self.results.get(x, x), axis.dim
             self.blocks[x, axis] = [
-                self.builder.call(lambda v, i=i: lax.index_in_dim(v, i, axis.dim, keepdims=False), seen)[0]
-                for i in range(length)
+                self.builder.call(lambda v, i=i: lax.index_in_dim(v, i, dim, keepdims=False), seen)[0]
+                for i in range(self.stream.length)
             ]
         return self.blocks[x, axis][k]
 
