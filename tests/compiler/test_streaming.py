@@ -193,11 +193,16 @@ def test_types(dtype: str) -> None:
     """Other types than float32 keep their type, and their results."""
     x, y = (10 * normal(k, 64, 64) for k in range(2))
     x, y = (z.astype(dtype) for z in (x, y))
-    f = lambda x, y: jnp.abs(x[:, None] - y[None]).sum(-1).sum(1)  # noqa: E731
+
+    def f(x: Any, y: Any) -> Any:
+        d = jnp.abs(x[:, None] - y[None]).sum(-1)
+        return d.sum(1), d.max(0)
+
     out, fired = streamed(f, x, y)
-    assert out.dtype == jax.eval_shape(f, x, y).dtype
-    assert np.allclose(np.asarray(out, np.float64), np.asarray(jax.jit(f)(x, y), np.float64), rtol=2e-2)
     assert fired
+    for a, b in zip(out, jax.jit(f)(x, y), strict=True):
+        assert a.dtype == b.dtype
+        assert np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-2)
 
 
 @pytest.mark.parametrize("around", ["vmap", "scan", "cond"])
@@ -229,7 +234,7 @@ def test_near_misses() -> None:
     q, k, w = TOKENS
     assert "it is a result" in reasons(lambda x, y: jnp.exp(-distances(x, y)), x, y)
     assert reasons(SMOOTH["broadcast"][0], x, y, v, sizes=Sizes(1 << 20)) == ""
-    assert "whole" in reasons(lambda q, k: jnp.linalg.inv(q @ k.T @ k @ q.T + jnp.eye(N)).sum(), q, k)
+    assert "sort" in reasons(lambda q, k: jnp.sort((q @ k.T).reshape(-1))[-5:], q, k)
     assert "MB" in reasons(attention, q, k, w, sizes=Sizes(1 << 14))
     column = lambda x, y: jax.grad(lambda x: (distances(x, y).min(0) + distances(x, y).min(1)[:M]).sum())(x)  # noqa: E731
     assert "last bit" in reasons(column, x, y)
@@ -242,7 +247,7 @@ def test_strict_sums_in_the_old_order() -> None:
     _, decisions = SMALL(program, Context(allowed("strict"), "cpu"))
     assert {d.exactness for d in decisions if d.fired} == {Exactness.BITWISE}
     gradient = jax.grad(lambda x, y: jnp.exp(-distances(x, y)).sum(), argnums=(0, 1))
-    assert "sum" in reasons(gradient, x, y, numerics="strict")
+    assert "strict" in reasons(gradient, x, y, numerics="strict")
 
 
 def test_the_place_of_a_minimum_is_found_again() -> None:

@@ -85,7 +85,7 @@ def _conflict(stream: Stream, place: int, answer: Mapped | Reduced, reduced: Col
         if any(v in stream.large for v in eqn.outvars):
             return "what it makes of all blocks is large itself"
         if reduced is not None and answer.monoid.name not in reduced:
-            return f"the derivative of `{answer.monoid.name}` over blocks would keep more than it saves"
+            return f"`{answer.monoid.name}` over blocks is left: numerics is strict, or a derivative is to come"
         return None
     for v, axis in zip(eqn.outvars, answer.outs, strict=True):
         if v in known and known[v] != axis:

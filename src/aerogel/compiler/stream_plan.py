@@ -162,6 +162,8 @@ def _monoids(context: Context) -> frozenset[str] | None:
 def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | Left:
     level = stream.level
     looked_at = frozenset(stream.where)
+    if not stream.answers:
+        return Left("no equation runs along one of its axes", looked_at)
     uncertain = [reason for place, reason in stream.refusals.items() if place in stream.answers]
     if uncertain:
         return Left(uncertain[0], looked_at)
