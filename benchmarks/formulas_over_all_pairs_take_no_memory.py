@@ -1,4 +1,4 @@
-"""Claim: a formula over all pairs of N = M = 8192 things takes the memory and the time of the blocks that an expert cuts.
+"""Claim: a formula over all pairs of N = M = 8192 things takes the time and memory of the blocks that an expert cuts.
 
 Memory at most 1/30 of plain JAX's for the value and 1/15 for value and gradient, time at most 0.85 and 1.05 (issue 5).
 The expert's forms map over blocks of rows under `jax.checkpoint`, with coordinates taken apart. Where plain JAX's value

@@ -128,7 +128,7 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
     if any(level.eqns[k].ctx.compute_type for k in touching):
         return Left("`compute_on` puts it elsewhere", large)
     scope = scope_of(level, touching) - taken
-    found: Form | Left = Left("no axis runs through all that reads it", looked_at)
+    found: Form | Left | None = None
     for dim in range(len(seed.aval.shape)):
         if seed.aval.shape[dim] == 1:
             continue
@@ -139,8 +139,9 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
         if isinstance(form, Form) and stream.is_of_examples:
             found = form
             break  # each is a smaller problem of the same kind, with products as large as they were
-        if isinstance(found, Left) or (isinstance(form, Form) and form.seconds < found.seconds):
+        if found is None or (isinstance(form, Form) and (isinstance(found, Left) or form.seconds < found.seconds)):
             found = form
+    found = found or Left("it has one entry", looked_at)
     return replace(found, looked_at=found.looked_at | looked_at)
 
 
