@@ -63,6 +63,12 @@ def case(name: str, make: Callable[[Draw], tuple[Any, ...]], call: Callable[...,
     CASES[name] = run
 
 
+def with_state(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Results and last state of recurrent layers, the batch axis of the state first."""
+    out, state = layer(x)
+    return (out, *(each.transpose(0, 1) for each in (state if isinstance(state, tuple) else (state,))))
+
+
 case("linear", lambda d: (nn.Linear(d.i, d.o), d.normal(d.n, d.m, d.i)))
 case("linear-no-bias", lambda d: (nn.Linear(d.i, d.o, bias=False), d.normal(d.i)))
 case("bilinear", lambda d: (nn.Bilinear(d.i, d.j, d.o), d.normal(d.n, d.i), d.normal(d.n, d.j)))
@@ -131,12 +137,12 @@ case(
     lambda d: (nn.LSTMCell(d.i, d.o), d.normal(d.n, d.i), d.normal(d.n, d.o), d.normal(d.n, d.o)),
     lambda layer, x, h, c: layer(x, (h, c)),
 )
-case("rnn", lambda d: (nn.RNN(d.i, d.o, 2, nonlinearity="relu", batch_first=True), d.normal(d.n, d.t, d.i)))
-case("gru", lambda d: (nn.GRU(d.i, d.o, 2, batch_first=True, bidirectional=True), d.normal(d.n, d.t, d.i)))
+case("rnn", lambda d: (nn.RNN(d.i, d.o, 2, nonlinearity="relu", batch_first=True), d.normal(d.n, d.t, d.i)), with_state)
+case("gru", lambda d: (nn.GRU(d.i, d.o, 2, batch_first=True, bidirectional=True), d.normal(d.n, d.t, d.i)), with_state)
 case(
     "lstm",
     lambda d: (nn.LSTM(d.i, d.o, 2, batch_first=True, bidirectional=True), d.normal(d.n, d.t, d.i)),
-    lambda layer, x: (lambda out, state: (out, *state))(*layer(x)),
+    with_state,
 )
 case(
     "attention",

@@ -73,6 +73,85 @@ def norm(channels: int, **options: Any) -> Any:
     return nn.BatchNorm(channels, **options)
 
 
+def of_gates(arrays: Arrays, *, of_gradients: bool = False, split: bool = False) -> Arrays:
+    """Two biases of PyTorch's are one of ours, but for GRU's new gate: their sum, or the gradient of either."""
+    found = {name: value for name, value in arrays.items() if "bias" not in name}
+    one, two = arrays["bias_ih"], arrays["bias_hh"]
+    if split:
+        third = len(one) // 3
+        found["bias_n"] = two[-third:]
+        two = np.concatenate([two[:-third], np.zeros(third, two.dtype)])
+    return found | {"bias": one if of_gradients else one + two}
+
+
+def of_layers(arrays: Arrays, *, both: bool, **options: bool) -> Arrays:
+    """PyTorch's names end in the layer's number, and in "_reverse" for the second direction."""
+    found: Arrays = {}
+    ends = {name.partition("_l")[2] for name in arrays}
+    for end in ends:
+        cell = {name.partition("_l")[0]: value for name, value in arrays.items() if name.partition("_l")[2] == end}
+        number, _, back = end.partition("_")
+        path = f"layers[{number}].{('backward' if back else 'forward') + '.' if both else ''}cell"
+        found |= {f"{path}.{name}": value for name, value in of_gates(cell, **options).items()}
+    return found
+
+
+def gated(make: Callable[[Any], Any], call: Callable[..., Any], split: bool = False) -> Case:
+    """The case of a cell."""
+    return Case(
+        make,
+        functools.partial(of_gates, split=split),
+        functools.partial(of_gates, split=split, of_gradients=True),
+        call,
+    )
+
+
+def stacked(make: Callable[[Any], Any], both: bool, split: bool = False) -> Case:
+    """The case of recurrent layers."""
+    return Case(
+        make,
+        functools.partial(of_layers, both=both, split=split),
+        functools.partial(of_layers, both=both, split=split, of_gradients=True),
+        lambda layer, x: (lambda out, state: (out, *(state if isinstance(state, tuple) else (state,))))(*layer(x)),
+    )
+
+
+def of_attention(arrays: Arrays) -> Arrays:
+    """Three projections are one array of PyTorch's."""
+    found: Arrays = {}
+    for name, value in arrays.items():
+        kind = "bias" if name.endswith("bias") else "weight"
+        if name.startswith("in_proj"):
+            parts = zip(("query", "key", "value"), np.split(value, 3), strict=True)
+            found |= {f"{part}_proj.{kind}": each for part, each in parts}
+        else:
+            found[f"output_proj.{kind}"] = value
+    return found
+
+
+def of_block(arrays: Arrays) -> Arrays:
+    """Parts of a transformer's layer by our names."""
+    norms = ["attention", "cross", "mlp"] if any("norm3" in name for name in arrays) else ["attention", "mlp"]
+    names = {"linear1": "up", "linear2": "down"} | {f"norm{i + 1}": f"norm_{name}" for i, name in enumerate(norms)}
+    found: Arrays = {}
+    for theirs, ours in (("self_attn", "attention"), ("multihead_attn", "cross")):
+        inner = {name.partition(".")[2]: value for name, value in arrays.items() if name.startswith(theirs)}
+        found |= {f"{ours}.{name}": value for name, value in of_attention(inner).items()}
+    for name, value in arrays.items():
+        part, _, rest = name.partition(".")
+        if part in names:
+            found[f"{names[part]}.{rest}"] = value
+    return found
+
+
+WITH_BIASES = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
+
+
+def block(s: Any, **options: Any) -> Any:
+    """A transformer's block as PyTorch's are by default."""
+    return nn.TransformerBlock(2, 4, 2 * s.o, jax.nn.relu, **options, key=KEY)
+
+
 CASES: dict[str, Case] = {
     "linear": Case(lambda s: nn.Linear(s.i, s.o, key=KEY)),
     "linear-no-bias": Case(lambda s: nn.Linear(s.i, s.o, False, key=KEY)),
@@ -122,6 +201,17 @@ CASES: dict[str, Case] = {
     "adaptive-avg-2d": Case(lambda s: nn.AdaptiveAvgPool2d((3, 5))),
     "adaptive-max-2d": Case(lambda s: nn.AdaptiveMaxPool2d((2, 3))),
     "adaptive-avg-3d": Case(lambda s: nn.AdaptiveAvgPool3d(2)),
+    "rnn-cell": gated(lambda s: nn.RNNCell(s.i, s.o, key=KEY), lambda cell, x, h: cell(x, h)),
+    "gru-cell": gated(lambda s: nn.GRUCell(s.i, s.o, key=KEY), lambda cell, x, h: cell(x, h), split=True),
+    "lstm-cell": gated(lambda s: nn.LSTMCell(s.i, s.o, key=KEY), lambda cell, x, h, c: cell(x, (h, c))),
+    "rnn": stacked(lambda s: nn.RNN(s.i, s.o, 2, "relu", key=KEY), both=False),
+    "gru": stacked(lambda s: nn.GRU(s.i, s.o, 2, bidirectional=True, key=KEY), both=True, split=True),
+    "lstm": stacked(lambda s: nn.LSTM(s.i, s.o, 2, bidirectional=True, key=KEY), both=True),
+    "attention": Case(lambda s: nn.MultiheadAttention(2, 4, **WITH_BIASES, key=KEY), of_attention),
+    "attention-causal": Case(lambda s: nn.MultiheadAttention(3, 6, is_causal=True, key=KEY), of_attention),
+    "encoder-pre": Case(block, of_block),
+    "encoder-post": Case(lambda s: block(s, norm_first=False), of_block),
+    "decoder-pre": Case(lambda s: block(s, context_size=4), of_block),
 }
 CASES |= {
     f"conv-{mode}": Case(lambda s, mode=mode: nn.Conv2d(s.i, s.o, 3, 2, (2, 1), padding_mode=mode, key=KEY))
@@ -202,3 +292,8 @@ def test_results_gradients_and_state_are_pytorch_s(name: str) -> None:
         close(ag.at(of_layer)[path].get(), grad, f"gradient of {path}")
     for ours, theirs in case.state:
         close(ag.at(after)[ours].get(), arrays[f"after/{theirs}"], f"{ours} after the call")
+
+
+def test_every_recorded_case_is_compared() -> None:
+    """No recording lies about unused."""
+    assert set(recorded()) == set(CASES)

@@ -58,10 +58,29 @@ LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "AdaptiveMaxPool1d": (lambda: nn.AdaptiveMaxPool1d(2), (2, 4)),
     "AdaptiveMaxPool2d": (lambda: nn.AdaptiveMaxPool2d(3), (4, 5)),
     "AdaptiveMaxPool3d": (lambda: nn.AdaptiveMaxPool3d(2), (2, 4, 3)),
+    "Bidirectional": (lambda: nn.Bidirectional(nn.RNNCell(3, 4, key=KEY), nn.GRUCell(3, 2, key=KEY)), (5, 3)),
+    "Recurrent": (lambda: nn.Recurrent(nn.LSTMCell(3, 4, key=KEY), reverse=True), (5, 3)),
+    "RNN": (lambda: nn.RNN(3, 4, key=KEY), (5, 3)),
+    "GRU": (lambda: nn.GRU(3, 4, use_bias=False, key=KEY), (5, 3)),
+    "LSTM": (lambda: nn.LSTM(3, 4, 2, bidirectional=True, dropout=0, key=KEY), (5, 3)),
+    "LinearRecurrentUnit": (lambda: nn.LinearRecurrentUnit(3, 4, key=KEY), (5, 3)),
+    "MultiheadAttention": (
+        lambda: nn.MultiheadAttention(
+            4, 8, output_size=6, num_kv_heads=2, is_causal=True, rotary=nn.RotaryPositionalEmbedding(2), key=KEY
+        ),
+        (5, 8),
+    ),
+    "TransformerBlock": (lambda: nn.TransformerBlock(2, 4, norm=nn.RMSNorm, num_kv_heads=1, key=KEY), (5, 4)),
+    "RotaryPositionalEmbedding": (lambda: nn.RotaryPositionalEmbedding(4), (5, 4)),
+    "SinusoidalPositionalEmbedding": (lambda: nn.SinusoidalPositionalEmbedding(4), (5, 4)),
+    "Residual": (lambda: nn.Residual(jnp.tanh, nn.Linear(3, 3, key=KEY), jax.nn.relu), (3,)),
+    "Stack": (lambda: nn.Stack(lambda key: nn.TransformerBlock(2, 4, key=key), 3, key=KEY), (5, 4)),
     "Sequential": (lambda: nn.Sequential(nn.Linear(3, 4, key=KEY), jnp.tanh, nn.Dropout(inference=True)), (3,)),
 }
 # Layers with other inputs than one floating-point array; they have tests of their own.
-OTHERS = {"AbstractAdapter", "Bilinear", "Embedding"}
+OTHERS = set(
+    "AbstractAdapter LoRA Quantized Precision AbstractCell Bilinear Embedding GRUCell KVCache LSTMCell RNNCell".split()
+)
 
 
 def test_every_layer_is_listed() -> None:
@@ -77,14 +96,17 @@ def test_leading_axes_are_batch_axes(name: str) -> None:
     layer = make()
     xs = jax.random.normal(KEY, (2, 3, *shape))
     at_once, one_by_one = jax.jit(lambda layer, xs: (layer(xs), jax.vmap(jax.vmap(layer))(xs)))(layer, xs)
-    np.testing.assert_allclose(at_once, one_by_one, rtol=2e-5, atol=2e-6)
-    of_none = jax.eval_shape(layer, jax.ShapeDtypeStruct((0, *shape), jnp.float32))
-    assert of_none.shape == (0, *at_once.shape[2:])
-    assert of_none.dtype == jnp.float32
-    for dtype in (jnp.bfloat16, jnp.float16):
-        half = jax.eval_shape(ag.cast(layer, dtype), jax.ShapeDtypeStruct(shape, dtype))
-        assert half.dtype == dtype
-        assert half.shape == at_once.shape[2:]
+    for one, other in zip(jax.tree.leaves(at_once), jax.tree.leaves(one_by_one), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    of_none = jax.tree.leaves(jax.eval_shape(layer, jax.ShapeDtypeStruct((0, *shape), jnp.float32)))
+    for none, one in zip(of_none, jax.tree.leaves(at_once), strict=True):
+        assert none.shape == (0, *one.shape[2:])
+        assert none.dtype == one.dtype
+    for dtype in (jnp.bfloat16, jnp.float16) if name != "LinearRecurrentUnit" else ():  # no complex number is so narrow
+        halves = jax.tree.leaves(jax.eval_shape(ag.cast(layer, dtype), jax.ShapeDtypeStruct(shape, dtype)))
+        for half, one in zip(halves, jax.tree.leaves(at_once), strict=True):
+            assert half.dtype == dtype
+            assert half.shape == one.shape[2:]
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -69,7 +69,9 @@ class Sequential(Module):
 
 def called(layer: Any, x: Any, *args: Any, key: jax.Array | None, **kwargs: Any) -> Any:
     """The result of a layer that is given the key if there is one, and if it takes one."""
-    given = {"key": key} if key is not None and takes_key(vars(type(layer)).get("__call__", layer)) else {}
+    cls: Any = type(layer)
+    takes = key is not None and takes_key(cls.__call__ if issubclass(cls, Module) else layer)
+    given = {"key": key} if takes else {}
     return layer(x, *args, **given, **kwargs)
 
 
