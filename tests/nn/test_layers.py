@@ -83,6 +83,13 @@ OTHERS = set(
 )
 
 
+def filled(name: str) -> Any:
+    """A layer with random parameters; drawing them as it does itself would take most of the tests' time."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(LAYERS[name][0])
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype), shapes)
+
+
 def test_every_layer_is_listed() -> None:
     """A new layer is held to what follows."""
     classes = {name for name, each in vars(nn).items() if inspect.isclass(each) and issubclass(each, ag.Module)}
@@ -92,9 +99,8 @@ def test_every_layer_is_listed() -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_leading_axes_are_batch_axes(name: str) -> None:
     """Two leading axes give what two `vmap`s give; a batch of none, and other dtypes, give what one should think."""
-    make, shape = LAYERS[name]
-    layer = make()
-    xs = jax.random.normal(KEY, (2, 3, *shape))
+    layer, shape = filled(name), LAYERS[name][1]
+    xs = np.random.default_rng(1).normal(size=(2, 3, *shape)).astype(np.float32)
     at_once, one_by_one = jax.jit(lambda layer, xs: (layer(xs), jax.vmap(jax.vmap(layer))(xs)))(layer, xs)
     for one, other in zip(jax.tree.leaves(at_once), jax.tree.leaves(one_by_one), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
@@ -112,7 +118,7 @@ def test_leading_axes_are_batch_axes(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_goes_through_a_file(name: str, tmp_path: Path) -> None:
     """What is saved and loaded is the layer; its repr is one call of its class."""
-    layer = LAYERS[name][0]()
+    layer = filled(name)
     ag.save(tmp_path / "layer.safetensors", layer)
     assert ag.load(tmp_path / "layer.safetensors", layer) == layer
     assert repr(layer).startswith(f"{name}(")
@@ -124,7 +130,7 @@ NO_CHANNELS = "Lambda Identity Dropout AlphaDropout Einsum"  # these take what a
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in NO_CHANNELS and "Pool" not in name])
 def test_a_wrong_shape_is_told_with_its_place(name: str) -> None:
     """The error is raised while tracing, names the layer in the model, and says what was got and wanted."""
-    make, shape = LAYERS[name]
+    layer, shape = jax.eval_shape(LAYERS[name][0]), LAYERS[name][1]
 
     class Model(ag.Module):
         parts: dict[str, Any]
@@ -132,7 +138,7 @@ def test_a_wrong_shape_is_told_with_its_place(name: str) -> None:
         def __call__(self, x: Any) -> Any:
             return self.parts["here"](x)
 
-    model = Model({"here": make()})
+    model = Model({"here": layer})
     wrong = jax.ShapeDtypeStruct((5, *(size + 6 for size in shape)), jnp.float32)
     with pytest.raises(nn.InputError) as caught:
         jax.eval_shape(lambda model, x: jax.vmap(model)(x), model, wrong)
