@@ -196,6 +196,8 @@ CASES: dict[str, Case] = {
     "max-1d": Case(lambda s: nn.MaxPool1d(3, 2, dilation=2)),
     "max-2d": Case(lambda s: nn.MaxPool2d(2)),
     "max-2d-ceil": Case(lambda s: nn.MaxPool2d(3, 2, 1, use_ceil=True)),
+    "avg-ceil-end": Case(lambda s: nn.AvgPool1d(2, 3, 1, use_ceil=True)),
+    "max-ceil-end": Case(lambda s: nn.MaxPool1d(2, 3, 1, use_ceil=True)),
     "max-3d": Case(lambda s: nn.MaxPool3d(2, 1)),
     "adaptive-avg-1d": Case(lambda s: nn.AdaptiveAvgPool1d(3)),
     "adaptive-avg-2d": Case(lambda s: nn.AdaptiveAvgPool2d((3, 5))),

@@ -87,7 +87,12 @@ def filled(name: str) -> Any:
     """A layer with random parameters; drawing them as it does itself would take most of the tests' time."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(LAYERS[name][0])
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype), shapes)
+
+    def fill(path: Any, leaf: Any) -> Any:
+        is_variance = "var" in jax.tree_util.keystr(path)
+        return jnp.asarray(rng.uniform(0.5 if is_variance else -1, 1, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(fill, shapes)
 
 
 def test_every_layer_is_listed() -> None:
@@ -229,3 +234,18 @@ def test_options_that_do_not_fit_are_refused(make: Callable[[], Any], message: s
     """The constructor says what an argument can be."""
     with pytest.raises(ag.UsageError, match=re_of(message)):
         make()
+
+
+@pytest.mark.parametrize("name", ["MultiheadAttention", "LSTM", "LinearRecurrentUnit", "Stack", "Conv2d"])
+def test_the_optimiser_keeps_what_layers_compute(name: str) -> None:
+    """`ag.jit` gives the results and gradients of `jax.jit`."""
+    layer = filled(name)
+    xs = np.random.default_rng(1).normal(size=(2, *LAYERS[name][1])).astype(np.float32)
+
+    def total(layer: Any, xs: Any) -> Any:
+        return sum((leaf**2).sum() for leaf in jax.tree.leaves(layer(xs)) if not jnp.iscomplexobj(leaf))
+
+    wanted = jax.jit(jax.value_and_grad(total))(layer, xs)
+    got = ag.jit(jax.value_and_grad(total))(layer, xs)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * max(1.0, float(jnp.abs(other).max())))
