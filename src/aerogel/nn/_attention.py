@@ -12,6 +12,7 @@ from aerogel.module import Module, at
 from ._cache import KVCache
 from ._dropout import Dropout
 from ._init import Initializer
+from ._layer_norm import widened
 from ._linear import Linear
 from ._positions import RotaryPositionalEmbedding
 
@@ -183,7 +184,7 @@ def attention_weights(queries: jax.Array, keys: jax.Array, mask: Any = None, bia
         grouped = scaled.reshape(*scaled.shape[:-2], shared, heads // shared, scaled.shape[-1])
         scores = jnp.einsum("...tkgd,...skd->...kgts", grouped, keys)
         scores = scores.reshape(*scores.shape[:-4], heads, *scores.shape[-2:])
-    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    scores = widened(scores)
     scores = scores if bias is None else scores + bias
     # Not -inf: a query that sees nothing would take nan.
     scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min)

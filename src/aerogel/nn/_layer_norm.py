@@ -101,7 +101,13 @@ class RMSNorm(Module):
 
 def widened(x: Any) -> jax.Array:
     """`x` in a floating-point type of 32 bits at least: sums of squares overflow in narrower ones."""
-    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
+    return jnp.asarray(x, wide_dtype(x))
+
+
+def wide_dtype(x: Any) -> Any:
+    """The dtype of `x` if it is one of 32 bits or more, else float32. It asks for no promotion, which may be off."""
+    dtype = jnp.result_type(x)
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
 def standardised(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:

@@ -11,6 +11,7 @@ from aerogel.module import Module
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
 from ._init import default_dtype
+from ._layer_norm import widened
 
 
 def linear_recurrence(decay: Any, x: Any, state: Any = None, *, reverse: bool = False) -> jax.Array:
@@ -99,10 +100,15 @@ class LinearRecurrentUnit(Module):
     def __call__(self, x: Any, state: Any = None, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """The results and the last state for `x`, from `state`, [..., state_size], or zeros; `key` is not used."""
         check_last_axes(self, x, "time", self.size)
-        rate, phase = jnp.exp(value_of(self.log_rate)), jnp.exp(value_of(self.log_phase))
-        decay = jnp.exp(-rate) * jax.lax.complex(jnp.cos(phase), jnp.sin(phase))
-        into, out = value_of(self.into), value_of(self.out)
-        entering = jax.lax.complex(x @ into[0].T, x @ into[1].T) * jnp.sqrt(-jnp.expm1(-2 * rate))
+        wide = widened(x)  # complex numbers have no narrower parts
+        rate, phase, into, out, skip = (
+            value_of(each).astype(wide.dtype)
+            for each in (self.log_rate, self.log_phase, self.into, self.out, self.skip)
+        )
+        rate, phase = jnp.exp(rate), jnp.exp(phase)
+        size, gain = jnp.exp(-rate), jnp.sqrt(-jnp.expm1(-2 * rate))
+        decay = jax.lax.complex(size * jnp.cos(phase), size * jnp.sin(phase))
+        entering = jax.lax.complex(gain * (wide @ into[0].T), gain * (wide @ into[1].T))
         states = linear_recurrence(decay, entering, state)
-        seen = states.real @ out[0].T - states.imag @ out[1].T
-        return seen + value_of(self.skip) * x, states[..., -1, :]
+        seen = states.real @ out[0].T - states.imag @ out[1].T + skip * wide
+        return seen.astype(jnp.result_type(x)), states[..., -1, :]

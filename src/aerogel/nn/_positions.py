@@ -9,6 +9,7 @@ from aerogel._errors import UsageError
 from aerogel.module import Module
 
 from ._check import check_last_axes
+from ._layer_norm import widened
 
 
 def _even(size: int, function: str) -> int:
@@ -52,7 +53,7 @@ class RotaryPositionalEmbedding(Module):
     def rotate(self, x: Any, positions: Any) -> jax.Array:
         """`x`, [..., embedding_size], rotated for positions, which broadcast against its axes but the last."""
         angles = _angles(positions, self.embedding_size, self.theta)
-        one, two = jnp.split(jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32)), 2, axis=-1)
+        one, two = jnp.split(widened(x), 2, axis=-1)
         cos, sin = jnp.cos(angles), jnp.sin(angles)
         return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1).astype(jnp.result_type(x))
 
