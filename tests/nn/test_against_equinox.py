@@ -100,20 +100,3 @@ def test_a_layer_of_equinox_s_has_its_equal(name: str) -> None:
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-
-
-NAMES = {
-    "StatefulLayer": "variables need no layer of their own",
-    "State": "ag.Variable and ag.stateful",
-    "StateIndex": "ag.Variable",
-    "Shared": "parameters in two places are tied",
-    "make_with_state": "ag.stateful",
-    "delete_init_state": "ag.stateful",
-    "inference_mode": "ag.inference",
-}
-
-
-def test_every_layer_of_equinox_s_is_here_or_explained() -> None:
-    """The list of Equinox's public names, as installed."""
-    missing = {name for name in vars(theirs) if name[0] != "_" and not hasattr(nn, name)}
-    assert missing - set(NAMES) == set()
