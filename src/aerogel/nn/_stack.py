@@ -19,6 +19,7 @@ from ._position import StandIn, position_of
 from ._sequential import called
 
 L = TypeVar("L", bound=Any)
+M = TypeVar("M", bound=Any)
 Remat = Literal["none", "all", "sqrt"] | Sequence[str] | Callable[..., bool]
 
 
@@ -72,8 +73,8 @@ class Stack(Module, Generic[L]):
         self.remat = _checked(remat)
         self.unroll = unroll
 
-    @classmethod
-    def from_list(cls, layers: Sequence[L], remat: Remat = "none", unroll: int = 1) -> "Stack[L]":
+    @staticmethod
+    def from_list(layers: Sequence[M], remat: Remat = "none", unroll: int = 1) -> "Stack[M]":
         """The stack of layers that are there already.
 
         Raises:
@@ -83,7 +84,7 @@ class Stack(Module, Generic[L]):
         if len(kinds) != 1:
             wanted = "one layer or more, all of one structure, with arrays of one shape and dtype"
             raise UsageError(argument="layers", got=list(layers), wanted=wanted, function="Stack.from_list")
-        stack = cls(lambda _: layers[0], len(layers), remat, unroll, key=jax.random.key(0))
+        stack = Stack(lambda _: layers[0], len(layers), remat, unroll, key=jax.random.key(0))
         return at(stack).layers.set(jax.tree.map(lambda *each: jnp.stack(each), *layers))
 
     def __call__(self, x: Any, *args: Any, key: jax.Array | None = None, **kwargs: Any) -> Any:
