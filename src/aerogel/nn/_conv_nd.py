@@ -1,22 +1,11 @@
 """Convolutions by the number of axes of space."""
 
-from typing import Any, Required, TypedDict, Unpack
-
-import jax
+from typing import Unpack
 
 from ._conv import Conv, PaddingMode
 from ._conv_transpose import ConvTranspose
-from ._init import Initializer
+from ._init import Options
 from ._windows import Each, Pads
-
-
-class Options(TypedDict, total=False):
-    """What concerns the parameters."""
-
-    dtype: Any
-    init: Initializer | None
-    bias_init: Initializer | None
-    key: Required[jax.Array]
 
 
 class Conv1d(Conv):

@@ -2,12 +2,21 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Required, TypeAlias, TypedDict
 
 import jax
 import jax.numpy as jnp
 
 Initializer: TypeAlias = Callable[..., jax.Array]  # of a key, a shape and a dtype: jax.nn.initializers
+
+
+class Options(TypedDict, total=False):
+    """The arguments of layers that concern how parameters are drawn."""
+
+    dtype: Any
+    init: Initializer | None
+    bias_init: Initializer | None
+    key: Required[jax.Array]
 
 
 def default_dtype(dtype: Any) -> Any:

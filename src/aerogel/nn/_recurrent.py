@@ -9,8 +9,8 @@ from aerogel.module import Module
 
 from ._cells import AbstractCell, GRUCell, LSTMCell, RNNCell
 from ._check import check_last_axes
-from ._conv_nd import Options
 from ._dropout import Dropout
+from ._init import Options
 
 
 class Recurrent(Module):
