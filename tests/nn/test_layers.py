@@ -250,3 +250,12 @@ def test_the_optimiser_keeps_what_layers_compute(name: str) -> None:
     got = ag.jit(jax.value_and_grad(total))(layer, xs)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * max(1.0, float(jnp.abs(other).max())))
+
+
+@pytest.mark.parametrize("make", [nn.LayerNorm, nn.RMSNorm], ids=lambda make: make.__name__)
+def test_half_precision_is_normalised_in_single(make: Callable[[int], Any]) -> None:
+    """Squares that float16 cannot hold are no trouble, and the result has the input's dtype."""
+    x = jnp.array([1000.0, -1000.0, 500.0, -500.0], jnp.float16)
+    out = make(4)(x)
+    assert out.dtype == jnp.float16
+    np.testing.assert_allclose(out, np.asarray(x, np.float32) / 790.57, rtol=2e-3)
