@@ -86,10 +86,10 @@ def test_no_layer_uses_a_key_twice() -> None:
     def run(key: Any) -> Any:
         keys = jax.random.split(key, 6)
         block = lambda key: nn.TransformerBlock(2, 4, 4, dropout_p=0.1, key=key)  # noqa: E731
-        model = nn.Sequential(nn.MLP(4, 4, 4, 1, key=keys[0]), nn.Residual(nn.Dropout(), nn.Dropout()))
+        model = nn.Sequential(nn.Linear(4, 4, key=keys[0]), nn.Residual(nn.Dropout(), nn.Dropout()))
         x = model(jnp.ones((3, 4)), key=keys[1])
         x = nn.Stack(block, 2, key=keys[2])(x, key=keys[3])
-        return nn.GRU(4, 2, 2, dropout=0.5, bidirectional=True, key=keys[4])(x, key=keys[5])[0]
+        return nn.RNN(4, 4, 2, dropout=0.5, key=keys[4])(x, key=keys[5])[0]
 
     with jax.debug_key_reuse(True):
         assert jax.jit(run)(KEY).shape == (3, 4)

@@ -27,18 +27,23 @@ class MultiheadAttention(Module):
     Args:
         num_heads: the number of heads of the query.
         query_size: size of the query.
-        key_size, value_size: sizes of keys and values, by default that of the query.
+        key_size: size of keys, by default that of the query.
+        value_size: size of values, by default that of the query.
         output_size: size of the result, by default that of the query.
         qk_size: of one head, for comparing; by default `query_size // num_heads`.
         vo_size: of one head, of what is taken; by default the same.
-        use_query_bias, use_key_bias, use_value_bias, use_output_bias: whether each projection has a bias.
+        use_query_bias: whether the projection of the query has a bias.
+        use_key_bias: whether that of keys has one.
+        use_value_bias: whether that of values has one.
+        use_output_bias: whether that of the result has one.
         dropout_p: of attention weights, in training.
         inference: whether there is no dropout.
         num_kv_heads: the number of heads of keys and values, a divisor of `num_heads`: fewer for grouped-query
             attention, 1 for multi-query attention.
         is_causal: whether a query sees only what stands before it, and itself.
         rotary: what rotates queries and keys by their positions, or None.
-        dtype, init, key: as for `Linear`.
+
+    `dtype`, `init` and `key` are as for `Linear`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> attention = ag.nn.MultiheadAttention(4, 16, num_kv_heads=2, is_causal=True, key=jax.random.key(0))

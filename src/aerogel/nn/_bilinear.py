@@ -24,8 +24,9 @@ class Bilinear(Module):
         in2_features: size of the last axis of the second input.
         out_features: size of the last axis of the result.
         use_bias: whether there is a bias.
-        dtype, bias_init, key: as for `Linear`.
         init: draws the weight as it is; by default uniform in ±1 / sqrt(in1_features), as in PyTorch.
+
+    `dtype`, `bias_init` and `key` are as for `Linear`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> ag.nn.Bilinear(2, 3, 4, key=jax.random.key(0))(jnp.ones((5, 2)), jnp.ones((5, 3))).shape

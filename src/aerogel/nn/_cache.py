@@ -27,7 +27,8 @@ class KVCache(Module):
 
     Args:
         shape: [..., max_length, heads].
-        qk_size, vo_size: of one head.
+        qk_size: of a key, in one head.
+        vo_size: of a value, in one head.
         dtype: of keys and values.
 
     >>> import aerogel as ag

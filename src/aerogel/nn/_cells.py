@@ -88,10 +88,11 @@ class RNNCell(_Gates):
         hidden_size: size of the state.
         use_bias: whether there is a bias.
         activation: "tanh" or "relu".
-        dtype, bias_init, key: as for `Linear`.
         init: draws the weight of the input, asked for [input_size, hidden_size] for each gate; by default all are
             uniform in ±1 / sqrt(hidden_size), as in PyTorch.
         recurrent_init: draws the weight of the state, asked for [hidden_size, hidden_size] for each gate.
+
+    `dtype`, `bias_init` and `key` are as for `Linear`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> ag.nn.RNNCell(3, 4, key=jax.random.key(0))(jnp.ones((8, 3)), jnp.zeros((8, 4))).shape
@@ -137,8 +138,8 @@ class GRUCell(_Gates):
         bias: [3 * hidden_size], or None.
         bias_n: [hidden_size], or None; inside of the product with r.
 
-    Args:
-        input_size, hidden_size, use_bias, dtype, init, recurrent_init, bias_init, key: as for `RNNCell`.
+    `input_size`, `hidden_size`, `use_bias`, `dtype`, `init`, `recurrent_init`, `bias_init` and `key` are as for
+    `RNNCell`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> ag.nn.GRUCell(3, 4, key=jax.random.key(0))(jnp.ones((8, 3)), jnp.zeros((8, 4))).shape
@@ -187,8 +188,8 @@ class LSTMCell(_Gates):
         weight_hh: [4 * hidden_size, hidden_size].
         bias: [4 * hidden_size], or None; where PyTorch has two biases, their sum.
 
-    Args:
-        input_size, hidden_size, use_bias, dtype, init, recurrent_init, bias_init, key: as for `RNNCell`.
+    `input_size`, `hidden_size`, `use_bias`, `dtype`, `init`, `recurrent_init`, `bias_init` and `key` are as for
+    `RNNCell`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> cell = ag.nn.LSTMCell(3, 4, key=jax.random.key(0))

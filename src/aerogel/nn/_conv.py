@@ -39,9 +39,10 @@ class Conv(Module):
         groups: channels are cut into as many groups, each of which sees its own.
         use_bias: whether there is a bias.
         padding_mode: what padding is made of: "zeros", or the input "circular", "reflect" or "replicate".
-        dtype, bias_init, key: as for `Linear`.
         init: draws the weight, asked for a shape [*kernel_size, in_channels // groups, out_channels]; by default
             uniform in ±1 / sqrt(in_channels // groups * kernel size), as in PyTorch.
+
+    `dtype`, `bias_init` and `key` are as for `Linear`.
 
     Raises:
         UsageError: numbers that do not fit each other.
@@ -129,8 +130,9 @@ class SeparableConv(Module):
 
     Args:
         multiplier: channels between the two for each channel of the input.
-        num_spatial_dims, in_channels, out_channels, kernel_size, stride, padding, dilation, use_bias, padding_mode,
-            dtype, init, bias_init, key: as for `Conv`; biases are the second one's.
+
+    `num_spatial_dims`, `in_channels`, `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `use_bias`,
+    `padding_mode`, `dtype`, `init`, `bias_init` and `key` are as for `Conv`; biases are the second one's.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> ag.nn.SeparableConv(1, 4, 8, 3, key=jax.random.key(0))(jnp.ones((4, 10))).shape

@@ -28,10 +28,11 @@ class ConvTranspose(Module):
 
     Args:
         output_padding: is added to the size after each axis of the result, where the convolution would round it off.
-        num_spatial_dims, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, use_bias, dtype,
-            bias_init, key: as for `Conv`. Padding "same" makes space `stride` times larger.
         init: draws the weight, asked for a shape [*kernel_size, in_channels, out_channels // groups]; by default
             uniform in ±1 / sqrt(out_channels // groups * kernel size), as in PyTorch.
+
+    `num_spatial_dims`, `in_channels`, `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`,
+    `use_bias`, `dtype`, `bias_init` and `key` are as for `Conv`. Padding "same" makes space `stride` times larger.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> layer = ag.nn.ConvTranspose2d(8, 3, kernel_size=2, stride=2, key=jax.random.key(0))

@@ -26,8 +26,9 @@ class Einsum(Module):
         equation: of two operands, the input and the weight, with an explicit result: "...i,ihd->...hd".
         shape: of the weight.
         bias_shape: of the bias; None for none.
-        dtype, bias_init, key: as for `Linear`.
         init: draws the weight as it is; by default uniform in ±1 / sqrt of the product of the sizes summed over.
+
+    `dtype`, `bias_init` and `key` are as for `Linear`.
 
     Raises:
         UsageError: the equation is not of that form.
@@ -82,8 +83,9 @@ class LinearGeneral(Module):
         in_features: sizes of the last axes of the input; an integer for one axis.
         out_features: sizes of the last axes of the result; an integer for one axis.
         use_bias: whether there is a bias.
-        dtype, bias_init, key: as for `Linear`.
         init: draws the weight, asked for [product of in_features, product of out_features].
+
+    `dtype`, `bias_init` and `key` are as for `Linear`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> ag.nn.LinearGeneral((2, 3), 4, key=jax.random.key(0))(jnp.ones((5, 2, 3))).shape

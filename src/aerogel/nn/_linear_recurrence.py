@@ -54,7 +54,8 @@ class LinearRecurrentUnit(Module):
     Args:
         size: of input and result.
         state_size: the number of complex states.
-        r_min, r_max: between these |a| is drawn.
+        r_min: |a| is drawn above this.
+        r_max: |a| is drawn below this.
         max_phase: below this the angle of a is drawn.
         dtype: of the parameters.
         key: for the parameters.

@@ -28,7 +28,8 @@ class MLP(Module):
         final_activation: after the last one.
         use_bias: whether the layers but the last have biases.
         use_final_bias: whether the last one has one.
-        dtype, init, bias_init, key: as for `Linear`.
+
+    `dtype`, `init`, `bias_init` and `key` are as for `Linear`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> ag.nn.MLP(2, "scalar", 16, 2, key=jax.random.key(0))(jnp.ones((5, 2))).shape

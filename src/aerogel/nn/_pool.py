@@ -109,8 +109,8 @@ class MaxPool(Pool):
 
     `MaxPool1d`, `MaxPool2d` and `MaxPool3d` are this with `num_spatial_dims` given.
 
-    Args:
-        num_spatial_dims, kernel_size, stride, padding, use_ceil, dilation: as for `Pool`. Padding counts as -inf.
+    `num_spatial_dims`, `kernel_size`, `stride`, `padding`, `use_ceil` and `dilation` are as for `Pool`. Padding
+    counts as -inf.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> ag.nn.MaxPool2d(2)(jnp.ones((4, 3, 8, 8))).shape
@@ -138,8 +138,9 @@ class AvgPool(Module):
         windows: the `Pool` that sums them.
 
     Args:
-        num_spatial_dims, kernel_size, stride, padding, use_ceil: as for `Pool`. Padding counts as zeros.
         count_include_pad: whether padding counts in the number of entries. What `use_ceil` adds never does.
+
+    `num_spatial_dims`, `kernel_size`, `stride`, `padding` and `use_ceil` are as for `Pool`. Padding counts as zeros.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> ag.nn.AvgPool1d(2)(jnp.arange(6.0)).tolist()

@@ -18,7 +18,7 @@ class Recurrent(Module):
 
     Returns the results of all steps and the last state.
 
-    Args:
+    Attributes:
         cell: any cell.
         reverse: whether it runs from the end to the beginning; results stand where their inputs do.
 
@@ -120,7 +120,8 @@ class RNN(_Layers):
         use_bias: whether cells have a bias.
         dropout: its probability between layers, in training.
         bidirectional: whether each layer has a second cell that runs backwards.
-        dtype, init, bias_init, key: as for `RNNCell`.
+
+    `dtype`, `init`, `bias_init` and `key` are as for `RNNCell`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> outs, state = ag.nn.RNN(3, 4, 2, key=jax.random.key(0))(jnp.ones((8, 20, 3)))

@@ -13,7 +13,7 @@ from ._sequential import called
 class Residual(Module):
     """`shortcut(x) + layer(x)`, then an activation if there is one.
 
-    Args:
+    Attributes:
         layer: any layer, or function.
         shortcut: brings `x` into the shape of the result, where they differ; None for `x` itself.
         activation: of the sum; None for none.

@@ -33,7 +33,8 @@ class TransformerBlock(Module):
         num_kv_heads: as for `MultiheadAttention`.
         rotary: as for `MultiheadAttention`, in self-attention.
         norm: makes a normalisation layer for a size: `nn.LayerNorm`, `nn.RMSNorm`.
-        dtype, init, key: as for `Linear`; a `norm` that wants a dtype is given one by whoever writes it.
+
+    `dtype`, `init` and `key` are as for `Linear`; a `norm` that wants a dtype is given one by whoever writes it.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> ag.nn.TransformerBlock(4, 16, is_causal=True, key=jax.random.key(0))(jnp.ones((8, 20, 16))).shape
