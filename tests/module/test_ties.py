@@ -180,11 +180,12 @@ def test_tie_by_a_function() -> None:
 
 @pytest.mark.parametrize(
     ("place", "source"),
-    [("head.bias", "head.weight"), ("blocks[2]", "embed"), ("head", "embed"), ("embed.weight", "blocks.0.weight")],
+    [("head.weight", "head.bias"), ("blocks[2]", "embed"), ("head", "embed"), ("embed.weight", "blocks.0.weight")],
 )
 def test_tie_and_untie_are_inverse(place: str, source: str) -> None:
     """What is tied by path is one leaf, and two again when the tie ends."""
     model = untie(untie(untie(Model(), "blocks[1]"), "blocks[2]"), "head.weight")
+    model = ag.at(model).head.bias.set(jnp.zeros((3, 3)))
     count = len(jax.tree.leaves(model))
     tied = tie(model, place, source)
     assert len(ties(tied)) == 1
@@ -213,6 +214,39 @@ def test_mistakes_are_named(act: Any, error: type[Exception], text: str) -> None
         act(Model())
 
 
+WIDE = Tall(Linear(jnp.ones((2, 3)), jnp.ones(2)), Linear(jnp.ones((3, 2)), jnp.ones(3)))
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "got", "wanted", "via"),
+    [
+        ("head.weight", "embed.weight", "f32[2,3]", "f32[3,2]", "jnp.transpose"),
+        ("head.bias", "embed.bias", "f32[2]", "f32[3]", "..."),
+        ("head.bias", "embed.weight", "f32[2,3]", "f32[3]", "..."),
+        ("head", "embed.weight", "f32[2,3]", "Linear", "..."),
+        ("head.bias", "embed", "Linear", "f32[3]", "..."),
+    ],
+)
+def test_places_of_two_shapes_are_not_tied_in_silence(place: str, source: str, got: str, wanted: str, via: str) -> None:
+    """Without a function between them, what is read would have another shape than what stood there."""
+    with pytest.raises(TieError) as caught:
+        tie(WIDE, place, source)
+    error = caught.value
+    assert (error.place, error.got, error.wanted) == (place, f"{got} at {source}", wanted)
+    assert f"via={via})" in str(error)
+
+
+def test_parts_of_two_shapes_are_not_tied_in_silence() -> None:
+    """The first array in them that does not fit is named; parts of which one has more arrays may be tied."""
+    with pytest.raises(TieError) as caught:
+        tie(WIDE, "head", "embed")
+    assert (caught.value.place, caught.value.got) == ("head.weight", "f32[2,3] at embed.weight")
+    without_bias = ag.at(WIDE).head.set(Linear(jnp.zeros((2, 3))))
+    assert len(jax.tree.leaves(tie(without_bias, "head", "embed"))) == 2
+    labels = jax.tree.map(lambda _: "label", without_bias)
+    assert len(jax.tree.leaves(tie(labels, "head.weight", "embed.bias"))) == 2, "labels have no shapes"
+
+
 class Five(Module):
     a: Any
     b: Any
@@ -228,7 +262,9 @@ def five_parts() -> Five:
 
 
 @settings(max_examples=30)
-@given(st.permutations([("b.weight", "a.weight"), ("b.bias", "a.bias"), ("c", "a"), ("d[1]", "d[0]"), ("e", "d[2]")]))
+@given(
+    st.permutations([("b.weight", "a.weight"), ("b.bias", "a.bias"), ("c", "a"), ("d[1]", "d[0]"), ("e.bias", "d[2]")])
+)
 def test_the_order_of_tying_is_forgotten(pairs: list[tuple[str, str]]) -> None:
     """Two models with the same ties are equal and have one structure, in whatever order somebody tied them."""
     first, second = (

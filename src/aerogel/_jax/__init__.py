@@ -75,6 +75,7 @@ from .source import api_boundary as api_boundary
 from .source import bound_like as bound_like
 from .source import equation_context as equation_context
 from .source import exclude_from_tracebacks as exclude_from_tracebacks
+from .source import lines_now as lines_now
 from .source import source_lines as source_lines
 from .source import under_scope as under_scope
 from .trace import check_returned as check_returned

@@ -28,7 +28,16 @@ def source_lines(eqn: JaxprEqn) -> tuple[str, int, str] | None:
 
     An installed package counts as the user's only if no caller stands outside of one.
     """
-    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    return _lines(eqn.source_info)
+
+
+def lines_now() -> tuple[str, int, str] | None:
+    """The same for what is computed now: the line that a transformation is at, or that which called us."""
+    return _lines(source_info_util.current())
+
+
+def _lines(found: source_info_util.SourceInfo) -> tuple[str, int, str] | None:
+    frames = list(source_info_util.user_frames(found.traceback))
     own = (frame for frame in frames if not any(name in frame.file_name for name in INSTALLED))
     frame = next(own, frames[0] if frames else None)
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)

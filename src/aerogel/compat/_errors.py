@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aerogel._errors import AerogelError, ErrorText, _show_as_part_of
+from aerogel._errors import AerogelError, ErrorText, StatedError, _show_as_part_of
 
 
 # Equinox raises the one or the other, and scripts catch what Equinox raises.
-@dataclass(eq=False, kw_only=True)
-class CompatError(AerogelError, ValueError, RuntimeError):
+class CompatError(StatedError, ValueError, RuntimeError):
     """A call of one of Equinox's functions that cannot be done.
 
     Attributes:
@@ -21,19 +20,10 @@ class CompatError(AerogelError, ValueError, RuntimeError):
 
     code: ClassVar[str] = "AG501"
 
-    what: str
-    place: str
-    to_fix: str
-    got: str | None = None
-    wanted: str | None = None
-
-    def text(self) -> ErrorText:
-        return ErrorText(what=self.what, where=self.place, got=self.got, wanted=self.wanted, to_fix=self.to_fix)
-
 
 @dataclass(eq=False, kw_only=True)
-class MissingNameError(AerogelError, AttributeError):
-    """A name that Equinox may have and `aerogel.compat.equinox` has not.
+class _Missing(AerogelError):
+    """Base of the errors about a name.
 
     Attributes:
         missing: the name.
@@ -41,14 +31,31 @@ class MissingNameError(AerogelError, AttributeError):
         to_fix: why it is not there, and what to do.
     """
 
-    code: ClassVar[str] = "AG502"
-
     missing: str
     namespace: str
     to_fix: str
 
     def text(self) -> ErrorText:
-        return ErrorText(what=f"{self.namespace} has no {self.missing!r}.", where=self.namespace, to_fix=self.to_fix)
+        return ErrorText(what=f"{self.namespace} has no {self.missing!r}.", where=self._where(), to_fix=self.to_fix)
+
+    def _where(self) -> str:
+        return self.namespace
 
 
-_show_as_part_of("aerogel.compat.equinox", CompatError, MissingNameError)
+class MissingNameError(_Missing, AttributeError):
+    """A name that Equinox may have and `aerogel.compat.equinox` has not. Attributes: see `_Missing`."""
+
+    code: ClassVar[str] = "AG502"
+
+
+# Python replaces an AttributeError in an import statement by an ImportError of its own, without its text.
+class MissingImportError(_Missing, ImportError):
+    """Such a name, in an import statement. Attributes: see `_Missing`."""
+
+    code: ClassVar[str] = "AG503"
+
+    def _where(self) -> str:
+        return f"from {self.namespace} import {self.missing}"
+
+
+_show_as_part_of("aerogel.compat.equinox", CompatError, MissingNameError, MissingImportError)

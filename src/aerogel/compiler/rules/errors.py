@@ -8,19 +8,8 @@ from ..._errors import AerogelError, ErrorText
 
 
 @dataclass(eq=False, kw_only=True)
-class RuleError(AerogelError, TypeError):
-    """A rule that is not well formed: its functions take other arguments, or return other types.
-
-    Attributes:
-        rule: its name.
-        what: what is wrong with it, to stand behind the name.
-        where: the line of the function, or of the site.
-        got: what was found there.
-        wanted: what should stand there.
-        to_fix: what to do.
-    """
-
-    code: ClassVar[str] = "AG203"
+class _AboutRule(AerogelError):
+    """Base of the errors about one rule: `what` stands behind its name."""
 
     rule: str
     what: str
@@ -34,8 +23,22 @@ class RuleError(AerogelError, TypeError):
         return ErrorText(f"rule '{self.rule}' {self.what}", self.where, self.got, self.wanted, self.to_fix)
 
 
-@dataclass(eq=False, kw_only=True)
-class RuleCheckError(AerogelError, AssertionError):
+class RuleError(_AboutRule, TypeError):
+    """A rule that is not well formed: its functions take other arguments, or return other types.
+
+    Attributes:
+        rule: its name.
+        what: what is wrong with it, to stand behind the name.
+        where: the line of the function, or of the site.
+        got: what was found there.
+        wanted: what should stand there.
+        to_fix: what to do.
+    """
+
+    code: ClassVar[str] = "AG203"
+
+
+class RuleCheckError(_AboutRule, AssertionError):
     """A rule that does not do what it claims.
 
     Attributes:
@@ -48,17 +51,6 @@ class RuleCheckError(AerogelError, AssertionError):
     """
 
     code: ClassVar[str] = "AG204"
-
-    rule: str
-    what: str
-    where: str
-    to_fix: str
-    got: str | None = None
-    wanted: str | None = None
-
-    def text(self) -> ErrorText:
-        """The parts of the message."""
-        return ErrorText(f"rule '{self.rule}' {self.what}", self.where, self.got, self.wanted, self.to_fix)
 
 
 @dataclass(eq=False, kw_only=True)
