@@ -16,6 +16,7 @@ A leaf that is tied stands in several places, and is meant if one of them is.
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
@@ -192,6 +193,8 @@ def _by_function(result: Any, skeleton: Skeleton, places: Callable[[], list[Plac
         if id(value) in skeleton.leaves:
             path = skeleton.paths[skeleton.leaves[id(value)]]
             yield path, path
+        elif type(value) in (list, dict) and not skeleton.may_hold(type(value)):
+            pending += reversed(value if isinstance(value, list) else [*value.values()])
         elif (found := next((p for p in places() if p.part is value and not _is_shared(value)), None)) is not None:
             yield found.path, found.home
         elif isinstance(value, list | tuple):
@@ -215,11 +218,19 @@ def _takes(function: Callable[..., Any]) -> int:
     """1 for a function of the tree, 2 for one of path and value, 0 for neither. Defaults are the function's own."""
     if kind_of(function) is Kind.NODE and not isinstance(function, BoundMethod):
         return 0  # a part of the tree, which its own `__call__` would not find
+    if type(function) is types.FunctionType and not vars(function):  # a signature of its own, or of what it wraps
+        code = function.__code__
+        by_position, several = code.co_argcount, bool(code.co_flags & inspect.CO_VARARGS)
+        required = by_position - len(function.__defaults__ or ())
+        return _number(required, by_position, several)
     try:
         given = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return 0
     by_position = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = sum(p.default is p.empty for p in by_position)
-    several = any(p.kind is p.VAR_POSITIONAL for p in given)
-    return required if required else 2 if several or len(by_position) > 1 else len(by_position)
+    return _number(required, len(by_position), any(p.kind is p.VAR_POSITIONAL for p in given))
+
+
+def _number(required: int, by_position: int, several: bool) -> int:
+    return required if required else 2 if several or by_position > 1 else by_position

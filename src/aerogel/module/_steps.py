@@ -77,6 +77,8 @@ def leaf_paths(tree: Any) -> list[Path]:
 
 def one_by_one(path: Path) -> Path:
     """A path of JAX's, in which the key of a leaf in another library's node is several steps in one."""
+    if LeafKey not in map(type, path):
+        return path
     return tuple(step for key in path for step in (key.path if isinstance(key, LeafKey) else (key,)))
 
 
