@@ -214,6 +214,37 @@ def test_mistakes_are_named(act: Any, error: type[Exception], text: str) -> None
         act(Model())
 
 
+class Both(Module):
+    there: Any
+    back: Any
+
+    def __init__(self, weight: Any) -> None:
+        self.there = self.back = weight
+
+
+class Stacked(Module):
+    layers: Both
+
+    def __call__(self, x: Any) -> Any:
+        return jax.lax.scan(lambda x, layer: (layer.back @ jnp.tanh(layer.there @ x), None), x, self.layers)[0].sum()
+
+
+@pytest.mark.parametrize("mapped", [jax.vmap, ag.vmap])
+def test_layers_that_are_built_under_vmap_keep_their_ties(mapped: Any) -> None:
+    """One leaf with the layers along its first axis, in what is taken out of it too; one gradient, the sum."""
+    weights = jnp.stack([jnp.eye(3) / 2, jnp.arange(9.0).reshape(3, 3) / 9])
+    model = Stacked(mapped(Both)(weights))
+    assert [repr(each) for each in ties(model)] == ["layers.back = layers.there"]
+    assert [leaf.shape for leaf in jax.tree.leaves(model)] == [(2, 3, 3)]
+    assert len(ties(jax.tree.map(lambda x: x[0], model.layers))) == 1
+
+    def by_hand(there: Any, back: Any) -> Any:
+        return (back[1] @ jnp.tanh(there[1] @ (back[0] @ jnp.tanh(there[0] @ X)))).sum()
+
+    grads = jax.jit(jax.grad(lambda m: m(X)))(model)
+    np.testing.assert_allclose(grads.layers.back, sum(jax.grad(by_hand, (0, 1))(weights, weights)), rtol=1e-5)
+
+
 WIDE = Tall(Linear(jnp.ones((2, 3)), jnp.ones(2)), Linear(jnp.ones((3, 2)), jnp.ones(3)))
 
 
