@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aerogel as ag
+from aerogel.module.files import _safetensors
 from aerogel.module.files._encoding import ENCODINGS
 from aerogel.module.files._errors import FileError, MismatchError
 from module.saved import new_file
@@ -73,6 +74,7 @@ def leaf(**changes: Any) -> dict[str, Any]:
 
 
 ATTACKS: dict[str, bytes] = {
+    "huge header in a small file": file_of({}, length=99_000_000),
     "empty file": b"",
     "seven bytes": b"\0" * 7,
     "no header": struct.pack("<Q", 0),
@@ -239,6 +241,16 @@ def test_memory_stays_within_the_files_size() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 10 << 20
+
+
+def test_a_header_has_a_largest_size(good: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the file is: JSON takes many times its size in memory."""
+    (length,) = struct.unpack("<Q", good[:8])
+    monkeypatch.setattr(_safetensors, "MOST_HEADER_BYTES", length)
+    assert len(load_bytes(good)) == len(GOOD)
+    monkeypatch.setattr(_safetensors, "MOST_HEADER_BYTES", length - 1)
+    with pytest.raises(FileError, match=f"at most {length - 1}"):
+        load_bytes(good)
 
 
 def check_outcome(content: bytes) -> None:
