@@ -153,6 +153,10 @@ ATTACKS: dict[str, bytes] = {
     "leaf of another shape": file_of(leaf(shape=[3]), b"ab"),
     "leaf of negative shape": file_of(leaf(shape=[-2]), b"ab"),
     "number with a shape": file_of(leaf(kind="number", dtype="bool"), b"ab"),
+    "number stored with a shape": file_of(
+        {**leaf(kind="number", dtype="int", shape=[1]), "a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}},
+        b"12345678",
+    ),
     "number of unknown class": file_of(leaf(kind="number", dtype="str", shape=[]), b"ab"),
     "int4 of 8": file_of(
         {**leaf(dtype="int4"), "a": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}}, b"\x01\x08"
@@ -222,6 +226,9 @@ def test_names_in_messages_move_no_cursor() -> None:
         load_bytes(file_of(header, b"ab"), like=[])
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 2000
+    with pytest.raises(MismatchError) as caught:
+        load_bytes(file_of(manifest(tree="\x1b[2J"), b"ab"), like=[])
+    assert "\x1b" not in str(caught.value)
     with pytest.raises(FileError):  # before the kind of keys could stand in a list of differences
         load_bytes(ATTACKS["keys with a name that moves the cursor"], like=[])
 

@@ -178,6 +178,16 @@ def test_tie_by_a_function() -> None:
     assert len(jax.tree.leaves(free)) == 2
 
 
+def test_an_attribute_that_is_a_function_comes_out_of_compiled_functions() -> None:
+    """The outermost module builds its attributes when they are read, and this one is computed then."""
+    model = tie(Outer(jnp.ones((2, 3)), jnp.zeros((3, 2))), "other", "model", via=jnp.transpose)  # type: ignore[arg-type]
+    double = jax.jit(lambda m: jax.tree.map(lambda x: 2 * x, m))
+    for _ in range(2):  # the first call is not answered by JAX's C++ code
+        out = double(model)
+        np.testing.assert_array_equal(out.other, np.full((3, 2), 2.0))
+        assert ties(out) == ties(model)
+
+
 @pytest.mark.parametrize(
     ("place", "source"),
     [("head.weight", "head.bias"), ("blocks[2]", "embed"), ("head", "embed"), ("embed.weight", "blocks.0.weight")],
