@@ -4,6 +4,7 @@ import functools
 import pickle
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -222,6 +223,16 @@ def test_mistakes_are_named(act: Any, error: type[Exception], text: str) -> None
     """Wrong paths name the nearest ones; ties that cannot be say why."""
     with pytest.raises(error, match=text):
         act(Model())
+
+
+@pytest.mark.parametrize("places", [("model.weight", "other"), ("other", "model.weight")])
+def test_places_in_nodes_of_others_are_not_tied_in_silence(places: tuple[str, str]) -> None:
+    """Another library's node keeps no ties: one into it would be lost."""
+    model = Outer(eqx.nn.Linear(2, 2, key=jax.random.key(0)), jnp.ones((2, 2)))  # type: ignore[arg-type]
+    with pytest.raises(TieError, match="model is a Linear"):
+        tie(model, *places)
+    with pytest.raises(TieError, match="this is a dict"):
+        tie({"a": X, "b": X}, "a", "b")
 
 
 class Both(Module):

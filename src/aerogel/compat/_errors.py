@@ -23,13 +23,7 @@ class CompatError(StatedError, ValueError, RuntimeError):
 
 @dataclass(eq=False, kw_only=True)
 class _Missing(AerogelError):
-    """Base of the errors about a name.
-
-    Attributes:
-        missing: the name.
-        namespace: where it was looked for: `aerogel.compat.equinox.nn`.
-        to_fix: why it is not there, and what to do.
-    """
+    """Base of the errors about a name."""
 
     missing: str
     namespace: str
@@ -43,14 +37,24 @@ class _Missing(AerogelError):
 
 
 class MissingNameError(_Missing, AttributeError):
-    """A name that Equinox may have and `aerogel.compat.equinox` has not. Attributes: see `_Missing`."""
+    """A name that Equinox may have and `aerogel.compat.equinox` has not.
+
+    Attributes:
+        missing: the name.
+        namespace: where it was looked for: `aerogel.compat.equinox.nn`.
+        to_fix: why it is not there, and what to do.
+    """
 
     code: ClassVar[str] = "AG502"
 
 
 # Python replaces an AttributeError in an import statement by an ImportError of its own, without its text.
 class MissingImportError(_Missing, ImportError):
-    """Such a name, in an import statement. Attributes: see `_Missing`."""
+    """Such a name, in an import statement.
+
+    Attributes:
+        missing, namespace, to_fix: see `MissingNameError`.
+    """
 
     code: ClassVar[str] = "AG503"
 

@@ -74,11 +74,13 @@ def tie(model: M, place: str, source: str, via: Callable[[Any], Any] | None = No
 
     Raises:
         PathError: one of the paths leads nowhere.
-        TieError: the paths overlap, one of them is tied already, the shapes differ and no `via` is given, or `via` is
-            asked for in a list, tuple or dict.
+        TieError: the paths overlap or lead into a node of another library, one of them is tied already, the shapes
+            differ and no `via` is given, or `via` is asked for in a list, tuple or dict.
     """
     to, origin = _place(model, place, "place", "tie"), _place(model, source, "source", "tie")
     _check_apart(to, origin, place)
+    _check_ours(model, to, place)
+    _check_ours(model, origin, source)
     _check_free(model, to, place)
     _check_free(model, origin, source)
     if via is None:
@@ -130,6 +132,18 @@ def _check_apart(to: Path, origin: Path, place: str) -> None:
         )
 
 
+def _check_ours(model: Any, path: Path, text: str) -> None:
+    for depth in range(len(path)):
+        node = reach(model, path[:depth])
+        if form_if_node(node) is None:
+            found = f"{show_path(path[:depth]) or 'this'} is a {type(node).__name__}"
+            raise TieError(
+                what=f"ties lead through modules, and lists, tuples and dicts in them; {found}.",
+                place=text,
+                to_fix="tie the part as a whole, or make its class a Module" if depth else "pass a module",
+            )
+
+
 def _check_free(model: Any, path: Path, text: str) -> None:
     for known in ties(model):
         if path[: len(known.place)] == known.place:
@@ -147,17 +161,17 @@ def _check_shapes(model: Any, to: Path, origin: Path) -> None:
     """
     here, there = _arrays_below(model, to), _arrays_below(model, origin)
     if here and there and ((() in here) != (() in there)):
-        shared = [()]
+        unlike = [()]
     else:
-        shared = [path for path in here if path in there and here[path].shape != there[path].shape]
-    for path in shared:
+        unlike = [path for path in here if path in there and here[path].shape != there[path].shape]
+    for path in unlike:
         place, source = show_path((*to, *path)), show_path((*origin, *path))
         via = "jnp.transpose" if _are_transposed(here.get(path), there.get(path)) else "..."
         raise TieError(
             what="two places that are one must have one shape.",
             place=place,
-            got=f"{_told(model, (*origin, *path))} at {source}",
-            wanted=_told(model, (*to, *path)),
+            got=f"{_told(there.get(path, reach(model, origin)))} at {source}",
+            wanted=_told(here.get(path, reach(model, to))),
             to_fix=f"say what is read there: ag.tie(model, {place!r}, {source!r}, via={via})",
         )
 
@@ -166,8 +180,7 @@ def _are_transposed(one: Any, other: Any) -> bool:
     return one is not None and other is not None and one.shape == other.shape[::-1]
 
 
-def _told(model: Any, path: Path) -> str:
-    value = reach(model, path)
+def _told(value: Any) -> str:
     return show_array(value) if kind_of(value) is Kind.ARRAY else type(value).__name__
 
 
