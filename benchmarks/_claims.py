@@ -22,5 +22,7 @@ CLAIMS = (
     "a_module_crosses_jit_for_what_its_list_costs",
     "a_module_crosses_faster_than_elsewhere",
     "a_call_returns_before_it_has_computed",
+    "an_object_costs_what_a_class_costs",
+    "an_edit_costs_what_tree_at_costs",
     "examples_never_slower",
 )

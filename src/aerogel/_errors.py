@@ -63,6 +63,28 @@ class AerogelError(Exception, ABC):
 
 
 @dataclass(eq=False, kw_only=True)
+class StatedError(AerogelError):
+    """Base of errors whose fields are the lines of their text: whoever raises one writes these.
+
+    Attributes:
+        what: a sentence that says what is wrong.
+        place: where, as a path or as code.
+        to_fix: what to do.
+        got: what was found there, where that helps.
+        wanted: what should have been there.
+    """
+
+    what: str
+    place: str
+    to_fix: str
+    got: str | None = None
+    wanted: str | None = None
+
+    def text(self) -> ErrorText:
+        return ErrorText(what=self.what, where=self.place, got=self.got, wanted=self.wanted, to_fix=self.to_fix)
+
+
+@dataclass(eq=False, kw_only=True)
 class UsageError(AerogelError, ValueError):
     """An argument that a public function cannot take.
 

@@ -61,6 +61,27 @@ def test_a_missing_name_says_why(name: str) -> None:
     assert ours.MISSING[name] in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["filter_pmap", "filtr_jit", "nothing_like_it"])
+def test_an_import_of_a_missing_name_says_what_the_name_itself_says(name: str) -> None:
+    """Python's own ImportError would hide the reason, the nearest names and what to do."""
+    with pytest.raises(ImportError) as imported:
+        exec(f"from aerogel.compat.equinox import filter_jit, {name}", {})
+    with pytest.raises(AttributeError) as asked:
+        getattr(ours, name)
+    assert type(imported.value) is ours.MissingImportError
+    assert vars(imported.value) == vars(asked.value)
+    assert not hasattr(ours, name)
+    assert ("write `filter_jit`" in str(imported.value)) == (name == "filtr_jit")
+
+
+def test_the_namespace_of_layers_is_imported_as_in_equinox() -> None:
+    """`import equinox.nn` and `from equinox.nn import ...` work by changing their beginnings."""
+    known: dict[str, Any] = {}
+    exec("import aerogel.compat.equinox.nn as nn\nfrom aerogel.compat.equinox.nn import inference_mode", known)
+    assert known["nn"] is ours.nn
+    assert known["inference_mode"] is ours.nn.inference_mode
+
+
 def test_a_missing_layer_says_what_to_do() -> None:
     """There are no layers yet; Equinox's are told of."""
     with pytest.raises(AttributeError, match="from equinox import nn"):

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -20,14 +21,15 @@ from aerogel.module import (
     PathError,
     StructureError,
     TieError,
+    _edit,
     at,
     field,
     tie,
     ties,
     untie,
 )
-from aerogel.module._paths import show_path
-from aerogel.module._steps import home, value_at
+from aerogel.module._paths import outermost, show_path
+from aerogel.module._steps import home, one_by_one, value_at
 from module.drawn import arrays, modules, values
 
 
@@ -227,6 +229,7 @@ def test_invariants_are_checked_once_at_the_end() -> None:
 def test_converters_and_static_fields() -> None:
     """A field's value goes through its converter, and a static one takes no array of JAX's."""
     assert isinstance(at(Converted(1.0)).x.set(2.0).x, jax.Array)
+    assert isinstance(at(Converted(1.0)).x.set(np.ones(2)).x, jax.Array), "an array for an array too"
     with pytest.raises(StructureError, match=r"Converted\.n"):
         at(Converted(1.0)).n.set(jnp.ones(2))
 
@@ -380,6 +383,32 @@ def test_apply_to_every_module_is_a_map(model: Any) -> None:
     wanted = jax.tree.map(lambda x: x * 3, real)
     for where in (Module, lambda m: m, "**", [Module, "**"]):
         assert at(real, where).apply(lambda m: jax.tree.map(lambda x: x * 3, m)) == wanted
+
+
+@given(modules(with_marks=True), st.data())
+def test_the_short_way_of_an_edit_is_the_long_one(model: Any, data: st.DataObject) -> None:
+    """A node that gets arrays and modules for such ones keeps its form: deciding anew would give the same."""
+    paths = [one_by_one(path) for path, _ in jax.tree.leaves_with_path(model)]
+    owners = [path[:-1] for path in paths]
+    chosen = data.draw(st.sets(st.sampled_from(paths + owners), min_size=1, max_size=3)) if paths else set()
+    new = st.sampled_from([jnp.zeros(2), np.ones(1, np.int8), Linear(W), None, "text", [jnp.ones(1)]])
+    changes = {path: data.draw(new) for path in outermost(sorted(chosen, key=show_path))}
+    short = _edit.edited(model, changes)
+    with mock.patch.object(_edit, "_fits", return_value=False):
+        long = _edit.edited(model, changes)
+    assert jax.tree.structure(short) == jax.tree.structure(long)
+    assert (repr(short), ag.ties(short)) == (repr(long), ag.ties(long))
+    for path in [(), *(place for each in ag.ties(short) for place in (each.place, each.source))]:
+        parts = (jax.tree.leaves(value_at(each, path)) for each in (short, long))
+        assert all(a is b for a, b in zip(*parts, strict=True))
+
+
+def test_what_is_frozen_is_decided_anew() -> None:
+    """The mark goes with the array: a module in its place is not frozen, another array is."""
+    model = ag.freeze(Any3(W, W + 1, W + 2), "a")
+    assert ag.frozen(at(model).a.set(Linear(W))) == []
+    assert len(ag.frozen(at(model).a.set(W + 3))) == 1
+    assert float(jax.grad(lambda m: at(m).a.set(m.b).a.sum())(model).b.sum()) == 0.0
 
 
 def test_a_place_is_not_assigned_to() -> None:

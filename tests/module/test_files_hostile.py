@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aerogel as ag
+from aerogel.module.files import _safetensors
 from aerogel.module.files._encoding import ENCODINGS
 from aerogel.module.files._errors import FileError, MismatchError
 from module.saved import new_file
@@ -73,6 +74,7 @@ def leaf(**changes: Any) -> dict[str, Any]:
 
 
 ATTACKS: dict[str, bytes] = {
+    "huge header in a small file": file_of({}, length=99_000_000),
     "empty file": b"",
     "seven bytes": b"\0" * 7,
     "no header": struct.pack("<Q", 0),
@@ -151,6 +153,10 @@ ATTACKS: dict[str, bytes] = {
     "leaf of another shape": file_of(leaf(shape=[3]), b"ab"),
     "leaf of negative shape": file_of(leaf(shape=[-2]), b"ab"),
     "number with a shape": file_of(leaf(kind="number", dtype="bool"), b"ab"),
+    "number stored with a shape": file_of(
+        {**leaf(kind="number", dtype="int", shape=[1]), "a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}},
+        b"12345678",
+    ),
     "number of unknown class": file_of(leaf(kind="number", dtype="str", shape=[]), b"ab"),
     "int4 of 8": file_of(
         {**leaf(dtype="int4"), "a": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}}, b"\x01\x08"
@@ -220,6 +226,9 @@ def test_names_in_messages_move_no_cursor() -> None:
         load_bytes(file_of(header, b"ab"), like=[])
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 2000
+    with pytest.raises(MismatchError) as caught:
+        load_bytes(file_of(manifest(tree="\x1b[2J"), b"ab"), like=[])
+    assert "\x1b" not in str(caught.value)
     with pytest.raises(FileError):  # before the kind of keys could stand in a list of differences
         load_bytes(ATTACKS["keys with a name that moves the cursor"], like=[])
 
@@ -239,6 +248,16 @@ def test_memory_stays_within_the_files_size() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 10 << 20
+
+
+def test_a_header_has_a_largest_size(good: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the file is: JSON takes many times its size in memory."""
+    (length,) = struct.unpack("<Q", good[:8])
+    monkeypatch.setattr(_safetensors, "MOST_HEADER_BYTES", length)
+    assert len(load_bytes(good)) == len(GOOD)
+    monkeypatch.setattr(_safetensors, "MOST_HEADER_BYTES", length - 1)
+    with pytest.raises(FileError, match=f"at most {length - 1}"):
+        load_bytes(good)
 
 
 def check_outcome(content: bytes) -> None:

@@ -96,6 +96,25 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypat
         assert ag.load(path, like=[0]) == [1]
 
 
+def test_file_and_name_are_brought_to_the_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes before the name leads to them, and the name before `save` returns: a power cut loses neither."""
+    done: list[str] = []
+    real = os.fsync, os.replace
+
+    def noting_fsync(descriptor: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        real[0](descriptor)
+
+    def noting_replace(old: Any, new: Any) -> None:
+        done.append("name")
+        real[1](old, new)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    ag.save(tmp_path / "model.safetensors", [1])
+    assert done == ["file", "name", "folder"]
+
+
 def test_permissions(tmp_path: Path) -> None:
     """A new file has those that the umask leaves, one that is replaced keeps its own."""
     path = tmp_path / "model.safetensors"

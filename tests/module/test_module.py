@@ -291,6 +291,12 @@ def test_nodes_of_others_are_split() -> None:
         (lambda: OwnMethod(), FieldError, "method of itself"),
         (lambda: field(static=True, dynamic=True), FieldError, "either structure or data"),
         (lambda: Dynamic("text"), StructureError, "data only"),
+        (
+            lambda: type("Named", (Module,), {"__annotations__": {"_form": int}}),
+            FieldError,
+            "choose another name: form",
+        ),
+        (lambda: type("Named", (Module,), {"_checks": lambda self: 1}), FieldError, "choose another name: checks"),
     ],
 )
 def test_mistakes_are_named(make: Any, error: type[Exception], text: str) -> None:

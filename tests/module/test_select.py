@@ -95,6 +95,10 @@ def test_a_tied_leaf_is_meant_if_one_of_its_places_is() -> None:
         ("net.**.bias", ["['net'].layers[0].bias", "['net'].layers[1].bias"]),
         ("net.in_size", ["['net'].in_size"]),
         (lambda t: t["net"].layers[0], ["['net'].layers[0]"]),
+        (lambda t: t, [""]),
+        (lambda t: [t], [""]),
+        (lambda t: t["list"], ["['list']"]),
+        (lambda t: {"a": [t["list"]]}, ["['list']"]),
         ("['model'].head.weight", ["['model'].embed.weight"]),
         (str, ["['list'][2]"]),
         (int, ["['list'][0]"]),
@@ -109,6 +113,12 @@ def test_any_pytree(where: Any, paths: list[str]) -> None:
 def test_nodes_of_others_in_a_module(where: Any) -> None:
     """The arrays of an Equinox module in one of ours can be meant, its functions are no leaves."""
     assert leaf_mask(Holder(OTHERS["net"]), where) == (False, True, False, True)
+
+
+def test_a_list_in_a_node_of_others_in_a_module_is_one_part() -> None:
+    """It is a plain list, as one that a function makes is; what it is decides how many places there are."""
+    layers = Holder(eqx.nn.Sequential([[jnp.ones(2), jnp.tanh]]))  # type: ignore[list-item]
+    assert [show_path(path) for path in selected(layers, lambda m: m.other.layers[0])] == ["other.layers[0]"]
 
 
 @given(modules(), st.data())

@@ -358,7 +358,31 @@ def test_no_update_escapes(name: str) -> None:
     leaks = nullcontext() if name == "grad" else jax.checking_leaks()
     with leaks, pytest.raises(ag.StateError, match=text) as caught:
         ag.stateful(f)(model, jnp.float32(1))
-    assert "model." in caught.value.place or "a Variable" in caught.value.place
+    variable, _, line = caught.value.place.partition(", at ")
+    assert variable in (
+        "model.count",
+        "model.weight",
+        "a Variable of f32[]",
+        "a Variable of i32[]",
+        "a variable of the model",
+    )
+    assert name in ("over", "part") or line.startswith("test_stateful.py:")
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, ag.jit], ids=["plain", "in jit", "in ag.jit"])
+@pytest.mark.parametrize("name", ["vmap", "grad"])
+def test_a_refused_update_is_told_by_path_and_line(name: str, around: Any) -> None:
+    """The error says which variable and names the line of the update, also where `jit` and loops are around it."""
+
+    def update(model: Any, x: Any) -> Any:
+        return lax.scan(lambda x, _: (model.weight.set(x), (2 * x, None))[1], x, None, length=2)[0]
+
+    over = jax.vmap if name == "vmap" else lambda f: lambda xs: jax.grad(f)(xs[0])
+    f = ag.stateful(lambda m, xs: over(around(lambda x: update(m, x)))(xs))
+    line = inspect.getsourcelines(update)[1] + 1
+    with pytest.raises(ag.StateError) as caught:
+        around(f)(Counter(ag.Variable(0), ag.Variable(jnp.float32(2))), jnp.ones(3))
+    assert caught.value.place == f"model.weight, at test_stateful.py:{line}"
 
 
 def a_branch(model: Any, x: Any) -> Any:

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aerogel._errors import AerogelError, ErrorText, _show_as_part_of
+from aerogel._errors import AerogelError, ErrorText, StatedError, _show_as_part_of
 
 
 # Equinox raises the one or the other, and scripts catch what Equinox raises.
-@dataclass(eq=False, kw_only=True)
-class CompatError(AerogelError, ValueError, RuntimeError):
+class CompatError(StatedError, ValueError, RuntimeError):
     """A call of one of Equinox's functions that cannot be done.
 
     Attributes:
@@ -21,18 +20,23 @@ class CompatError(AerogelError, ValueError, RuntimeError):
 
     code: ClassVar[str] = "AG501"
 
-    what: str
-    place: str
-    to_fix: str
-    got: str | None = None
-    wanted: str | None = None
-
-    def text(self) -> ErrorText:
-        return ErrorText(what=self.what, where=self.place, got=self.got, wanted=self.wanted, to_fix=self.to_fix)
-
 
 @dataclass(eq=False, kw_only=True)
-class MissingNameError(AerogelError, AttributeError):
+class _Missing(AerogelError):
+    """Base of the errors about a name."""
+
+    missing: str
+    namespace: str
+    to_fix: str
+
+    def text(self) -> ErrorText:
+        return ErrorText(what=f"{self.namespace} has no {self.missing!r}.", where=self._where(), to_fix=self.to_fix)
+
+    def _where(self) -> str:
+        return self.namespace
+
+
+class MissingNameError(_Missing, AttributeError):
     """A name that Equinox may have and `aerogel.compat.equinox` has not.
 
     Attributes:
@@ -43,12 +47,19 @@ class MissingNameError(AerogelError, AttributeError):
 
     code: ClassVar[str] = "AG502"
 
-    missing: str
-    namespace: str
-    to_fix: str
 
-    def text(self) -> ErrorText:
-        return ErrorText(what=f"{self.namespace} has no {self.missing!r}.", where=self.namespace, to_fix=self.to_fix)
+# Python replaces an AttributeError in an import statement by an ImportError of its own, without its text.
+class MissingImportError(_Missing, ImportError):
+    """Such a name, in an import statement.
+
+    Attributes:
+        missing, namespace, to_fix: see `MissingNameError`.
+    """
+
+    code: ClassVar[str] = "AG503"
+
+    def _where(self) -> str:
+        return f"from {self.namespace} import {self.missing}"
 
 
-_show_as_part_of("aerogel.compat.equinox", CompatError, MissingNameError)
+_show_as_part_of("aerogel.compat.equinox", CompatError, MissingNameError, MissingImportError)

@@ -3,6 +3,7 @@
 Modules are Aerogel's: their arrays are their leaves, and everything else is structure. What is missing says why.
 """
 
+import sys
 import warnings
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from aerogel.module import field as field
 
 from . import _nn
 from ._errors import CompatError as CompatError
+from ._errors import MissingImportError as MissingImportError
 from ._errors import MissingNameError as MissingNameError
 from ._files import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ._files import default_serialise_filter_spec as default_serialise_filter_spec
@@ -26,6 +28,7 @@ from ._leaves import is_array as is_array
 from ._leaves import is_array_like as is_array_like
 from ._leaves import is_inexact_array as is_inexact_array
 from ._leaves import is_inexact_array_like as is_inexact_array_like
+from ._missing import refusal as _refusal
 from ._partial import Partial as Partial
 from ._rules import filter_custom_jvp as filter_custom_jvp
 from ._rules import filter_custom_vjp as filter_custom_vjp
@@ -56,6 +59,7 @@ from ._tree import tree_pprint as tree_pprint
 AbstractVar = _AbstractField
 AbstractClassVar = _AbstractField
 nn = _nn
+sys.modules[f"{__name__}.nn"] = _nn  # for `from aerogel.compat.equinox.nn import Linear`: this is no package
 
 _ERRORS = "errors at run time are not Aerogel's: `import equinox` for this one, or use jax.experimental.checkify"
 
@@ -82,5 +86,5 @@ def static_field(**options: Any) -> Any:
 
 
 def __getattr__(name: str) -> NoReturn:
-    to_fix = MISSING.get(name, "look at dir(aerogel.compat.equinox); for a name of Equinox's: `import equinox`")
-    raise MissingNameError(missing=name, namespace=__name__, to_fix=to_fix)
+    public = [each for each in globals() if not each.startswith("_") and each != "MISSING"]
+    raise _refusal(name, __name__, public, MISSING.get(name))

@@ -10,7 +10,7 @@ from ._errors import FrozenError, TieError
 from ._form import MISSING
 from ._kinds import Kind, kind_of
 from ._late import late_values
-from ._paths import Path, show_path, step_name
+from ._paths import Path, outermost, show_path, step_name
 from ._select import Pair, Where, reached
 from ._steps import home, is_node, key_of_step, keys_below, no_path, one_by_one, static_keys, value_at
 
@@ -53,12 +53,13 @@ def at(tree: T, where: Where | None = None) -> "At[T]":
 class At(Generic[T]):
     """Places in a tree. Made by `at`, which says what can be done with them."""
 
-    __slots__ = ("_is_one", "_paths", "_tree")
+    __slots__ = ("_are_homes", "_is_one", "_paths", "_tree")
 
-    def __init__(self, tree: T, paths: list[Path], is_one: bool) -> None:
+    def __init__(self, tree: T, paths: list[Path], is_one: bool, are_homes: bool = False) -> None:
         self._tree = tree
         self._paths = paths
         self._is_one = is_one
+        self._are_homes = are_homes  # whether it is known that data stands at all of the paths, and nothing is tied
 
     def __getattr__(self, name: str) -> "At[T]":
         if name.startswith("_") and not self._has(name):  # Python and notebooks ask for such names to see what is there
@@ -88,10 +89,8 @@ class At(Generic[T]):
         pairs = [(path, each) for path in self._paths for each in reached(value_at(self._tree, path), where)]
         paths = [(*path, *found) for path, (found, _) in pairs]
         is_one = self._is_one and isinstance(where, str) and not {"*", "?"} & set(where)
-        are_homes = all(
-            path == () and found == its_home for path, (found, its_home) in pairs
-        )  # nothing is tied elsewhere
-        return At(self._tree, paths if is_one or are_homes else self._each_once(paths), is_one)
+        are_homes = all(path == () and found == its_home for path, (found, its_home) in pairs)
+        return At(self._tree, paths if is_one or are_homes else self._each_once(paths), is_one, are_homes)
 
     def get(self) -> Any:
         """What stands here; a list where several places were asked for."""
@@ -168,6 +167,8 @@ class At(Generic[T]):
         return list({home(self._tree, path): path for path in reversed(paths)}.values())[::-1]
 
     def _homes(self) -> list[Pair]:
+        if self._are_homes:
+            return [(path, path) for path in self._paths]
         found: dict[Path, Path] = {}
         for path in self._paths:
             place, is_computed = home(self._tree, path)
@@ -188,8 +189,7 @@ class At(Generic[T]):
                 changes.setdefault(leaf_home, value)
 
     def _edited(self, changes: Changes) -> T:
-        outermost = {path: v for path, v in changes.items() if not any(path[:n] in changes for n in range(len(path)))}
-        return edited(self._tree, outermost)
+        return edited(self._tree, {path: changes[path] for path in outermost(changes)})
 
 
 def _all_keys(node: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from ._exchange import Exchange, containers_in, is_part, parts_in
 from ._form import BUILDING, MISSING, put
 from ._holes import copied
 from ._kinds import Kind, kind_of
-from ._paths import Path, show_path
+from ._paths import Path, outermost, show_path
 from ._steps import home, parts_below, value_at, with_parts
 from ._ties import tied_form
 
@@ -132,7 +132,8 @@ def settle(owner: Any) -> None:
         for part in parts_in(value, seen):
             new, old = amended.before.get(id(part), (None, None))
             if new is not None:
-                check_changed(new, old, done, f"`__init__` of {type(owner).__name__} assigned to a part of `{name}`")
+                what = "`__init__` of {} assigned to a part of `{}`"
+                check_changed(new, old, done, functools.partial(what.format, type(owner).__name__, name))
     put(owner, "_form", BUILDING)
 
 
@@ -180,8 +181,7 @@ class _Assignment:
         changes = dict(self._change(node, path) for path in _paths_to(node, self.part))
         if not changes or () in changes:
             return changes.get((), node)
-        outermost = {path: v for path, v in changes.items() if not any(path[:n] in changes for n in range(len(path)))}
-        new = changed(node, outermost, convert=False)
+        new = changed(node, {path: changes[path] for path in outermost(changes)}, convert=False)
         self.amended.note(new, node)
         return new
 

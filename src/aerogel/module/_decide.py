@@ -13,7 +13,7 @@ from ._containers import FrozenDict, FrozenList, FrozenTuple, MappingForm, Seque
 from ._foreign import split_of
 from ._form import AttributeForm, Form, Tie, always_frozen, put
 from ._freeze import is_data
-from ._kinds import Kind, kind_of
+from ._kinds import KINDS, Kind, kind_of
 from ._late import build_attributes
 from ._paths import Path
 
@@ -36,9 +36,9 @@ def form_of(node: Any) -> Form:
 
 def form_if_node(value: Any) -> Form | None:
     """The form of a node of ours or of a plain tuple; None for everything that ties cannot look into."""
-    kind = kind_of(value)
+    kind = KINDS.get(type(value)) or kind_of(value)
     if kind is Kind.NODE:
-        return form_of(value)
+        return getattr(value, "_form", None) or form_of(value)
     if kind in (Kind.TUPLE, Kind.RECORD):  # whatever stands in it now: paths go by position
         return SequenceForm.of(type(value), range(len(value)))
     return None

@@ -1,5 +1,6 @@
 """Changed copies of trees: what is data is decided anew where something was put, and nowhere else."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,8 +33,12 @@ def edited(tree: Any, changes: Changes) -> Any:
     if not changes:
         return tree
     new = changed(tree, changes)
-    places = ", ".join(show_path(path) for path in list(changes)[:3]) + (", ..." if len(changes) > 3 else "")
-    check_changed(new, tree, {id(value) for value in changes.values()}, f"an edit changed {places or 'it'}")
+
+    def why() -> str:
+        places = ", ".join(show_path(path) for path in list(changes)[:3]) + (", ..." if len(changes) > 3 else "")
+        return f"an edit changed {places or 'it'}"
+
+    check_changed(new, tree, {id(value) for value in changes.values()}, why)
     return new
 
 
@@ -50,14 +55,31 @@ def changed(node: Any, changes: Changes, convert: bool = True) -> Any:
     below: dict[Any, Changes] = {}
     for path, value in changes.items():
         below.setdefault(path[0], {})[path[1:]] = value
-    parts = {key: changed(part(node, key), inner, convert) for key, inner in below.items()}
+    parts = {
+        key: inner[()] if () in inner else changed(part(node, key), inner, convert) for key, inner in below.items()
+    }
     if kind_of(node) is not Kind.NODE:
         return with_parts(node, parts)
     form = form_if_node(node)
     assert form is not None, "it is a node of ours"
-    put_here = {form.slot_of(key) for key, inner in below.items() if () in inner}
     values = {form.slot_of(key): value for key, value in parts.items()}
+    put_here = {form.slot_of(key) for key, inner in below.items() if () in inner}
+    if not form.ties and _fits(node, form, values, put_here if convert else set()):
+        return copied(node, form, form, values)
     return _Edit(node, form, put_here, changes, convert).of(values)
+
+
+def _fits(node: Any, form: Form, values: dict[Any, Any], to_convert: set[Any]) -> bool:
+    """Whether there are arrays and modules alone, where there were, and nothing is to be done to them."""
+    if form.frozen or form.foreign:
+        return False
+    slots, converters = set(form.slots), getattr(form.cls, "_converters", {})
+    for slot, value in values.items():
+        if slot not in slots or not _is_plain(value) or not _is_plain(form.get(node, slot)):
+            return False
+        if slot in to_convert and converters.get(slot) is not None:
+            return False
+    return True
 
 
 class _Edit:
@@ -153,6 +175,12 @@ class _Edit:
         return self._is_replaced(place) and not is_data(value) and not holds_other_things(reach(self.node, place))
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value is data whatever is in it, and stands in a module as it is."""
+    kind = kind_of(value)
+    return kind is Kind.ARRAY or (kind is Kind.NODE and not isinstance(value, (list, tuple, dict)))
+
+
 def holds_other_things(value: Any) -> bool:
     """Whether leaves stand here, and none of them is an array: a transformation put them there."""
     if kind_of(value) is Kind.ARRAY:
@@ -172,7 +200,7 @@ def _is_same(one: Any, other: Any) -> bool:
 class _Noting:
     """Errors that are raised inside get a note. A bare `except` would do the same, and catch what it must not."""
 
-    def __init__(self, note: str) -> None:
+    def __init__(self, note: Callable[[], str]) -> None:
         self.note = note
 
     def __enter__(self) -> None:
@@ -180,27 +208,31 @@ class _Noting:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            error.add_note(self.note)
+            error.add_note(self.note())
 
 
-def check_changed(new: Any, old: Any, done: set[int], why: str) -> None:
+def check_changed(new: Any, old: Any, done: set[int], why: Callable[[], str]) -> None:
     """Runs `__check_init__` on every module in `new` that is not what it was in `old`.
 
     Args:
         new: any tree.
         old: what it was made of.
         done: the ids of what needs no check, to which those are added that get one.
-        why: what changed, for a note on the errors that the checks raise.
+        why: tells what changed, for a note on the errors that the checks raise.
     """
-    if new is old or new is MISSING or id(new) in done:
+    if new is old or new is MISSING or kind_of(new) is Kind.ARRAY or id(new) in done:
         return
     done.add(id(new))
-    before = {} if old is MISSING else dict(parts_below(old))
-    for key, value in parts_below(new):
-        check_changed(value, before.get(key, MISSING), done, why)
+    parts, old_parts = parts_below(new), [] if old is MISSING else parts_below(old)
+    form = form_if_node(new)
+    if form is None or form is not form_if_node(old):
+        before = dict(old_parts)
+        old_parts = [(key, before.get(key, MISSING)) for key, _ in parts]
+    for (_, value), (_, was) in zip(parts, old_parts, strict=True):
+        check_changed(value, was, done, why)
     checks = getattr(type(new), "_checks", ())
     if checks and _is_whole(new):
-        with _Noting(f"`__check_init__` of {type(new).__name__} ran again: {why}"):
+        with _Noting(lambda: f"`__check_init__` of {type(new).__name__} ran again: {why()}"):
             for check in checks:
                 check(new)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from typing import ClassVar
 
-from .._errors import AerogelError, ErrorText, _show_as_part_of, clip
+from .._errors import AerogelError, ErrorText, StatedError, _show_as_part_of, clip
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,8 +59,7 @@ class StructureError(AerogelError, TypeError):
         return ErrorText(what=self.what, where=self.place, got=shown, wanted=self.wanted, to_fix=self.to_fix)
 
 
-@dataclass(eq=False, kw_only=True)
-class FieldError(AerogelError, TypeError):
+class FieldError(StatedError, TypeError):
     """A class whose fields contradict each other, or an `__init__` that does not fit them.
 
     Attributes:
@@ -70,13 +69,6 @@ class FieldError(AerogelError, TypeError):
     """
 
     code: ClassVar[str] = "AG103"
-
-    what: str
-    place: str
-    to_fix: str
-
-    def text(self) -> ErrorText:
-        return ErrorText(what=self.what, where=self.place, to_fix=self.to_fix)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -104,8 +96,7 @@ class PathError(AerogelError, LookupError):
         )
 
 
-@dataclass(eq=False, kw_only=True)
-class TieError(AerogelError, ValueError):
+class TieError(StatedError, ValueError):
     """A tie that cannot be made or ended.
 
     Attributes:
@@ -116,16 +107,8 @@ class TieError(AerogelError, ValueError):
 
     code: ClassVar[str] = "AG105"
 
-    what: str
-    place: str
-    to_fix: str
 
-    def text(self) -> ErrorText:
-        return ErrorText(what=self.what, where=self.place, to_fix=self.to_fix)
-
-
-@dataclass(eq=False, kw_only=True)
-class StateError(AerogelError, ValueError):
+class StateError(StatedError, ValueError):
     """An update of a variable that cannot be made where it stands.
 
     Attributes:
@@ -137,15 +120,6 @@ class StateError(AerogelError, ValueError):
     """
 
     code: ClassVar[str] = "AG111"
-
-    what: str
-    place: str
-    to_fix: str
-    got: str | None = None
-    wanted: str | None = None
-
-    def text(self) -> ErrorText:
-        return ErrorText(what=self.what, where=self.place, got=self.got, wanted=self.wanted, to_fix=self.to_fix)
 
 
 _show_as_part_of("aerogel", FrozenError, StructureError, FieldError, PathError, TieError, StateError)

@@ -70,7 +70,7 @@ class Form:
         frozen: leaves that no gradient reaches: the slot, and the path below it as text where it is no leaf itself.
     """
 
-    __slots__ = ("__weakref__", "_by_key", "_read", "cls", "foreign", "frozen", "holes", "slots", "statics", "ties")
+    __slots__ = ("__weakref__", "_by_key", "_by_name", "_keys", "_read", "cls", *_CONTENTS)
 
     cls: type
     slots: tuple[Any, ...]
@@ -80,6 +80,8 @@ class Form:
     ties: tuple[Tie, ...]
     frozen: tuple[tuple[Any, str], ...]
     _by_key: dict[Any, Any]
+    _by_name: dict[bool, dict[Any, Any]]
+    _keys: tuple[Any, ...]
 
     @classmethod
     def of(
@@ -148,6 +150,31 @@ class Form:
             known = self._by_key = {self.entry(s): s for s in (*self.slots, *self.holes, *dict(self.statics))}
         return known.get(key, MISSING)
 
+    @property
+    def places(self) -> tuple[Any, ...]:
+        """The slots of data and those that are tied elsewhere, in the order of the leaves."""
+        return self.order((*self.slots, *self.holes)) if self.holes else self.slots
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """JAX's keys for `places`."""
+        try:
+            return self._keys
+        except AttributeError:
+            self._keys = tuple(map(self.entry, self.places))
+            return self._keys
+
+    def key_named(self, name: Any, statics: bool) -> Any:
+        """JAX's key for the slot of data, or of structure too, that users write as `name`; None if there is none."""
+        try:
+            known = self._by_name[statics]
+        except AttributeError:
+            every = (*self.keys, *(self.entry(slot) for slot, _ in self.statics))
+            self._by_name = {False: _by_name(self.keys), True: _by_name(every)}
+            known = self._by_name[statics]
+        found = known.get(name)
+        return known.get(str(name)) if found is None else found
+
     def replace(self, **changes: Any) -> "Form":
         """The form with other contents."""
         now = {name: getattr(self, name) for name in _CONTENTS}
@@ -166,6 +193,12 @@ class Form:
             slots=self.order((*self.slots, slot)),
             holes=[s for s in self.holes if s != slot],
         )
+
+
+def _by_name(keys: tuple[Any, ...]) -> dict[Any, Any]:
+    """Keys by their names, and by these as text; of several that read the same, the first."""
+    by_text = {str(step_name(key)): key for key in reversed(keys)}
+    return by_text | {step_name(key): key for key in reversed(keys)}
 
 
 def in_order_of_filling(ties: Iterable[Tie]) -> tuple[Tie, ...]:

@@ -125,9 +125,13 @@ def _fill_one(node: Any, form: Form, tie: Tie, value: Any) -> None:
 def copied(node: Any, old: Form, form: Form, changes: dict[Any, Any] | None = None, leave_out: Any = MISSING) -> Any:
     """A node of another form with the values of `node`, but for `changes`."""
     late = late_values(node) if isinstance(old, AttributeForm) else {}
-    slots = [s for s in (*old.slots, *old.holes) if s not in late and s != leave_out]
-    values = {slot: value for slot in slots if (value := old.get(node, slot)) is not MISSING} | (changes or {})
-    result = form.make(values)
+    if late or old.holes:
+        slots = [slot for slot in (*old.slots, *old.holes) if slot not in late]
+        values = {slot: value for slot in slots if (value := old.get(node, slot)) is not MISSING}
+    else:
+        values = dict(zip(old.slots, old.read(node), strict=True))
+    values.pop(leave_out, None)
+    result = form.make(values | (changes or {}))
     kept = {name: how for name, how in late.items() if name != leave_out and name not in (changes or {})}
     if kept:
         put(result, "_late", kept)

@@ -34,12 +34,13 @@ class ModuleMeta(ABCMeta):
     _checks: tuple[Callable[[Any], None], ...]
     _defaults: dict[str, tuple[Any, Callable[[], Any] | None]]
     _is_finished: Callable[[Any], bool]
-    _is_finished_by_init: bool
-    _has_own_new: bool
+    _construction: tuple[bool, bool, tuple[Callable[[Any], None], ...]]
     _abstract_fields: frozenset[str]
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> "ModuleMeta":
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
+        if bases:
+            _check_names(cls)
         abstract = _taken_out(cls)
         dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
         _require(cls, abstract)  # after `dataclass`, which counts the abstract methods anew
@@ -48,9 +49,9 @@ class ModuleMeta(ABCMeta):
         cls._static_fields = frozenset(f.name for f in declared if spec_of(f).static)
         cls._converters = {f.name: converter_of(name, f) for f in declared}
         cls._checks = tuple(vars(c)["__check_init__"] for c in cls.__mro__ if "__check_init__" in vars(c))
-        cls._has_own_new = cls.__new__ is not object.__new__
         cls._defaults = {f.name: _default_of(f) for f in declared if _default_of(f) != (MISSING, None)}
-        _give_init(cls, declared)
+        # One look-up in the class for all that its construction depends on: each costs as much as to set an attribute.
+        cls._construction = (cls.__new__ is not object.__new__, _give_init(cls, declared), cls._checks)
         _give_setattr(cls)
         _drop_bound_defaults(cls)
         read_from_class = {name: default for name, (default, _) in cls._defaults.items() if default is not MISSING}
@@ -64,8 +65,9 @@ class ModuleMeta(ABCMeta):
     if not TYPE_CHECKING:  # checkers read `__init__` only if a metaclass leaves calls alone
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            module = cls.__new__(cls, *args, **kwargs) if cls._has_own_new else new(cls)
-            if cls._is_finished_by_init:
+            has_own_new, is_finished_by_init, checks = cls._construction
+            module = cls.__new__(cls, *args, **kwargs) if has_own_new else new(cls)
+            if is_finished_by_init:
                 cls.__init__(module, *args, **kwargs)
             else:
                 put(module, "_form", BUILDING)
@@ -73,12 +75,25 @@ class ModuleMeta(ABCMeta):
                 if not cls._is_finished(module):
                     _finish(cls, module)
             put(module, "_form", None)
-            for check in cls._checks:
-                check(module)
+            if checks:
+                for check in checks:
+                    check(module)
             return module
 
 
 _CALL = vars(ModuleMeta)["__call__"].__code__
+
+
+def _check_names(cls: ModuleMeta) -> None:
+    """A field or method that has the name of one of Aerogel's own attributes would break the class, somewhere else."""
+    taken = {"_form", "_late", "_shadow", "_flat", *ModuleMeta.__annotations__}
+    for name in (*vars(cls).get("__annotations__", {}), *vars(cls)):
+        if name in taken:
+            raise FieldError(
+                what=f"`{name}` is a name that Aerogel uses in every module.",
+                place=f"{cls.__module__}.{cls.__name__}",
+                to_fix=f"choose another name: {name.strip('_')}",
+            )
 
 
 def _taken_out(cls: ModuleMeta) -> set[str]:
@@ -98,14 +113,18 @@ def _require(cls: ModuleMeta, abstract: set[str]) -> None:
     cls.__abstractmethods__ = cls.__abstractmethods__ | cls._abstract_fields
 
 
-def _give_init(cls: ModuleMeta, declared: "tuple[dataclasses.Field[Any], ...]") -> None:
-    """An `__init__` of the class's own, or of the nearest base that wrote one, stays; else one is written."""
+def _give_init(cls: ModuleMeta, declared: "tuple[dataclasses.Field[Any], ...]") -> bool:
+    """An `__init__` of the class's own, or of the nearest base that wrote one, stays; else one is written.
+
+    Returns:
+        whether nothing is left to do when it is over.
+    """
     nearest = next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
     is_written = nearest is object.__init__ or getattr(nearest, "_is_written", False)
     if is_written:
         cls.__init__ = written_init(cls)
     no_value = [f for f in declared if not f.init and f.default is f.default_factory is dataclasses.MISSING]
-    cls._is_finished_by_init = is_written and not no_value and not hasattr(cls, "__post_init__")
+    return is_written and not no_value and not hasattr(cls, "__post_init__")
 
 
 def _default_of(declared: "dataclasses.Field[Any]") -> tuple[Any, Callable[[], Any] | None]:

@@ -1,7 +1,7 @@
 """Positions in a tree: JAX's own key entries, and the one way in which they are written and read."""
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,15 @@ def show_path(path: Sequence[Any], root: str = "") -> str:
     """`layers[0].weight`, or `model.layers[0].weight` for the root "model"."""
     text = root + "".join(f"[{key.key}]" if isinstance(key, FlattenedIndexKey) else str(key) for key in path)
     return text if root else text.removeprefix(".")
+
+
+def outermost(paths: Iterable[Path]) -> list[Path]:
+    """The paths that lead to no part of what another one leads to, each once, in their order."""
+    known = dict.fromkeys(paths)
+    lengths = sorted({len(path) for path in known})
+    if len(lengths) < 2:
+        return list(known)
+    return [path for path in known if not any(path[:n] in known for n in lengths if n < len(path))]
 
 
 def read_path(text: str) -> tuple[Hashable, ...]:

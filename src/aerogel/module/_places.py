@@ -33,9 +33,17 @@ class Skeleton:
         self._whole = tree
 
     @functools.cached_property
+    def _nodes(self) -> list[tuple[type, Any]]:
+        return nodes_of(self._structure)
+
+    @functools.cached_property
     def has_ties(self) -> bool:
         """Whether any place is tied to another one."""
-        return has_ties(self._structure)
+        return any(isinstance(form, Form) and form.ties for _, form in self._nodes)
+
+    def may_hold(self, cls: type) -> bool:
+        """Whether an object of exactly that class can be a part of the tree: nodes of others may hold anything."""
+        return any(found is cls or (isinstance(form, Form) and form.foreign) for found, form in self._nodes)
 
     @functools.cached_property
     def paths(self) -> list[Path]:
@@ -149,16 +157,16 @@ def places_of(tree: Any, skeleton: Skeleton) -> Iterator[Place]:
     return iter(Places(tree, skeleton))
 
 
-def has_ties(structure: Any) -> bool:
-    """Whether a node of a tree has a tie: to ask the nodes once is cheaper than to look below each."""
-    pending = [structure]
+def nodes_of(structure: Any) -> list[tuple[type, Any]]:
+    """The class and the form, if it is of ours, of each node of a tree: cheaper than to look at what stands there."""
+    found, pending = [], [structure]
     while pending:
         each = pending.pop()
-        _, form = each.node_data() or (None, None)
-        if isinstance(form, Form) and form.ties:
-            return True
-        pending += each.children()
-    return False
+        node = each.node_data()
+        if node is not None:
+            found.append(node)
+            pending += each.children()
+    return found
 
 
 def _links(tree: Any) -> "dict[Path, tuple[Path, bool]]":

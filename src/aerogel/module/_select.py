@@ -16,7 +16,8 @@ A leaf that is tied stands in several places, and is meant if one of them is.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
 
@@ -26,7 +27,7 @@ import numpy as np
 from .._errors import UsageError
 from ._kinds import Kind, kind_of
 from ._methods import BoundMethod
-from ._paths import Path, read_path, show_path, step_name
+from ._paths import Path, outermost, read_path, show_path, step_name
 from ._places import Place, Places, Skeleton, places_of
 from ._steps import home, no_path, resolve, value_at
 
@@ -40,6 +41,7 @@ class Class(Protocol):
 # Two kinds of functions, so that checkers know the arguments of both kinds of lambdas.
 Where: TypeAlias = Class | str | Callable[[Any], Any] | Callable[[Any, Any], Any] | Sequence[Any]
 
+Patterns: TypeAlias = frozenset[tuple[str, ...]]  # what the next steps must be: one of these
 Pair: TypeAlias = tuple[Path, Path]  # how a part is reached, and where its data stands
 
 _IDEAS = "a type, a path or pattern, a function of (path, value), a function from the tree to parts of it, or several"
@@ -99,9 +101,9 @@ def _reached(tree: Any, where: Where | None, skeleton: Skeleton) -> list[Pair]:
     if isinstance(where, str) and not _is_pattern(where):
         return _by_path(tree, where)
     pairs = dict(_meant(tree, where, skeleton, functools.cache(lambda: list(places_of(tree, skeleton)))))
-    found = {path: home for path, home in pairs.items() if not any(path[:n] in pairs for n in range(len(path)))}
-    homes = set(found.values())
-    return [(path, home) for path, home in found.items() if not any(home[:n] in homes for n in range(len(home)))]
+    found = [(path, pairs[path]) for path in outermost(pairs)]
+    homes = set(outermost(home for _, home in found))
+    return [(path, home) for path, home in found if home in homes]
 
 
 def _meant(tree: Any, where: Any, skeleton: Skeleton, places: Callable[[], list[Place]]) -> Iterator[Pair]:
@@ -148,26 +150,35 @@ def _by_text(tree: Any, text: str, skeleton: Skeleton) -> Iterator[Pair]:
     pattern = tuple(map(str, read_path(text)))
     for with_statics in (False, True):
         places = Places(tree, skeleton, with_parts=False, with_statics=with_statics)
-        found = list(_fitting(places, places.root, {pattern}))
+        found = list(_fitting(places, places.root, _closed({pattern})))
         if found:
             yield from ((p.path, p.home) for p in found)
             return
     raise no_path(tree, text)
 
 
-def _fitting(places: Places, here: Place, patterns: set[tuple[str, ...]]) -> Iterator[Place]:
+def _fitting(places: Places, here: Place, patterns: Patterns) -> Iterator[Place]:
     """The places from `here` down, in their order, whose steps are those of a pattern. Others are not looked into."""
-    patterns = {pattern[n:] for pattern in patterns for n in range(_many(pattern) + 1)}
     if () in patterns:
         yield here
-    for below in places.below(here) if patterns != {()} else ():
-        name = str(step_name(below.path[-1]))
-        rest = {p[p[0] != "**" :] for p in patterns if p and (p[0] == "**" or fnmatchcase(name, p[0]))}
+    for below in places.below(here) if len(patterns) > (() in patterns) else ():
+        rest = _after(patterns, str(step_name(below.path[-1])))
         if below.is_leaf:
-            if any(all(step == "**" for step in p) for p in rest):
+            if () in rest:
                 yield below
         elif rest:
             yield from _fitting(places, below, rest)
+
+
+@functools.lru_cache(maxsize=1024)
+def _after(patterns: Patterns, name: str) -> Patterns:
+    """What the steps after one of that name must be."""
+    return _closed(p[p[0] != "**" :] for p in patterns if p and (p[0] == "**" or fnmatchcase(name, p[0])))
+
+
+def _closed(patterns: Iterable[tuple[str, ...]]) -> Patterns:
+    """The patterns, and what is left of them where `**` at their beginning stands for no step."""
+    return frozenset(pattern[n:] for pattern in patterns for n in range(_many(pattern) + 1))
 
 
 def _many(pattern: tuple[str, ...]) -> int:
@@ -182,6 +193,8 @@ def _by_function(result: Any, skeleton: Skeleton, places: Callable[[], list[Plac
         if id(value) in skeleton.leaves:
             path = skeleton.paths[skeleton.leaves[id(value)]]
             yield path, path
+        elif type(value) in (list, dict) and not skeleton.may_hold(type(value)):
+            pending += reversed(value if isinstance(value, list) else [*value.values()])
         elif (found := next((p for p in places() if p.part is value and not _is_shared(value)), None)) is not None:
             yield found.path, found.home
         elif isinstance(value, list | tuple):
@@ -205,11 +218,19 @@ def _takes(function: Callable[..., Any]) -> int:
     """1 for a function of the tree, 2 for one of path and value, 0 for neither. Defaults are the function's own."""
     if kind_of(function) is Kind.NODE and not isinstance(function, BoundMethod):
         return 0  # a part of the tree, which its own `__call__` would not find
+    if type(function) is types.FunctionType and not vars(function):  # a signature of its own, or of what it wraps
+        code = function.__code__
+        by_position, several = code.co_argcount, bool(code.co_flags & inspect.CO_VARARGS)
+        required = by_position - len(function.__defaults__ or ())
+        return _number(required, by_position, several)
     try:
         given = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return 0
     by_position = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = sum(p.default is p.empty for p in by_position)
-    several = any(p.kind is p.VAR_POSITIONAL for p in given)
-    return required if required else 2 if several or len(by_position) > 1 else len(by_position)
+    return _number(required, len(by_position), any(p.kind is p.VAR_POSITIONAL for p in given))
+
+
+def _number(required: int, by_position: int, several: bool) -> int:
+    return required if required else 2 if several or by_position > 1 else by_position

@@ -8,7 +8,7 @@ import jax
 
 from ._decide import form_if_node
 from ._errors import PathError
-from ._form import MISSING, Form
+from ._form import MISSING
 from ._holes import copied, fill
 from ._kinds import Kind, kind_of
 from ._late import late_values
@@ -20,7 +20,7 @@ def keys_below(node: Any) -> list[Any]:
     form = form_if_node(node)
     if form is None:
         return [key for key, _ in _opened(node)]
-    return [form.entry(slot) for slot in _data_slots(form)]
+    return list(form.keys)
 
 
 def parts_below(node: Any) -> list[tuple[Any, Any]]:
@@ -29,11 +29,10 @@ def parts_below(node: Any) -> list[tuple[Any, Any]]:
     if form is None:
         return _opened(node)
     late = late_values(node)
-    return [(form.entry(slot), MISSING if slot in late else form.get(node, slot)) for slot in _data_slots(form)]
-
-
-def _data_slots(form: Form) -> tuple[Any, ...]:
-    return form.order((*form.slots, *form.holes)) if form.holes else form.slots
+    if not form.holes and not late:
+        return list(zip(form.keys, form.read(node), strict=True))
+    values = [MISSING if slot in late else form.get(node, slot) for slot in form.places]
+    return list(zip(form.keys, values, strict=True))
 
 
 def static_keys(node: Any) -> list[Any]:
@@ -64,7 +63,7 @@ def part(node: Any, key: Any) -> Any:
         if slot is MISSING:
             return MISSING
         value = form.get(node, slot)
-        return dict(form.statics).get(slot, MISSING) if value is MISSING else value
+        return dict(form.statics).get(slot, MISSING) if value is MISSING and form.statics else value
     found = next((child for known, child in _opened(node) if known == key), MISSING)
     if found is MISSING and key in static_keys(node):
         return getattr(node, key.name)
@@ -78,6 +77,8 @@ def leaf_paths(tree: Any) -> list[Path]:
 
 def one_by_one(path: Path) -> Path:
     """A path of JAX's, in which the key of a leaf in another library's node is several steps in one."""
+    if LeafKey not in map(type, path):
+        return path
     return tuple(step for key in path for step in (key.path if isinstance(key, LeafKey) else (key,)))
 
 
@@ -148,9 +149,12 @@ def resolve(tree: Any, text: str, statics: bool = False) -> Path:
 
 def key_of_step(node: Any, step: Any, statics: bool = False) -> Any:
     """The key of a node that a step means; None for none. An index may count from the end."""
-    keys = keys_below(node) + (static_keys(node) if statics else [])
     if isinstance(step, int) and step < 0 and isinstance(node, list | tuple):
         step += len(node)
+    form = form_if_node(node)
+    if form is not None:
+        return form.key_named(step, statics)
+    keys = keys_below(node) + (static_keys(node) if statics else [])
     exact = next((key for key in keys if step_name(key) == step), None)
     return next((key for key in keys if str(step_name(key)) == str(step)), None) if exact is None else exact
 

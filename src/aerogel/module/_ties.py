@@ -8,9 +8,11 @@ import jax
 
 from .._errors import UsageError
 from ._decide import form_if_node, form_of
+from ._display import show_array
 from ._errors import TieError
 from ._form import AttributeForm, Form, Tie
 from ._holes import copied, implanted, punched, reach
+from ._kinds import Kind, kind_of
 from ._late import late_values
 from ._paths import Path, show_path
 from ._steps import keys_below, resolve
@@ -61,8 +63,8 @@ def _is_below(path: Path, places: set[Path]) -> bool:
 def tie(model: M, place: str, source: str, via: Callable[[Any], Any] | None = None) -> M:
     """The model in which what stands at `place` is read from `source`: one leaf, or one subtree.
 
-    What stood at `place` is dropped. With `via`, reading `place` gives `via` of what stands at `source`, computed at
-    every read.
+    What stood at `place` is dropped: arrays of the shapes that are at `source`. With `via`, reading `place` gives `via`
+    of what stands at `source`, computed at every read.
 
     Args:
         model: a module.
@@ -72,13 +74,18 @@ def tie(model: M, place: str, source: str, via: Callable[[Any], Any] | None = No
 
     Raises:
         PathError: one of the paths leads nowhere.
-        TieError: the paths overlap, one of them is tied already, or `via` is asked for in a list, tuple or dict.
+        TieError: the paths overlap or lead into a node of another library, one of them is tied already, the shapes
+            differ and no `via` is given, or `via` is asked for in a list, tuple or dict.
     """
     to, origin = _place(model, place, "place", "tie"), _place(model, source, "source", "tie")
     _check_apart(to, origin, place)
+    _check_ours(model, to, place)
+    _check_ours(model, origin, source)
     _check_free(model, to, place)
     _check_free(model, origin, source)
-    if via is not None and not isinstance(form_if_node(reach(model, to[:-1])), AttributeForm):
+    if via is None:
+        _check_shapes(model, to, origin)
+    elif not isinstance(form_if_node(reach(model, to[:-1])), AttributeForm):
         raise TieError(
             what="a place that is computed must be an attribute of a module.",
             place=place,
@@ -125,6 +132,18 @@ def _check_apart(to: Path, origin: Path, place: str) -> None:
         )
 
 
+def _check_ours(model: Any, path: Path, text: str) -> None:
+    for depth in range(len(path)):
+        node = reach(model, path[:depth])
+        if form_if_node(node) is None:
+            found = f"{show_path(path[:depth]) or 'this'} is a {type(node).__name__}"
+            raise TieError(
+                what=f"ties lead through modules, and lists, tuples and dicts in them; {found}.",
+                place=text,
+                to_fix="tie the part as a whole, or make its class a Module" if depth else "pass a module",
+            )
+
+
 def _check_free(model: Any, path: Path, text: str) -> None:
     for known in ties(model):
         if path[: len(known.place)] == known.place:
@@ -133,6 +152,41 @@ def _check_free(model: Any, path: Path, text: str) -> None:
                 place=text,
                 to_fix=f"name {show_path((*known.source, *path[len(known.place) :]))}, or end that tie first: ag.untie",
             )
+
+
+def _check_shapes(model: Any, to: Path, origin: Path) -> None:
+    """What is read from another place is what stood there: an array of that shape, a part with arrays of those shapes.
+
+    Parts of two kinds are compared as far as they have the same paths.
+    """
+    here, there = _arrays_below(model, to), _arrays_below(model, origin)
+    if here and there and ((() in here) != (() in there)):
+        unlike = [()]
+    else:
+        unlike = [path for path in here if path in there and here[path].shape != there[path].shape]
+    for path in unlike:
+        place, source = show_path((*to, *path)), show_path((*origin, *path))
+        via = "jnp.transpose" if _are_transposed(here.get(path), there.get(path)) else "..."
+        raise TieError(
+            what="two places that are one must have one shape.",
+            place=place,
+            got=f"{_told(there.get(path, reach(model, origin)))} at {source}",
+            wanted=_told(here.get(path, reach(model, to))),
+            to_fix=f"say what is read there: ag.tie(model, {place!r}, {source!r}, via={via})",
+        )
+
+
+def _are_transposed(one: Any, other: Any) -> bool:
+    return one is not None and other is not None and one.shape == other.shape[::-1]
+
+
+def _told(value: Any) -> str:
+    return show_array(value) if kind_of(value) is Kind.ARRAY else type(value).__name__
+
+
+def _arrays_below(model: Any, path: Path) -> dict[Path, Any]:
+    found = jax.tree.leaves_with_path(reach(model, path))
+    return {below: leaf for below, leaf in found if kind_of(leaf) is Kind.ARRAY}
 
 
 def _owner_depth(model: Any, to: Path, origin: Path) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aerogel._errors import AerogelError, ErrorText, _show_as_part_of
+from aerogel._errors import AerogelError, ErrorText, StatedError, _show_as_part_of
 
 
 @dataclass(eq=False, kw_only=True)
@@ -34,8 +34,7 @@ class TooManyTraces(AerogelError, AssertionError):
         )
 
 
-@dataclass(eq=False, kw_only=True)
-class GradientError(AerogelError, TypeError):
+class GradientError(StatedError, TypeError):
     """A gradient of something, or with respect to something, that has none.
 
     Attributes:
@@ -47,15 +46,6 @@ class GradientError(AerogelError, TypeError):
     """
 
     code: ClassVar[str] = "AG303"
-
-    what: str
-    place: str
-    got: str
-    wanted: str
-    to_fix: str
-
-    def text(self) -> ErrorText:
-        return ErrorText(what=self.what, where=self.place, got=self.got, wanted=self.wanted, to_fix=self.to_fix)
 
 
 @dataclass(eq=False, kw_only=True)

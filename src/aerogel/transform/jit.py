@@ -290,16 +290,15 @@ def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal divides
-        divided = divides  # another thread may set it meanwhile
-        if divided is not False:
+        if divides is not False:
             args, kwargs = divide(args, kwargs)
-            if divided is None:
-                divides = divided = has_split(args, kwargs)
+            if divides is None:
+                divides = has_split(args, kwargs)
+            if divides:
+                return joined(compiled(*args, **kwargs))
         try:
             out = compiled(*args, **kwargs)
         except TypeError:
-            if divided:
-                raise
             # JAX looks at all arguments before it traces, so if one was no array, nothing has happened yet.
             args, kwargs = divide(args, kwargs)
             if not has_split(args, kwargs):

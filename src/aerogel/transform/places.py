@@ -56,11 +56,20 @@ def refusal(name: str, reason: str) -> StateError:
     return StateError(what=what, place=name, to_fix=to_fix)
 
 
+def _refusal_here(name: str, reason: str) -> StateError:
+    """The same, with the line that the user's program is at."""
+    return refusal(name + _at(_jax.lines_now()), reason)
+
+
+def _at(line: tuple[str, int, str] | None) -> str:
+    return f", at {line[0].rsplit('/', 1)[-1]}:{line[1]}" if line else ""
+
+
 # What JAX takes places out of correctly, as far as `check_places` lets it. Elsewhere it would drop a derivative rule,
 # or it has no way to.
 _FOLLOWED = {"read_place", "write_place", "scan", "while", "cond", "jit", "remat2", "closed_call"}
 
-_read, _write = _jax.place_primitives(refusal)
+_read, _write = _jax.place_primitives(_refusal_here)
 
 
 class Places:
@@ -82,7 +91,7 @@ class Places:
 
     def _place(self, index: int) -> Any:
         if _axes_by_hand() != self._devices:
-            raise refusal(self.names[index], "shard_map")
+            raise _refusal_here(self.names[index], "shard_map")
         return self.places[index]
 
 
@@ -131,8 +140,7 @@ def refused_branches(branches: Sequence[Any]) -> StateError:
 
 def _named(equation: Any) -> str:
     """The path of a variable that an equation uses, and the user's line."""
-    line = _jax.source_lines(equation)
-    return (_name_in(equation) or "a reference") + (f", at {line[0].rsplit('/', 1)[-1]}:{line[1]}" if line else "")
+    return (_name_in(equation) or "a reference") + _at(_jax.source_lines(equation))
 
 
 def _name_in(equation: Any) -> str | None:

@@ -8,7 +8,23 @@ from ..._errors import AerogelError, ErrorText
 
 
 @dataclass(eq=False, kw_only=True)
-class RuleError(AerogelError, TypeError):
+class _AboutRule(AerogelError):
+    """Base of the errors about one rule, or pass: `what` stands behind its name."""
+
+    rule: str
+    what: str
+    to_fix: str
+    where: str | None = None
+    got: str | None = None
+    wanted: str | None = None
+    noun: str = "rule"
+
+    def text(self) -> ErrorText:
+        """The parts of the message."""
+        return ErrorText(f"{self.noun} '{self.rule}' {self.what}", self.where, self.got, self.wanted, self.to_fix)
+
+
+class RuleError(_AboutRule, TypeError):
     """A rule that is not well formed: its functions take other arguments, or return other types.
 
     Attributes:
@@ -22,20 +38,8 @@ class RuleError(AerogelError, TypeError):
 
     code: ClassVar[str] = "AG203"
 
-    rule: str
-    what: str
-    to_fix: str
-    where: str | None = None
-    got: str | None = None
-    wanted: str | None = None
 
-    def text(self) -> ErrorText:
-        """The parts of the message."""
-        return ErrorText(f"rule '{self.rule}' {self.what}", self.where, self.got, self.wanted, self.to_fix)
-
-
-@dataclass(eq=False, kw_only=True)
-class RuleCheckError(AerogelError, AssertionError):
+class RuleCheckError(_AboutRule, AssertionError):
     """A rule, or a pass, that does not do what it claims.
 
     Attributes:
@@ -49,18 +53,6 @@ class RuleCheckError(AerogelError, AssertionError):
     """
 
     code: ClassVar[str] = "AG204"
-
-    rule: str
-    what: str
-    where: str
-    to_fix: str
-    got: str | None = None
-    wanted: str | None = None
-    noun: str = "rule"
-
-    def text(self) -> ErrorText:
-        """The parts of the message."""
-        return ErrorText(f"{self.noun} '{self.rule}' {self.what}", self.where, self.got, self.wanted, self.to_fix)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..._errors import LONGEST_VALUE, AerogelError, ErrorText, _show_as_part_of, clip
+from ..._errors import LONGEST_VALUE, AerogelError, ErrorText, StatedError, _show_as_part_of, clip
 
 
 def shown(name: str) -> str:
@@ -13,7 +13,7 @@ def shown(name: str) -> str:
 
 
 @dataclass(eq=False, kw_only=True)
-class FileError(AerogelError, ValueError):
+class FileError(StatedError, ValueError):
     """A file that is not a whole and consistent safetensors file.
 
     Attributes:
@@ -26,14 +26,7 @@ class FileError(AerogelError, ValueError):
 
     code: ClassVar[str] = "AG106"
 
-    what: str
-    place: str
-    got: str | None = None
-    wanted: str | None = None
     to_fix: str = "save or download the file again; nothing of it was loaded"
-
-    def text(self) -> ErrorText:
-        return ErrorText(what=self.what, where=self.place, got=self.got, wanted=self.wanted, to_fix=self.to_fix)
 
 
 @dataclass(frozen=True)
@@ -86,8 +79,7 @@ class MismatchError(AerogelError, ValueError):
         )
 
 
-@dataclass(eq=False, kw_only=True)
-class SaveError(AerogelError, TypeError):
+class SaveError(StatedError, TypeError):
     """A leaf that cannot be written to a file. The file is as it was.
 
     Attributes:
@@ -98,14 +90,6 @@ class SaveError(AerogelError, TypeError):
     """
 
     code: ClassVar[str] = "AG108"
-
-    what: str
-    place: str
-    got: str
-    to_fix: str
-
-    def text(self) -> ErrorText:
-        return ErrorText(what=self.what, where=self.place, got=self.got, to_fix=self.to_fix)
 
 
 _show_as_part_of("aerogel", FileError, MismatchError, SaveError)

@@ -1,0 +1,64 @@
+"""What is active now: traces, and the settings that change what tracing does."""
+
+from typing import Any
+
+import jax
+from jax._src import config as jax_config
+from jax._src import core
+from jax._src.interpreters import ad
+from jax._src.interpreters import partial_eval as pe
+
+# A jit-cache-sensitive context: what is traced inside another optimised function must not be cached as if it had
+# been traced alone. Public since jax 0.8.
+inside_optimize = jax.make_user_context(False)
+# The rule set of `ag.rules.use`; part of the key of every compiled function for the same reason.
+rules_in_use = jax.make_user_context(None)
+
+
+# What JAX's own caches of traces are keyed by: every setting and context that tracing looks at.
+trace_key = jax_config.trace_context
+
+
+def is_traced(x: Any) -> bool:
+    """Whether a leaf is an input of the program: under a trace, what is no tracer is static or a constant."""
+    return isinstance(x, core.Tracer)
+
+
+def trace_state_clean() -> bool:
+    """Whether no transformation is active: then arrays are inputs too."""
+    return core.trace_state_clean()
+
+
+def is_staging() -> bool:
+    """Whether what is computed now becomes part of a program instead of running."""
+    trace = core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, pe.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def differentiating() -> bool:
+    """Whether the present trace is (somewhere above) a forward-mode or linearising one."""
+    trace = core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, (ad.JVPTrace, ad.LinearizeTrace)):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def jit_disabled() -> bool:
+    """Whether `jax.disable_jit` is on: functions run operation by operation, on values."""
+    return jax_config.disable_jit.value
+
+
+def checking_keys() -> bool:
+    """Whether `debug_key_reuse` looks at a function: it is about the user's own program, every draw in it."""
+    return jax_config.debug_key_reuse.value
+
+
+def hunting_nans() -> bool:
+    """Whether `debug_nans` or `debug_infs` runs a function operation by operation, to find the one at fault."""
+    return (jax_config.debug_nans.value or jax_config.debug_infs.value) and core.trace_state_clean()
