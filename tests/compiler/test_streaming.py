@@ -10,10 +10,10 @@ import pytest
 
 import aerogel as ag
 from aerogel.compiler import Context, Exactness
-from aerogel.compiler.components import by_component
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.passes.streaming import Streaming
 from aerogel.compiler.program import inner_jaxprs
+from aerogel.compiler.stream_components import by_component
 from aerogel.compiler.stream_plan import Sizes
 from aerogel.compiler.unit_batches import without_unit_batches
 from compiler.loop_patterns import normal

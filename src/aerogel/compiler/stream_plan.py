@@ -7,7 +7,6 @@ from aerogel import _jax
 from aerogel._jax import Atom, DropVar, JaxprEqn, Var
 
 from .axes import Axis
-from .components import LONGEST, REDUCTIONS
 from .cost import Machine, jaxpr_seconds, nbytes
 from .cost.account import jaxpr_cost
 from .cost.work import dot_shape
@@ -18,6 +17,7 @@ from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
 from .spread import is_spread
+from .stream_components import LONGEST, REDUCTIONS
 from .stream_growth import grow
 from .streaming import stream_loops
 from .streams import LIGHT, ORDERLESS, Stream, group_of, read_outside, scope_of

@@ -15,11 +15,11 @@ from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from .accumulate import accumulate
 from .axes import Axis, Mapped, Reduced, stack_blocks, take_block
 from .axes.rebind import bind
-from .components import by_component
 from .level import Edit
 from .loop import LoopBuilder
 from .producers import blocks_in_front
 from .program import Builder, is_var
+from .stream_components import by_component
 from .streams import Stream, needed, results_of
 from .unit_batches import without_unit_batches
 from .window import Window
