@@ -5,6 +5,11 @@ from .errors import RewriteCycle as RewriteCycle
 from .errors import RuleCheckError as RuleCheckError
 from .errors import RuleError as RuleError
 from .linalg import inverse_times as inverse_times
+from .logarithms import log_abs_det as log_abs_det
+from .logarithms import log_det as log_det
+from .logarithms import log_of_one_plus_exp as log_of_one_plus_exp
+from .logarithms import log_of_softmax as log_of_softmax
+from .logarithms import log_of_sum_of_exp as log_of_sum_of_exp
 from .operand import Operand as Operand
 from .rule import Rule as Rule
 from .rule import rule as rule
