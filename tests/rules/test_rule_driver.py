@@ -159,8 +159,11 @@ def test_an_after_of_another_type_is_an_error() -> None:
     ):
         jax.jit(ag.optimize(jnp.exp, rules=[wrong]))(X)
     several = made(lambda x: jnp.exp(x), lambda x: (x, x), name="several")
-    with pytest.raises(RuleError, match="cannot trace `after` at f32"):
+    with pytest.raises(RuleError, match=r"got +f32\[3\], f32\[3\]   \(wanted f32\[3\]\)"):
         jax.jit(ag.optimize(jnp.exp, rules=[several]))(X)
+    named = made(lambda x: jnp.exp(x), lambda x: {"x": x}, name="named")
+    with pytest.raises(RuleError, match=r"cannot trace `after` at f32\[3\](.*\n)*.*returns dict, not an array"):
+        jax.jit(ag.optimize(jnp.exp, rules=[named]))(X)
     large = np.ones(1000, "float32")
     closing = made(lambda x: jnp.exp(x), lambda x: x + jnp.asarray(large)[:3].sum() + large.sum(), name="closing")
     with pytest.raises(RuleError, match="closes over an array"):

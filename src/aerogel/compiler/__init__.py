@@ -21,11 +21,16 @@ from .pipeline import Pass as Pass
 from .program import Program as Program
 from .report import Decision as Decision
 from .report import Report as Report
+from .rules import Enclosing as Enclosing
 from .rules import Operand as Operand
+from .rules import PrimitiveRule as PrimitiveRule
 from .rules import RewriteCycle as RewriteCycle
 from .rules import Rule as Rule
 from .rules import RuleCheckError as RuleCheckError
 from .rules import RuleError as RuleError
 from .rules import Rules as Rules
 from .rules import RuleSet as RuleSet
+from .rules import Site as Site
+from .rules import Stage as Stage
+from .rules import on as on
 from .rules import rule as rule

@@ -14,7 +14,7 @@ from aerogel.compiler.exactness import allowed
 from aerogel.compiler.pipeline import Context, Pass, run_passes
 from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
-from aerogel.compiler.rules import Rule, Rules, RuleSet, rule_set
+from aerogel.compiler.rules import AnyRule, Rules, RuleSet, Stage, rule_set
 from aerogel.compiler.rules import default as default_rules
 
 _jax.exclude_from_tracebacks(__file__)
@@ -29,7 +29,7 @@ def optimize(
     f: F,
     *,
     numerics: str = "fast",
-    rules: Iterable[Rule] | None = None,
+    rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
     on_report: OnReport | None = None,
 ) -> F:
@@ -43,8 +43,8 @@ def optimize(
         f: any function that `jax.jit` takes. What is static for the enclosing `jit` reaches `f` untouched.
         numerics: "fast" allows sums in another order and rewrites that differ only for inf and nan; "strict" only
             results whose error against float64 is no larger.
-        rules: a `RuleSet` or a list of rules (`ag.rule`), which are applied before the passes; without it the rules of
-            `ag.rules.default`.
+        rules: a `RuleSet` or a list of rules (`ag.rule`, `ag.compiler.on`), each of which is applied at its stage;
+            without it the rules of `ag.rules.default`.
         passes: instead of the default ones; `()` leaves every program as it is.
         on_report: called with a `Report` each time `f` is traced.
 
@@ -68,8 +68,9 @@ def optimize(
 
 
 def with_rules(rules: RuleSet, passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
-    """The passes after one that applies the rules, if there are any."""
-    return (Rules(rules), *passes) if rules else passes
+    """The passes between those that apply the rules of each stage that there are."""
+    first, then, last = ((Rules(rules, stage),) if rules.at(stage) else () for stage in Stage)
+    return (*first, *passes, *then, *last)
 
 
 def watched(f: F, numerics: str, on_trace: OnTrace) -> F:

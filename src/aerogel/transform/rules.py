@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from aerogel import _jax
+from aerogel._errors import UsageError
 from aerogel.compiler.agree import Difference, Reference, compare, float64_reference
 from aerogel.compiler.exactness import Exactness
-from aerogel.compiler.rules import Rule, RuleCheckError
+from aerogel.compiler.rules import AnyRule, PrimitiveRule, RuleCheckError, Stage
 from aerogel.compiler.rules.traces import KINDS, MOST_EXAMPLES, REFUSALS, SIZE, ranks_tried
 
 from .optimize import function_name, function_place, optimize
@@ -25,7 +26,7 @@ DRAWS = 3
 
 
 def check_rule(
-    rule: Rule,
+    rule: AnyRule,
     *,
     fires_on: Sequence[Example] = (),
     leaves_alone: Sequence[Example] = (),
@@ -45,7 +46,8 @@ def check_rule(
         rule: the rule.
         fires_on: programs that hold its pattern: functions, or pairs of a function and its arguments. A function
             alone is tried at small arrays of several ranks (of floats, unless an argument is annotated with `int` or
-            `bool`); the first at which the rule fires are judged. Without any, `before` itself is the program.
+            `bool`); the first at which the rule fires are judged. Without any, `before` itself is the program; a rule
+            of one primitive needs some.
         leaves_alone: programs on which it must not fire: near misses.
         under: transformations under which the results must agree too, at random numbers. A function whose result is
             no scalar is summed up for `jax.grad`.
@@ -54,6 +56,7 @@ def check_rule(
     Raises:
         RuleCheckError: a claim does not hold.
         RuleError: `after` cannot be traced, or returns another type.
+        UsageError: `fires_on` is empty for a rule of one primitive.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> @ag.rule(exactness="no_worse", reason="log(1 + x) loses x below 6e-8")
@@ -72,7 +75,7 @@ def check_rule(
         for case in _cases(rule, example):
             if case.fires:
                 raise case.error("fires on what it should leave alone.", "narrow `before`, or refuse it with `when`")
-    for example in fires_on or [rule.before]:
+    for example in fires_on or _own_program(rule):
         cases = list(_cases(rule, example))
         firing = [case for case in cases if case.fires]
         if not firing:
@@ -80,6 +83,14 @@ def check_rule(
         _judge(firing[0], _probes(firing[0].args, seed), rule.exactness, _as_it_is)
         for transform in under:
             _judge_under(firing[0], transform, seed)
+
+
+def _own_program(rule: AnyRule) -> list[Example]:
+    """The spellings of a pattern, as programs."""
+    if isinstance(rule, PrimitiveRule):
+        wanted = "programs that hold the primitive"
+        raise UsageError(argument="fires_on", got=(), wanted=wanted, function="check_rule")
+    return list(rule.spellings)
 
 
 @dataclass(frozen=True)
@@ -91,14 +102,17 @@ class _Case:
         reason: why it does not.
     """
 
-    rule: Rule
+    rule: AnyRule
     f: Callable[..., Any]
     args: tuple[Any, ...]
     fires: bool
     reason: str
 
-    def with_rule(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        return optimize(f, rules=[self.rule], passes=())
+    def transformed(self, transform: Callable[..., Any]) -> Callable[..., Any]:
+        """The program with the rule under a transformation; over it, where the rule's place is behind derivatives."""
+        if self.rule.stage is Stage.BEFORE:
+            return transform(optimize(self.f, rules=[self.rule], passes=()))
+        return optimize(transform(self.f), rules=[self.rule], passes=())
 
     def where(self, more: str = "") -> str:
         types = ", ".join(jax.typeof(x).str_short(True) for x in jax.tree.leaves(self.args))
@@ -113,7 +127,7 @@ def _named(f: Callable[..., Any]) -> str:
     return f"`{function_name(f)}`" + (f" ({place})" if place else "")
 
 
-def _cases(rule: Rule, example: Example) -> Iterator[_Case]:
+def _cases(rule: AnyRule, example: Example) -> Iterator[_Case]:
     """The program at its arguments, or at all example arguments with which it can be traced."""
     if isinstance(example, tuple):
         f, args = example
@@ -127,7 +141,7 @@ def _cases(rule: Rule, example: Example) -> Iterator[_Case]:
         yield _case(rule, example, args)
 
 
-def _case(rule: Rule, f: Callable[..., Any], args: tuple[Any, ...]) -> _Case:
+def _case(rule: AnyRule, f: Callable[..., Any], args: tuple[Any, ...]) -> _Case:
     reports: list[Any] = []
     jax.eval_shape(_jax.original_jit(optimize(f, rules=[rule], passes=(), on_report=reports.append)), *args)
     decisions = [d for d in reports[-1].decisions if d.rule == rule.name]
@@ -143,7 +157,7 @@ def _example_arguments(f: Callable[..., Any]) -> Iterator[tuple[Any, ...]]:
         yield tuple(_normal(rng, (SIZE,) * rank, np.dtype(d), 1.0) for rank, d in zip(ranks, dtypes, strict=True))
 
 
-def _never(rule: Rule, example: Example, cases: list[_Case]) -> RuleCheckError:
+def _never(rule: AnyRule, example: Example, cases: list[_Case]) -> RuleCheckError:
     fix = "make `before` trace to what stands in that program; ag.explain(f, rules=[rule]) shows each site"
     if cases:
         return cases[0].error("does not fire.", fix, got=cases[0].reason)
@@ -260,7 +274,7 @@ def _judge(case: _Case, probes: Sequence[_Probe], exactness: Exactness, transfor
 
     natural = _jax.original_jit(mapped(transform(case.f)))
     want = jax.tree.leaves(natural(*stacked))
-    got = jax.tree.leaves(_jax.original_jit(mapped(transform(case.with_rule(case.f))))(*stacked))
+    got = jax.tree.leaves(_jax.original_jit(mapped(case.transformed(transform)))(*stacked))
     flat = jax.tree.leaves(stacked)
     reference: Any = None
     for k, probe in enumerate(probes):

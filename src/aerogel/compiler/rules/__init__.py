@@ -10,9 +10,15 @@ from .logarithms import log_det as log_det
 from .logarithms import log_of_one_plus_exp as log_of_one_plus_exp
 from .logarithms import log_of_softmax as log_of_softmax
 from .logarithms import log_of_sum_of_exp as log_of_sum_of_exp
+from .on import PrimitiveRule as PrimitiveRule
+from .on import on as on
 from .operand import Operand as Operand
 from .rule import Rule as Rule
 from .rule import rule as rule
+from .ruleset import AnyRule as AnyRule
 from .ruleset import RuleSet as RuleSet
 from .ruleset import rule_set as rule_set
 from .shipped import default as default
+from .site import Enclosing as Enclosing
+from .site import Site as Site
+from .stage import Stage as Stage

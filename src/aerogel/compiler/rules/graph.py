@@ -132,6 +132,14 @@ class Graph:
                 found.setdefault(name, []).append(place)
         return found
 
+    @cached_property
+    def by_primitive(self) -> dict[str, list[int]]:
+        """Where the equations of each primitive stand, calls not looked into."""
+        found: dict[str, list[int]] = {}
+        for place, eqn in enumerate(self.jaxpr.eqns):
+            found.setdefault(eqn.primitive.name, []).append(place)
+        return found
+
     def inlining(self, call: int) -> Edit:
         """The edit that puts the equations of a call in its place."""
         entered = self._entered[call]

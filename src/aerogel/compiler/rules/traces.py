@@ -1,5 +1,6 @@
 """What the functions of a rule trace to, in normal form: at the types of a site, and at example types."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from .rule import Rule
 # What a function may raise when it is traced at types that it is not meant for.
 REFUSALS = (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, AttributeError, NotImplementedError)
 KEPT = 512  # traces of each rule
+Map = tuple[tuple[int | None, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,15 @@ class Reading:
     """How the operands of a site are given to a rule that is written for one example.
 
     Attributes:
-        maps: for each `vmap` around the functions, from the outside: the axes of the operands and that of the result.
+        maps: for each `vmap` around the functions, from the outside: the axes of the operands and those of the results.
     """
 
-    maps: tuple[tuple[tuple[int | None, ...], int], ...] = ()
+    maps: tuple[Map, ...] = ()
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` under these `vmap`s."""
-        for ins, out in reversed(self.maps):
-            function = jax.vmap(function, in_axes=ins, out_axes=out)
+        """`function`, which returns a tuple, under these `vmap`s."""
+        for ins, outs in reversed(self.maps):
+            function = jax.vmap(function, in_axes=ins, out_axes=outs)
         return function
 
     def example(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -46,7 +48,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """A function of a rule as a program: it takes those operands that are no literals, and returns one array."""
+    """A function of a rule as a program: it takes those operands that are no literals."""
 
     jaxpr: Jaxpr
     consts: dict[Var, Any]
@@ -54,27 +56,29 @@ class Pattern:
     inputs: tuple[int, ...]  # for each variable that it takes, which operand that is
 
     @property
-    def result(self) -> Atom:
+    def results(self) -> Sequence[Atom]:
         """What it returns."""
-        return self.jaxpr.outvars[0]
+        return self.jaxpr.outvars
 
 
 class Refused(ValueError):
     """The function cannot be traced so."""
 
 
-def pattern_of(rule: Rule, part: str, atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading) -> Pattern:
-    """The `part` ("before" or "after") of a rule at the types of `atoms`; literals are given as the numbers they are.
+def pattern_of(
+    rule: Rule, function: Callable[..., Any], atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading
+) -> Pattern:
+    """A function of a rule at the types of `atoms`; literals are given as the numbers they are.
 
     Raises:
-        Refused: it raises an error, or does not return one array.
+        Refused: it raises an error, or returns something else than arrays.
     """
     types = tuple(literal_key(x) if _is_number(x) else (x.aval, _is_weak(x)) for x in atoms)
-    key = (part, types, tuple(sorted((k, type(v), v) for k, v in parameters.items())), reading, _jax.trace_key())
+    key = (function, types, tuple(sorted((k, type(v), v) for k, v in parameters.items())), reading, _jax.trace_key())
     if key not in rule.kept:
         if len(rule.kept) >= KEPT:
             del rule.kept[next(iter(rule.kept))]
-        rule.kept[key] = _traced(rule, part, atoms, parameters, reading)
+        rule.kept[key] = _traced(function, atoms, parameters, reading)
     found = rule.kept[key]
     if isinstance(found, str):
         raise Refused(found)
@@ -95,18 +99,14 @@ def number(x: Literal) -> Any:
     return value.item() if _is_weak(x) else value[()]
 
 
-def _traced(rule: Rule, part: str, atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading) -> Any:
+def _traced(function: Callable[..., Any], atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading) -> Any:
     inputs = tuple(i for i, x in enumerate(atoms) if not _is_number(x))
-    function = getattr(rule, part)
 
     def flat(*arrays: Any) -> list[Any]:
         given = dict(zip(inputs, arrays, strict=True))
         full = [number(x) if isinstance(x, Literal) and i not in given else given[i] for i, x in enumerate(atoms)]
         with _jax.inside_optimize(True):
-            out = reading.around(lambda *xs: function(*xs, **parameters))(*full)
-        if not isinstance(out, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
-            raise TypeError(f"returns {type(out).__name__}, not one array")
-        return [out]
+            return list(reading.around(lambda *xs: arrays_of(function(*xs, **parameters)))(*full))
 
     names = _jax.argument_names(function, (), {}, ()).with_unknown_names()
     try:
@@ -114,6 +114,19 @@ def _traced(rule: Rule, part: str, atoms: Sequence[Atom], parameters: dict[str, 
     except REFUSALS as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return as_pattern(program, inputs)
+
+
+def arrays_of(out: Any) -> tuple[Any, ...]:
+    """The arrays that a function of a rule returns: one, or several in a tuple or a list.
+
+    Raises:
+        TypeError: it returns something else.
+    """
+    found = tuple(out) if isinstance(out, tuple | list) else (out,)
+    for x in found:
+        if not isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+            raise TypeError(f"returns {type(x).__name__}, not an array")
+    return found
 
 
 def as_pattern(program: ClosedJaxpr, inputs: tuple[int, ...]) -> Pattern:
@@ -143,6 +156,17 @@ MOST_EXAMPLES = 32
 KINDS = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.complex64}
 
 
+def dtype_of(annotation: Any) -> Any:
+    """The dtype of an argument that is annotated with a Python type or with `jax.dtypes.prng_key`; else None."""
+    if isinstance(annotation, str):  # from __future__ import annotations
+        names = {kind.__name__: kind for kind in KINDS} | {"prng_key": jax.dtypes.prng_key}
+        annotation = names.get(annotation.rsplit(".", 1)[-1])
+    if annotation is jax.dtypes.prng_key:
+        return jax.eval_shape(lambda: jax.random.key(0)).dtype
+    kind = KINDS.get(annotation)
+    return None if kind is None else np.dtype(kind)
+
+
 def ranks_tried(count: int) -> Iterator[tuple[int, ...]]:
     """Ranks of so many arguments: all of one rank first."""
     uniform = [(rank,) * count for rank in (2, 1, 0, 3)][: 4 if count else 1]
@@ -150,22 +174,23 @@ def ranks_tried(count: int) -> Iterator[tuple[int, ...]]:
     yield from (ranks for ranks in itertools.product((1, 2, 0, 3), repeat=count) if ranks not in uniform)
 
 
-def examples(rule: Rule) -> Iterator[Pattern]:
+def examples(rule: Rule, before: Callable[..., Any]) -> Iterator[Pattern]:
     """`before` at small arrays of the ranks that it takes: of floats, or of the type of an argument's annotation.
 
-    Ranks up to three are tried, all arguments of one rank first. A function of integers only is found by integers.
+    Ranks up to three are tried, all arguments of one rank first; a key is one key. A function of integers only is
+    found by integers.
     """
-    annotated = [KINDS.get(rule.before.__annotations__.get(name)) for name in rule.arrays]
-    count = len(rule.arrays)
+    annotated = [dtype_of(before.__annotations__.get(name)) for name in inspect.signature(before).parameters]
+    annotated = annotated[: len(rule.arrays)]
+    is_key = [kind is not None and not isinstance(kind, np.dtype) for kind in annotated]
     found, reason = False, ""
     for default in (np.float32, np.int32, np.bool_):
-        for ranks in itertools.islice(ranks_tried(count), MOST_EXAMPLES):
-            avals = [
-                _jax.ShapedArray((SIZE,) * rank, np.dtype(kind or default))
-                for rank, kind in zip(ranks, annotated, strict=True)
-            ]
+        for ranks in itertools.islice(ranks_tried(is_key.count(False)), MOST_EXAMPLES):
+            rest = iter(ranks)
+            shapes = [() if key else (SIZE,) * next(rest) for key in is_key]
+            avals = [_jax.ShapedArray(s, kind or np.dtype(default)) for s, kind in zip(shapes, annotated, strict=True)]
             try:
-                yield pattern_of(rule, "before", [_jax.new_var(aval) for aval in avals], rule.parameters, Reading())
+                yield pattern_of(rule, before, [_jax.new_var(aval) for aval in avals], rule.parameters, Reading())
             except Refused as error:
                 reason = reason or str(error)
                 continue
@@ -175,10 +200,10 @@ def examples(rule: Rule) -> Iterator[Pattern]:
     rule.kept["untraceable"] = reason
 
 
-def at_size(rule: Rule, example: Pattern, size: int) -> Pattern | None:
+def at_size(rule: Rule, before: Callable[..., Any], example: Pattern, size: int) -> Pattern | None:
     """An example with arrays of another size; None where the function does not take them."""
     types = [_jax.ShapedArray((size,) * len(v.aval.shape), v.aval.dtype) for v in example.jaxpr.invars]
     try:
-        return pattern_of(rule, "before", [_jax.new_var(aval) for aval in types], rule.parameters, Reading())
+        return pattern_of(rule, before, [_jax.new_var(aval) for aval in types], rule.parameters, Reading())
     except Refused:
         return None
