@@ -21,4 +21,9 @@ from .ruleset import rule_set as rule_set
 from .shipped import default as default
 from .site import Enclosing as Enclosing
 from .site import Site as Site
+from .small_products import small_product as small_product
+from .small_solves import small_cholesky as small_cholesky
+from .small_solves import small_lu as small_lu
+from .small_solves import small_solve as small_solve
+from .small_solves import small_triangular_solve as small_triangular_solve
 from .stage import Stage as Stage
