@@ -73,6 +73,11 @@ def trajectories(x0: Any) -> Any:
     return whole.mean(0), (jnp.diff(whole, axis=0) ** 2).sum(), jnp.cumsum(ys, 0).max(0)
 
 
+def forces(p: Any) -> Any:
+    """Between points in space, and the energy that they are the gradient of."""
+    return jax.value_and_grad(lambda p: jnp.sum(jnp.sqrt(jnp.sum((p[:, None] - p[None]) ** 2, -1) + 0.1)))(p)
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -91,6 +96,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["weak"] = weak, (3, normal(0, 5))
     found["joined"] = joined, (normal(0, 4, 3), normal(1, 5, 4, 3))
     found["trajectories"] = trajectories, (normal(0, 4096),)
+    found["forces"] = forces, (normal(0, 40, 3),)
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

@@ -8,6 +8,7 @@ from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.orientation import Orientation
 from .passes.residual_choice import ResidualChoice
+from .passes.small_axes import SmallAxes
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
@@ -18,5 +19,6 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopFusion(),
     ResidualChoice(),
     Orientation(),
+    SmallAxes(),
     LoopOnce(),
 )

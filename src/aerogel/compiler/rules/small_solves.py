@@ -63,9 +63,9 @@ def _columnwise(solve: Any, M: Any, B: Any) -> Any:
     """The solution for right-hand sides of shape [batch, n, columns]: few columns are arrays of their own."""
     if B.shape[-1] <= MOST_COLUMNS:
         return small.assembled(solve(M, small.entries(B)))
-    M = [[x[..., None] for x in row] for row in M]
+    wide = [[x[..., None] for x in row] for row in M]
     rows = [[lax.index_in_dim(B, i, B.ndim - 2, False)] for i in range(B.shape[-2])]
-    return jnp.stack([row[0] for row in solve(M, rows)], -2)
+    return jnp.stack([row[0] for row in solve(wide, rows)], -2)
 
 
 @on("triangular_solve", stage="after", platforms=("cpu",), exactness="finite", reason=_REASON)
