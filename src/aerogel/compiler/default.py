@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
 from .passes.loop_once import LoopOnce
@@ -12,6 +13,7 @@ from .passes.small_axes import SmallAxes
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    InverseProducts(),
     LoopSlots(),
     LoopHoist(),
     LoopSplit(),
