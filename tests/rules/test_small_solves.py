@@ -48,6 +48,10 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "vmap of vmap": (jax.vmap(solved), (matrices(2).reshape(8, 8, 2, 2), normal(1, 8, 8, 2))),
     "one right-hand side for all": (jax.vmap(jnp.linalg.solve, (0, None)), (matrices(3), normal(1, 3))),
     "several for each": (jax.vmap(jax.vmap(jnp.linalg.solve, (None, 0)), (0, 0)), (matrices(3), normal(1, N, 4, 3))),
+    "two axes of them": (
+        jax.vmap(jax.vmap(jax.vmap(jnp.linalg.solve, (None, 0)), (None, 0))),
+        (matrices(3), normal(1, N, 2, 4, 3)),
+    ),
     "stacks": (jnp.linalg.solve, (matrices(4), normal(1, N, 4, 2))),
     "many columns": (jnp.linalg.solve, (matrices(2), normal(1, N, 2, 20))),
     "inv": (jnp.linalg.inv, (matrices(4),)),
