@@ -75,7 +75,17 @@ def test_it_fires_in_gradients() -> None:
         (
             lambda a, b: jnp.cos(a) @ b,
             ((1024, 3, 3), (1024, 3, 3)),
-            "`cos` makes an operand, and would be computed several times",
+            "`cos` makes an operand, and would be computed for each row or column of the other",
+        ),
+        (
+            lambda a, b: jnp.sin(a @ b),
+            ((1024, 3, 3), (1024, 3, 3)),
+            "what reads it takes much longer, and is as fast from memory",
+        ),
+        (
+            lambda a, b: (2 * a) @ b,
+            ((1024, 4), (4, 4)),
+            "`mul` makes an operand, and would be computed for each row or column of the other",
         ),
         (jnp.matmul, ((N, 0, 4), (N, 4, 4)), "it has no elements"),
     ],

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from ..axes.elementwise import NAMES
 from .on import on
 from .site import Site
 
@@ -13,9 +14,10 @@ from .site import Site
 LARGEST = 16
 MOST_SHARED = 4  # terms and columns of a product of many rows with one matrix
 FEWEST_ROWS = 1024  # rows from which that pays
-# XLA's CPU backend calls these one element at a time, and fuses them into what is written out here: there they are
-# computed once for each row or column of the other operand.
+# What is elementwise is fused into what is written out here, and computed once for each row or column of the other
+# operand. Where the gain is small that may take it all; where it is not, what XLA calls one element at a time may.
 COSTLY = frozenset("sin cos tan asin acos atan atan2 cbrt pow lgamma digamma erf_inv".split())
+ELEMENTWISE = frozenset(NAMES)
 
 
 @on(
@@ -37,9 +39,14 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
     rows, columns = _free(a.shape, ca, ba), _free(b.shape, cb, bb)
     if 0 in (batch, terms, rows, columns):
         return "it has no elements"
-    costly = next((name for name in (site.maker(0), site.maker(1)) if name in COSTLY), None)
-    if costly is not None and (batch == 1 or rows * terms * columns < 32):
-        return f"`{costly}` makes an operand, and would be computed several times"
+    few = 1 in (rows, columns) or rows * terms * columns < 32
+    little = few if batch > 1 else terms == MOST_SHARED
+    avoided = ELEMENTWISE if little else COSTLY if batch == 1 else frozenset[str]()
+    again = next((name for name in (site.maker(0), site.maker(1)) if name in avoided), None)
+    if again is not None:
+        return f"`{again}` makes an operand, and would be computed for each row or column of the other"
+    if little and not COSTLY.isdisjoint(site.readers()):
+        return "what reads it takes much longer, and is as fast from memory"
     if batch > 1:
         reason = _of_batch(batch, terms, rows, columns)
     else:
