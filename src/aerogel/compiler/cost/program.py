@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from .account import Cost, jaxpr_cost
-from .machine import machine
+from .calibrated import machine
 from .seconds import jaxpr_seconds
 
 

@@ -12,6 +12,9 @@ from .logarithms import log_of_softmax as log_of_softmax
 from .logarithms import log_of_sum_of_exp as log_of_sum_of_exp
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on
+from .on_loop import LoopView as LoopView
+from .on_loop import Reads as Reads
+from .on_loop import on_loop as on_loop
 from .operand import Operand as Operand
 from .rule import Rule as Rule
 from .rule import rule as rule
