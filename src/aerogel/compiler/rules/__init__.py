@@ -24,6 +24,9 @@ from .ruleset import rule_set as rule_set
 from .shipped import default as default
 from .site import Enclosing as Enclosing
 from .site import Site as Site
+from .small_determinants import small_det as small_det
+from .small_determinants import small_log_det as small_log_det
+from .small_determinants import small_slogdet as small_slogdet
 from .small_products import small_product as small_product
 from .small_solves import small_cholesky as small_cholesky
 from .small_solves import small_lu as small_lu
