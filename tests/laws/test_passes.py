@@ -78,6 +78,16 @@ def pairs(x: Any, y: Any, v: Any) -> Any:
     return jnp.exp(-((x[:, None] - y[None]) ** 2).sum(-1)) @ v
 
 
+def forces(p: Any) -> Any:
+    """Between points in space, and the energy that they are the gradient of."""
+    return jax.value_and_grad(lambda p: jnp.sum(jnp.sqrt(jnp.sum((p[:, None] - p[None]) ** 2, -1) + 0.1)))(p)
+
+
+def mahalanobis(a: Any, xs: Any) -> Any:
+    """Distances by an inverse, as the formula has it."""
+    return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), xs)
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -97,6 +107,8 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["joined"] = joined, (normal(0, 4, 3), normal(1, 5, 4, 3))
     found["trajectories"] = trajectories, (normal(0, 4096),)
     found["pairs"] = pairs, (normal(0, 1030, 3), normal(1, 4096, 3), normal(2, 4096))
+    found["forces"] = forces, (normal(0, 40, 3),)
+    found["inverse"] = mahalanobis, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
 from .passes.loop_once import LoopOnce
@@ -8,10 +9,12 @@ from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.orientation import Orientation
 from .passes.residual_choice import ResidualChoice
+from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    InverseProducts(),
     LoopSlots(),
     LoopHoist(),
     LoopSplit(),
@@ -20,5 +23,6 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     ResidualChoice(),
     Streaming(),
     Orientation(),
+    SmallAxes(),
     LoopOnce(),
 )

@@ -5,6 +5,11 @@ from .errors import RewriteCycle as RewriteCycle
 from .errors import RuleCheckError as RuleCheckError
 from .errors import RuleError as RuleError
 from .linalg import inverse_times as inverse_times
+from .logarithms import log_abs_det as log_abs_det
+from .logarithms import log_det as log_det
+from .logarithms import log_of_one_plus_exp as log_of_one_plus_exp
+from .logarithms import log_of_softmax as log_of_softmax
+from .logarithms import log_of_sum_of_exp as log_of_sum_of_exp
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on
 from .on_loop import LoopView as LoopView
@@ -19,4 +24,12 @@ from .ruleset import rule_set as rule_set
 from .shipped import default as default
 from .site import Enclosing as Enclosing
 from .site import Site as Site
+from .small_determinants import small_det as small_det
+from .small_determinants import small_log_det as small_log_det
+from .small_determinants import small_slogdet as small_slogdet
+from .small_products import small_product as small_product
+from .small_solves import small_cholesky as small_cholesky
+from .small_solves import small_lu as small_lu
+from .small_solves import small_solve as small_solve
+from .small_solves import small_triangular_solve as small_triangular_solve
 from .stage import Stage as Stage

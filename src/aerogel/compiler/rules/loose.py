@@ -63,6 +63,9 @@ def candidates(
         for state in matched:
             chains = tuple(state.operands[v] for v in skeleton.pattern.jaxpr.invars)
             tops = tuple((state.tops[k], index[k]) for k in range(len(results)))
+            if any(k >= len(node.eqn.outvars) for node, k in tops):  # results that nobody reads are gone from it
+                worst = max(worst, NoMatch("not all of its results are read", 0), key=lambda one: one.depth)
+                continue
             made.append(Candidate(tops, chains, tuple(state.made.values())))
     return made or NoMatch(worst.reason, len(skeleton.path) + worst.depth)
 

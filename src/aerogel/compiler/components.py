@@ -1,0 +1,172 @@
+"""The entries of a value along one short axis, each as an array of its own, cut at the leaves.
+
+`((p[:, None] - p[None]) ** 2)` of points in space has a last axis of three. XLA's CPU backend runs its innermost loop
+over it. Entry k of the value is computed from entry k of what it is made of, down to `p[:, k]`: nothing of rank 3 is
+left, and the innermost loop is a long one. Cutting the value itself would keep it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jax import lax
+
+from aerogel._jax import Atom, JaxprEqn, Var
+
+from .axes.elementwise import NAMES
+from .axes.rebind import bind, shape_of
+from .cost.primitives import DEAR
+from .level import Level
+from .program import Builder, is_var
+
+ELEMENTWISE = frozenset(NAMES) - {"threefry2x32"}
+FUSED = ELEMENTWISE | {"broadcast_in_dim", "transpose", "squeeze", "reshape"}
+MOST_EQUATIONS = 32  # seen through for one reduction: each is written once for every entry
+
+
+@dataclass
+class Components:
+    """A value and what it is made of, along one axis.
+
+    Attributes:
+        leaves: the values that are cut.
+        stored: dear values that every entry reads, and that one loop computes and reads now: they would be stored.
+    """
+
+    level: Level
+    value: Atom
+    axis: int
+    inside: dict[tuple[Var, int], JaxprEqn] = field(init=False, default_factory=dict)
+    leaves: set[Var] = field(init=False, default_factory=set)
+    stored: set[Var] = field(init=False, default_factory=set)
+    made: dict[tuple[Var, int, int], Atom] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        stack: list[tuple[Atom, int, bool]] = [(self.value, self.axis, False)]
+        while stack:
+            x, axis, shared = stack.pop()
+            if not is_var(x) or (x, axis) in self.inside:
+                continue
+            shared = shared or len(self.level.readers(x)) > 1
+            eqn = self._seen_through(x, axis, shared)
+            if eqn is None:
+                self.leaves.add(x)
+                continue
+            self.inside[x, axis] = eqn
+            for operand, at in self._operands(eqn, axis):
+                if at is not None:
+                    stack.append((operand, at, shared))
+                elif is_var(operand) and not shared and self._is_dear(operand):
+                    self.stored.add(operand)
+
+    def _seen_through(self, x: Var, axis: int, shared: bool) -> JaxprEqn | None:
+        """The equation that makes `x`, where its entries can be computed one by one; else None.
+
+        What is dear, and read elsewhere too, is not computed again.
+        """
+        place = self.level.made_by.get(x)
+        if place is None or len(self.inside) >= MOST_EQUATIONS:
+            return None
+        eqn = self.level.eqns[place]
+        name = eqn.primitive.name
+        if eqn.effects or len(eqn.outvars) != 1:
+            return None
+        if name in ELEMENTWISE:
+            return None if shared and name in DEAR else eqn
+        if name == "concatenate":
+            return eqn if eqn.params["dimension"] == axis else None
+        return eqn if name in ("broadcast_in_dim", "transpose", "squeeze") else None
+
+    def _is_dear(self, x: Var) -> bool:
+        """Whether `x` is computed by something dear, read by nothing else on the way to it."""
+        stack: list[Atom] = [x]
+        while stack:
+            v = stack.pop()
+            if not is_var(v) or v not in self.level.made_by or len(self.level.readers(v)) > 1:
+                continue
+            eqn = self.level.eqns[self.level.made_by[v]]
+            if eqn.primitive.name in DEAR:
+                return True
+            stack += eqn.invars if eqn.primitive.name in FUSED else []
+        return False
+
+    def _operands(self, eqn: JaxprEqn, axis: int) -> Iterator[tuple[Atom, int | None]]:
+        """The operands of an equation that is seen through, and which axis of each is ours; None if none is."""
+        name, operand = eqn.primitive.name, eqn.invars[0]
+        if name == "broadcast_in_dim":
+            dims = list(eqn.params["broadcast_dimensions"])
+            yield operand, _where_as_long(operand, dims.index(axis) if axis in dims else None, eqn, axis)
+        elif name == "transpose":
+            yield operand, eqn.params["permutation"][axis]
+        elif name == "squeeze":
+            rest = [d for d in range(len(shape_of(operand))) if d not in eqn.params["dimensions"]]
+            yield operand, rest[axis]
+        elif name == "concatenate":
+            for piece in eqn.invars:
+                yield piece, None if shape_of(piece)[axis] == 1 else axis
+        else:
+            for x in eqn.invars:
+                yield x, _where_as_long(x, axis if shape_of(x) else None, eqn, axis)
+
+    def amplify(self, times: int) -> bool:
+        """Whether all that is cut is smaller than the value by this factor."""
+        size = self.value.aval.size
+        return bool(self.inside) and all(times * leaf.aval.size <= size for leaf in self.leaves)
+
+    def stores(self, times: int) -> bool:
+        """Whether a large value would be stored that is not stored now."""
+        return any(times * v.aval.size > self.value.aval.size for v in self.stored)
+
+    def entry(self, builder: Builder, index: int) -> Atom:
+        """The value at one index of the axis, without the axis."""
+        return self._entry(builder, self.value, self.axis, index)
+
+    def _entry(self, builder: Builder, x: Atom, axis: int, index: int) -> Atom:
+        if not is_var(x) or (x, axis) not in self.inside:
+            return builder.call(lambda x: lax.index_in_dim(x, index, axis, False), x)[0]
+        key = (x, axis, index)
+        if key not in self.made:
+            self.made[key] = self._computed(builder, self.inside[x, axis], axis, index)
+        return self.made[key]
+
+    def _computed(self, builder: Builder, eqn: JaxprEqn, axis: int, index: int) -> Atom:
+        name = eqn.primitive.name
+        if name == "concatenate":
+            return self._piece(builder, eqn, axis, index)
+        dims = tuple(eqn.params["broadcast_dimensions"]) if name == "broadcast_in_dim" else ()
+        unit = axis if name in ELEMENTWISE else dims.index(axis) if axis in dims else None
+        xs = [self._taken(builder, x, at, unit, index) for x, at in self._operands(eqn, axis)]
+        if name in ELEMENTWISE:
+            return builder.call(lambda *xs: bind(eqn, xs, eqn.params), *xs)[0]
+        shape = shape_of(eqn.outvars[0])
+        rest = (*shape[:axis], *shape[axis + 1 :])
+        if name == "squeeze":
+            return builder.call(lambda x: lax.reshape(x, rest), *xs)[0]
+        order = eqn.params["permutation"] if name == "transpose" else dims
+        gone = order[axis] if name == "transpose" else axis
+        kept = [d - (d > gone) for d in order if d != gone]
+        if name == "transpose":
+            return builder.call(lambda x: lax.transpose(x, kept), *xs)[0]
+        return builder.call(lambda x: lax.broadcast_in_dim(x, rest, kept), *xs)[0]
+
+    def _piece(self, builder: Builder, eqn: JaxprEqn, axis: int, index: int) -> Atom:
+        for piece, at in self._operands(eqn, axis):
+            size = shape_of(piece)[axis]
+            if index < size:
+                return self._taken(builder, piece, at, axis, index)
+            index -= size
+        raise AssertionError("an index beyond all pieces")
+
+    def _taken(self, builder: Builder, x: Atom, at: int | None, unit: int | None, index: int) -> Atom:
+        """An operand's entry; where a unit dimension stands in place of our axis, it goes."""
+        if at is not None:
+            return self._entry(builder, x, at, index)
+        if unit is None or not shape_of(x):
+            return x
+        return builder.call(lambda x: lax.squeeze(x, [unit]), x)[0]
+
+
+def _where_as_long(operand: Atom, at: int | None, eqn: JaxprEqn, axis: int) -> int | None:
+    """`at`, if the operand has the axis there, and not a unit dimension that is broadcast."""
+    if at is None:
+        return None
+    return at if shape_of(operand)[at] == shape_of(eqn.outvars[0])[axis] else None

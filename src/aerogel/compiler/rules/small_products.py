@@ -1,0 +1,106 @@
+"""Products of many small matrices, written out as sums of elementwise products."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..axes.elementwise import NAMES
+from .on import on
+from .site import Site
+
+# Measured on 4 cores of an AMD EPYC, jaxlib 0.10.2 (docs/reference/catalogue-linear-algebra.md has the table).
+LARGEST = 16
+MOST_SHARED = 4  # terms and columns of a product of many rows with one matrix
+FEWEST_ROWS = 1024  # rows from which that pays
+# What is elementwise is fused into what is written out here, and computed once for each row or column of the other
+# operand. Where the gain is small that may take it all; where it is not, what XLA calls one element at a time may.
+COSTLY = frozenset("sin cos tan asin acos atan atan2 cbrt pow lgamma digamma erf_inv".split())
+ELEMENTWISE = frozenset(NAMES)
+
+
+@on(
+    "dot_general",
+    stage="after",
+    platforms=("cpu",),
+    exactness="reassociates",
+    reason="XLA's CPU backend multiplies small matrices one by one; written out, the batch is one loop",
+)
+def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **params: Any) -> Any:
+    """Products whose sums have few terms."""
+    dtype = params.get("preferred_element_type") or a.dtype
+    if not a.dtype == b.dtype == dtype or dtype not in (jnp.float32, jnp.float64):
+        return f"{a.dtype.name} numbers"
+    if params.get("out_sharding") is not None or site.over_devices:
+        return "its values may be spread over devices"
+    ((ca, cb), (ba, bb)) = dimension_numbers
+    batch, terms = math.prod(a.shape[i] for i in ba), math.prod(a.shape[i] for i in ca)
+    rows, columns = _free(a.shape, ca, ba), _free(b.shape, cb, bb)
+    if 0 in (batch, terms, rows, columns):
+        return "it has no elements"
+    few = 1 in (rows, columns) or rows * terms * columns < 32
+    little = few if batch > 1 else terms == MOST_SHARED
+    avoided = ELEMENTWISE if little else COSTLY if batch == 1 else frozenset[str]()
+    again = next((name for name in (site.maker(0), site.maker(1)) if name in avoided), None)
+    if again is not None:
+        return f"`{again}` makes an operand, and would be computed for each row or column of the other"
+    if little and not COSTLY.isdisjoint(site.readers()):
+        return "what reads it takes much longer, and is as fast from memory"
+    if batch > 1:
+        reason = _of_batch(batch, terms, rows, columns)
+    else:
+        k = 0 if rows > columns else 1
+        last = sorted((ca, cb)[k]) == list(range((a, b)[k].ndim - len(ca), (a, b)[k].ndim))
+        strided = last and site.maker(k) != "transpose"
+        reason = _of_rows(max(rows, columns), terms, min(rows, columns), strided or (k == 0 and terms == MOST_SHARED))
+    return reason or _written_out(a, b, (ca, cb), (ba, bb))
+
+
+def _free(shape: Any, contracted: Any, batch: Any) -> int:
+    return math.prod(n for i, n in enumerate(shape) if i not in (*contracted, *batch))
+
+
+def _of_batch(batch: int, terms: int, rows: int, columns: int) -> str | None:
+    """Why products of so many matrices of this size stay as they are."""
+    if max(terms, rows, columns) > LARGEST:
+        return f"larger than {LARGEST} x {LARGEST}"
+    if terms < 3:
+        return "sums of two terms, which XLA writes out itself"
+    if 1 in (rows, columns):
+        fits = 4 <= terms <= 6 and batch >= 256
+        return None if fits else "matrices with vectors, which XLA's own loop takes as long for"
+    work = rows * terms * columns
+    fewest = 1024 if work < 32 or work > 343 else 16
+    return None if batch >= fewest else f"fewer than {fewest} products of {rows} x {terms} x {columns}"
+
+
+def _of_rows(rows: int, terms: int, columns: int, slow: bool) -> str | None:
+    """Why the product of so many rows with one small matrix stays as it is; `slow`, where XLA has no good loop."""
+    if terms > MOST_SHARED or columns > MOST_SHARED:
+        return f"one product with more than {MOST_SHARED} terms or columns"
+    if rows < FEWEST_ROWS:
+        return f"one product with fewer than {FEWEST_ROWS} rows"
+    return None if slow else "one product, whose rows lie one after the other already"
+
+
+def _written_out(a: Any, b: Any, contracted: Any, batch: Any) -> Any:
+    (ca, cb), (ba, bb) = contracted, batch
+    fa, fb = ([i for i in range(x.ndim) if i not in (*c, *d)] for x, c, d in ((a, ca, ba), (b, cb, bb)))
+    terms = math.prod(a.shape[i] for i in ca)
+    a = lax.transpose(a, [*ba, *fa, *ca]).reshape(*(a.shape[i] for i in (*ba, *fa)), terms)
+    b = lax.transpose(b, [*bb, *cb, *fb]).reshape(*(b.shape[i] for i in bb), terms, *(b.shape[i] for i in fb))
+    shape = (*a.shape[:-1], *b.shape[len(bb) + 1 :])
+    batched, middle = range(len(ba)), len(ba) + len(fa)
+
+    def term(k: int) -> Any:
+        x = lax.index_in_dim(a, k, a.ndim - 1, False)
+        y = lax.index_in_dim(b, k, len(bb), False)
+        x = lax.broadcast_in_dim(x, shape, [*batched, *range(len(ba), middle)])
+        y = lax.broadcast_in_dim(y, shape, [*batched, *range(middle, len(shape))])
+        return x * y
+
+    total = term(0)
+    for k in range(1, terms):
+        total = total + term(k)
+    return total

@@ -1,0 +1,165 @@
+"""Reductions over or beside a last axis of few entries are made entry by entry, where that is faster."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aerogel as ag
+from aerogel.compiler import Report
+from aerogel.compiler.passes.small_axes import SmallAxes
+
+N = 1024
+
+
+def normal(*shape: int, dtype: Any = "float32") -> Any:
+    """Random numbers."""
+    return jnp.asarray(np.random.default_rng(len(shape)).normal(size=shape), dtype)
+
+
+def report_of(f: Callable[..., Any], *args: Any, **options: Any) -> Report:
+    """What the pass does; the results must stay what they were."""
+    reports: list[Report] = []
+    optimised = jax.jit(ag.optimize(f, rules=[], passes=(SmallAxes(),), on_report=reports.append, **options))
+    for got, want in zip(jax.tree.leaves(optimised(*args)), jax.tree.leaves(jax.jit(f)(*args)), strict=True):
+        assert jax.typeof(got) == jax.typeof(want)
+        np.testing.assert_allclose(got, want, 1e-5, 1e-5)
+    return reports[-1]
+
+
+def distances(p: Any) -> Any:
+    """Of all pairs of points."""
+    return jnp.sum((p[:, None] - p[None]) ** 2, -1)
+
+
+def in_scan(xs: Any) -> Any:
+    """A norm in each step."""
+    return jax.lax.scan(lambda c, x: (c + jnp.linalg.norm(x * c[:, None], axis=-1), c), xs[0, :, 0], xs)
+
+
+SITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "squares": (lambda x: jnp.sum(x * x, -1), (normal(N, 3),)),
+    "norm": (lambda x: jnp.linalg.norm(x, axis=-1), (normal(N, 8),)),
+    "dot under vmap": (jax.vmap(lambda x, y: jnp.sum(x * y)), (normal(N, 4), normal(N, 4))),
+    "vmap of vmap": (jax.vmap(jax.vmap(jnp.sum)), (normal(32, 32, 3),)),
+    "max": (lambda x: jnp.max(x, -1), (normal(N, 4),)),
+    "min of integers": (lambda x: jnp.min(x.astype(int), -1), (10 * normal(N, 4),)),
+    "product": (lambda x: jnp.prod(x, -1), (normal(N, 2),)),
+    "in a scan": (in_scan, (normal(3, N, 3),)),
+    "in a branch": (
+        lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: jnp.sum(x, 1), lambda x: x[:, 0], x),
+        (normal(N, 3),),
+    ),
+    "of pairs": (distances, (normal(40, 3),)),
+    "of pairs, beside": (lambda p: jnp.sum((p[:, None] - p[None]) ** 3, 0), (normal(64, 3),)),
+    "stacked": (lambda x, y: jnp.sum(jnp.stack([x, y, x * y], -1) ** 2, -1), (normal(N), normal(N))),
+}
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_it_fires(name: str) -> None:
+    """Each spelling is found, and its results stay what they were."""
+    f, args = SITES[name]
+    assert len(report_of(f, *args).fired) == 1
+
+
+def test_double_precision() -> None:
+    """And other types of the same kind."""
+    with jax.enable_x64(True):
+        assert report_of(lambda x: jnp.sum(x * x, -1), normal(N, 3, dtype="float64")).fired
+
+
+def test_entries_are_cut_at_the_leaves() -> None:
+    """Nothing that is as large as all pairs has the short axis any more, in the gradient neither."""
+    for f in (distances, jax.grad(lambda p: jnp.sum(distances(p) ** 2))):
+        program = jax.make_jaxpr(ag.optimize(f, rules=[], passes=(SmallAxes(),)))(normal(64, 3))
+        assert max(v.aval.size for eqn in program.jaxpr.eqns for v in eqn.outvars) == 64 * 64
+
+
+def test_before_differentiation_nothing_is_done() -> None:
+    """The slices would turn into padding in the gradient: the program under `grad` is the user's."""
+    f = ag.optimize(lambda x: jnp.sum(jnp.sum(x * x, -1) ** 2), rules=[], passes=(SmallAxes(),))
+    names = [eqn.primitive.name for eqn in jax.make_jaxpr(jax.grad(f))(normal(N, 3)).jaxpr.eqns]
+    assert not {"slice", "pad"} & set(names)
+
+
+@pytest.mark.parametrize(
+    ("f", "shape", "reason"),
+    [
+        (lambda x: jnp.sum(x, -1), (N - 1, 3), "fewer than 1024 results: starting either form takes most of the time"),
+        (jnp.sum, (N, 3), "it is reduced together with other axes, by one loop"),
+        (lambda x: jnp.sum(x * x, 0), (N, 3), "what it reads is there, and read as it is"),
+        (
+            lambda p: jnp.sum((p[:, None] - p[None]) * jnp.exp(p[:, None, :1] * p[None, :, :1]), 0),
+            (64, 3),
+            "all entries would read a value that is not stored now",
+        ),
+    ],
+)
+def test_what_would_lose_stays(f: Callable[..., Any], shape: tuple[int, ...], reason: str) -> None:
+    """Where XLA's loop is as good, or memory would grow, the report says so."""
+    report = report_of(f, normal(*shape))
+    assert not report.fired
+    assert [d.reason for d in report.refused] == [reason]
+
+
+@pytest.mark.parametrize(
+    ("f", "x"),
+    [
+        (lambda x: jnp.sum(x, -1), normal(N, 9)),
+        (lambda x: jnp.max(x, -1), normal(N, 8)),
+        (lambda x: jnp.sum(x, 0), normal(3, N)),
+        (lambda x: jnp.max(x, -1), normal(N, 4, dtype="bfloat16")),
+        (lambda x: jnp.sum(x, -1), normal(N, 1)),
+    ],
+)
+def test_other_reductions_are_no_sites(f: Callable[..., Any], x: Any) -> None:
+    """Longer axes, axes that lie apart, and half precision are not looked at."""
+    assert not report_of(f, x).decisions
+
+
+def test_strict_numerics() -> None:
+    """A sum in another order is not as exact as it was."""
+    assert not report_of(lambda x: jnp.sum(x, -1), normal(N, 3), numerics="strict").decisions
+
+
+def test_what_is_dear_and_shared_is_computed_once() -> None:
+    """A softmax needs its exponentials twice: they are cut, and not computed again."""
+    f = ag.optimize(jax.nn.softmax, rules=[], passes=(SmallAxes(),))
+    names = [eqn.primitive.name for eqn in jax.make_jaxpr(f)(normal(N, 3)).jaxpr.eqns]
+    assert names.count("exp") == 1
+    assert "reduce_sum" not in names
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_drawn_regions(data: st.DataObject) -> None:
+    """Whatever views stand between a leaf and a reduction, each entry is the right one."""
+    size, d = 1024, data.draw(st.integers(2, 4), "entries")
+    x = jnp.arange(size * d, dtype="float32").reshape(size, d) / 64
+    steps = data.draw(
+        st.lists(st.sampled_from(["transposed", "bias", "stacked", "squeezed", "row", "chosen"]), max_size=4)
+    )
+
+    def f(x: Any) -> Any:
+        for step in steps:
+            if step == "transposed":
+                x = (x.T * 2).T
+            elif step == "bias":
+                x = x + jnp.arange(1.0, d + 1)
+            elif step == "stacked":
+                x = jnp.concatenate([x[:, 1:] - 1, x[:, :1]], 1)
+            elif step == "squeezed":
+                x = jnp.squeeze(x[:, None, :] * 3, 1)
+            elif step == "row":
+                x = x - x[:, :1]
+            else:
+                x = jnp.where(x > 2, x, -x)
+        return jnp.sum(x, -1)
+
+    np.testing.assert_allclose(jax.jit(ag.optimize(f, rules=[], passes=(SmallAxes(),)))(x), jax.jit(f)(x), 1e-5)

@@ -1,0 +1,80 @@
+"""Determinants of small matrices are written out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aerogel as ag
+from rules.rules_under_test import normal, report_of
+
+slogdet, det = jnp.linalg.slogdet, jnp.linalg.det
+RULES = [ag.rules.small_slogdet, ag.rules.small_log_det, ag.rules.small_det]
+
+
+def fired(f: Callable[..., Any], *args: Any) -> list[str]:
+    """Names of the rules that fire; the results must stay what they were."""
+    return [d.rule for d in report_of(f, RULES, *args).fired]
+
+
+def log_likelihood(A: Any, x: Any) -> Any:
+    """Of a Gaussian with this covariance's root."""
+    return slogdet(A)[1] - x @ A @ x
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "name"),
+    [
+        (slogdet, (normal(0, 5, 3, 3),), "small-slogdet"),
+        (jax.vmap(slogdet), (normal(0, 5, 4, 4),), "small-slogdet"),
+        (jax.vmap(slogdet, 2), (normal(0, 3, 3, 5),), "small-slogdet"),
+        (lambda A: slogdet(A)[1] * 2, (normal(0, 4, 4),), "small-log-det"),
+        (jax.vmap(log_likelihood), (normal(0, 5, 3, 3), normal(1, 5, 3)), "small-log-det"),
+        (jax.value_and_grad(lambda A: jnp.sum(slogdet(A)[1])), (normal(0, 5, 3, 3),), "small-log-det"),
+        (lambda A: jax.lax.map(det, A), (normal(0, 5, 4, 4),), "small-det"),
+        (jax.vmap(jax.vmap(det)), (normal(0, 2, 3, 4, 4),), "small-det"),
+    ],
+)
+def test_it_fires(f: Callable[..., Any], args: Any, name: str) -> None:
+    """Each spelling is found."""
+    assert fired(f, *args) == [name]
+
+
+@pytest.mark.parametrize(
+    ("f", "A"),
+    [
+        (slogdet, normal(0, 5, 2, 2)),
+        (slogdet, normal(0, 5, 5, 5)),
+        (det, normal(0, 5, 3, 3)),
+        (slogdet, normal(0, 5, 3, 3) + 0j),
+        (slogdet, normal(0, 0, 3, 3)),
+        (lambda A: jax.lax.linalg.lu(A)[0], normal(0, 5, 3, 3)),
+    ],
+)
+def test_others_stay(f: Callable[..., Any], A: Any) -> None:
+    """Other sizes and types are left to LAPACK, or to JAX's formulas."""
+    assert fired(f, A) == []
+
+
+def test_signs_and_zeros() -> None:
+    """Row exchanges turn the sign, a singular matrix has sign 0, logarithm -inf and determinant 0."""
+    A = jnp.stack([jnp.eye(4)[jnp.array(order)] for order in ([1, 0, 2, 3], [1, 2, 3, 0], [3, 2, 1, 0], [0, 0, 2, 3])])
+    A = jnp.concatenate([A, -2 * A, jnp.full((1, 4, 4), jnp.nan)])
+    for f in (slogdet, det):
+        got = jax.tree.leaves(jax.jit(ag.optimize(f, rules=RULES))(A))
+        for x, y in zip(got, jax.tree.leaves(jax.jit(f)(A)), strict=True):
+            np.testing.assert_allclose(x, y, 1e-6)
+
+
+def test_they_keep_their_claims() -> None:
+    """Values are as exact as LAPACK's for finite matrices far from singular, and gradients are."""
+    regular = lambda A: jnp.flip(jnp.tanh(A) / 3 + 2 * jnp.eye(4), 1)  # noqa: E731
+    for rule, f in [
+        (ag.rules.small_slogdet, lambda A: slogdet(regular(A))),
+        (ag.rules.small_log_det, lambda A: slogdet(regular(A))[1]),
+        (ag.rules.small_det, lambda A: det(regular(A))),
+    ]:
+        ag.check_rule(rule, fires_on=[(f, (normal(0, 4, 4),))], under=[jax.vmap])

@@ -1,0 +1,107 @@
+"""Products of many small matrices are written out where that is faster, and nowhere else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import aerogel as ag
+from rules.rules_under_test import normal, refusals, report_of
+
+RULE = ag.rules.small_product
+N = 32
+
+
+def step(c: Any, xs: Any) -> Any:
+    """A chain of products, one in each step."""
+    return c @ xs, jnp.trace(c, axis1=1, axis2=2)
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "@": (lambda a, b: a @ b, (normal(0, N, 4, 4), normal(1, N, 4, 4))),
+    "vmap": (jax.vmap(lambda a, b: a @ b.T), (normal(0, N, 4, 5), normal(1, N, 3, 5))),
+    "vmap of vmap": (jax.vmap(jax.vmap(jnp.dot, (1, 0))), (normal(0, 4, 4, 8, 4), normal(1, 4, 8, 4, 4))),
+    "batch at the end": (lambda a, b: jnp.einsum("ikn,kjn->jin", a, b), (normal(0, 4, 5, N), normal(1, 5, 6, N))),
+    "two contracted axes": (
+        lambda a, b: jnp.einsum("nijk,nkjl->nil", a, b),
+        (normal(0, N, 4, 2, 3), normal(1, N, 3, 2, 4)),
+    ),
+    "float64": (lambda a, b: a @ b, (normal(0, N, 4, 4), normal(1, N, 4, 4))),
+    "in a loop": (lambda a, b: jax.lax.scan(step, a, jnp.stack([b, b])), (normal(0, N, 4, 4), normal(1, N, 4, 4))),
+    "vectors of 4": (jax.vmap(jnp.matmul), (normal(0, 256, 4, 4), normal(1, 256, 4))),
+    "3 x 3": (lambda a, b: a @ b, (normal(0, 1024, 3, 3), normal(1, 1024, 3, 3))),
+    "points times a rotation": (lambda a, b: a @ b, (normal(0, 1024, 3), normal(1, 3, 3))),
+    "a rotation of points": (jax.vmap(lambda b, x: b @ x, (None, 0)), (normal(1, 3, 3), normal(0, 1024, 3))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_fires(name: str) -> None:
+    """Each spelling is found, and its results stay what they were."""
+    f, args = CASES[name]
+    with jax.enable_x64(name == "float64"):
+        args = tuple(x.astype("float64") for x in args) if name == "float64" else args
+        assert [d.rule for d in report_of(f, [RULE], *args).fired] == [RULE.name]
+
+
+def test_it_fires_in_gradients() -> None:
+    """The products of a derivative are products like others; before it is taken, all of them stay."""
+    loss = lambda a, b: jnp.sum((a @ b) ** 2)  # noqa: E731
+    args = normal(0, N, 4, 4), normal(1, N, 4, 4)
+    assert len(report_of(jax.grad(loss, (0, 1)), [RULE], *args).fired) == 3
+    optimised = ag.optimize(loss, rules=[RULE], passes=())
+    program = jax.make_jaxpr(jax.grad(optimised))(*args)
+    assert sum(eqn.primitive.name == "dot_general" for eqn in program.jaxpr.eqns) == 2
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "reason"),
+    [
+        (jnp.matmul, ((N, 2, 2), (N, 2, 2)), "sums of two terms, which XLA writes out itself"),
+        (jnp.matmul, ((2, 4, 4), (2, 4, 4)), "fewer than 16 products of 4 x 4 x 4"),
+        (jnp.matmul, ((N, 17, 17), (N, 17, 17)), "larger than 16 x 16"),
+        (jnp.matmul, ((N, 16, 16), (N, 16, 16)), "fewer than 1024 products of 16 x 16 x 16"),
+        (jnp.matmul, ((4, 4), (4, 4)), "one product with fewer than 1024 rows"),
+        (jnp.matmul, ((2048, 8), (8, 8)), "one product with more than 4 terms or columns"),
+        (lambda a, b: a.T @ b, ((3, 2048), (3, 3)), "one product, whose rows lie one after the other already"),
+        (
+            lambda a, b: jnp.einsum("jn,ji->ni", a, b),
+            ((2, 2048), (2, 3)),
+            "one product, whose rows lie one after the other already",
+        ),
+        (jax.vmap(jnp.matmul), ((N, 4, 4), (N, 4)), "matrices with vectors, which XLA's own loop takes as long for"),
+        (
+            lambda a, b: jnp.cos(a) @ b,
+            ((1024, 3, 3), (1024, 3, 3)),
+            "`cos` makes an operand, and would be computed for each row or column of the other",
+        ),
+        (
+            lambda a, b: jnp.sin(a @ b),
+            ((1024, 3, 3), (1024, 3, 3)),
+            "what reads it takes much longer, and is as fast from memory",
+        ),
+        (
+            lambda a, b: (2 * a) @ b,
+            ((1024, 4), (4, 4)),
+            "`mul` makes an operand, and would be computed for each row or column of the other",
+        ),
+        (jnp.matmul, ((N, 0, 4), (N, 4, 4)), "it has no elements"),
+    ],
+)
+def test_what_would_lose_stays(f: Callable[..., Any], args: Any, reason: str) -> None:
+    """Where XLA is as fast, the rule says so."""
+    assert refusals(f, RULE, *(normal(k, *shape) for k, shape in enumerate(args))) == [reason]
+
+
+def test_other_types_stay() -> None:
+    """Half precision is summed up in single precision by XLA, integers are exact."""
+    for dtype in ("bfloat16", "int32"):
+        x = jnp.ones((N, 4, 4), dtype)
+        assert refusals(jnp.matmul, RULE, x, x) == [f"{dtype} numbers"]
+
+
+def test_it_keeps_its_claim() -> None:
+    """Values are as exact as a sum in another order is."""
+    ag.check_rule(RULE, fires_on=[(jnp.matmul, (normal(0, N, 4, 4), normal(1, N, 4, 4)))], under=[jax.vmap])
