@@ -36,7 +36,7 @@ def arg_extremum(x: jax.Array, axis: int, index_dtype: Any, largest: bool) -> ja
     return lax.cond(
         jnp.any(total != total),  # there is a nan, or both infinities
         lambda x: plain(x, axis, index_dtype),
-        lambda x: _in_blocks(x, axis, index_dtype, largest),
+        lambda x: in_blocks(x, axis, index_dtype, largest),
         x,
     )
 
@@ -95,7 +95,8 @@ def block_width(n: int) -> int:
     return next(divisors, root)
 
 
-def _in_blocks(x: jax.Array, axis: int, index_dtype: Any, largest: bool) -> jax.Array:
+def in_blocks(x: jax.Array, axis: int, index_dtype: Any, largest: bool) -> jax.Array:
+    """The place of the first extremum of numbers without nan."""
     extremum: Callable[..., jax.Array] = jnp.max if largest else jnp.min
     plain = lax.argmax if largest else lax.argmin
     blocks, rest = _blocked(x, axis)

@@ -47,6 +47,11 @@ def taken(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
     return jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
 
 
+def part(x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
+    """The elements from `start` to `stop` along an axis, as indexing takes them."""
+    return x[(*[slice(None)] * (axis % x.ndim), slice(start, stop))]
+
+
 def spread(site: Site) -> str | None:
     """The reason against cutting an axis up: it may be spread over devices already."""
     return "its values may be spread over devices" if site.over_devices else None
