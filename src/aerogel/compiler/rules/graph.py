@@ -4,7 +4,7 @@ A function that is called from several places stays one (`normalize`), so a patt
 Its equations are then looked at as if they stood at the place of the call; an edit that relies on them puts them there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,7 @@ class Graph:
         self._alias: dict[Var, Atom] = {}
         self._outer: dict[Var, list[Var]] = {}
         self._nodes: dict[int, Node] = {}
+        self._behind: dict[tuple[int, bool], list[Node | None]] = {}  # by identity of the equation
 
     def node(self, place: int) -> Node:
         """The equation at a place of the level."""
@@ -86,6 +87,30 @@ class Graph:
         yield from self._read_inside.get(x, ())
         for outer in self._outer.get(x, ()):
             yield from self.readers(outer)
+
+    def readers_behind(self, node: Node, plumbing: frozenset[str]) -> list[Node | None]:
+        """The equations that read the results of one, `plumbing` looked past; None for the level's results.
+
+        Remembered: the rules of a set ask it of one equation again and again.
+        """
+        key = (id(node.eqn), bool(plumbing))
+        if key not in self._behind:
+            self._behind[key] = list(self.reading(node.eqn.outvars, plumbing))
+        return self._behind[key]
+
+    def reading(self, values: Iterable[Var], plumbing: frozenset[str]) -> Iterator[Node | None]:
+        """The equations that read some values, `plumbing` looked past; None for the level's results."""
+        stack, seen = list(values), set[Var]()
+        while stack:
+            v = stack.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            for reader in self.readers(v):
+                if reader is not None and reader.eqn.primitive.name in plumbing:
+                    stack += reader.eqn.outvars
+                else:
+                    yield reader
 
     def _can_enter(self, place: int) -> bool:
         return place in self._calls

@@ -11,6 +11,7 @@ from ... import _jax
 from ..._errors import UsageError
 from ..._jax import Atom, JaxprEqn, Literal
 from ..exactness import Exactness
+from ..program import inner_jaxprs
 from ..same import literal_key, param_key
 from .errors import RuleError
 from .graph import Graph, Node
@@ -142,7 +143,12 @@ def _number(x: Atom) -> Any:
 
 
 def _key(eqn: JaxprEqn) -> Hashable | None:
-    """Equal for equations that a function cannot tell apart but by their sites; None if that cannot be told."""
+    """Equal for equations that a function cannot tell apart but by their sites; None if that cannot be told.
+
+    Nothing is kept of equations that hold programs: to compare a thousand loops with each other costs more.
+    """
+    if inner_jaxprs(eqn):
+        return None
     atoms = tuple(literal_key(x) if isinstance(x, Literal) else _type(x) for x in eqn.invars)
     params = tuple((k, param_key(v)) for k, v in sorted(eqn.params.items()))
     key = (atoms, params, tuple(map(_type, eqn.outvars)), eqn.ctx, _jax.trace_key())
