@@ -20,6 +20,9 @@ CLAIMS = (
     "a_warm_call_costs_what_jit_costs",
     "a_module_crosses_jit_for_what_its_list_costs",
     "a_module_crosses_faster_than_elsewhere",
+    "a_sort_costs_what_a_sort_of_integers_costs",
+    "an_argmax_costs_a_reduction",
+    "a_cumulative_sum_takes_few_passes",
     "a_call_returns_before_it_has_computed",
     "examples_never_slower",
 )
