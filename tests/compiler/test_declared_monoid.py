@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 
 import aerogel as ag
+from aerogel import _jax
+from aerogel._jax import Primitive, ShapedArray
 from aerogel.compiler import declare
 
 lengths = Primitive("length_of_all")
@@ -21,12 +21,12 @@ def _length(x: Any, *, axes: tuple[int, ...]) -> Any:
 
 
 def _type(x: Any, *, axes: tuple[int, ...]) -> Any:
-    return jax.core.ShapedArray([n for d, n in enumerate(x.shape) if d not in axes], x.dtype)  # pyright: ignore
+    return ShapedArray([n for d, n in enumerate(x.shape) if d not in axes], x.dtype)
 
 
 lengths.def_impl(_length)
 lengths.def_abstract_eval(_type)
-mlir.register_lowering(lengths, mlir.lower_fun(_length, multiple_results=False))
+_jax.mlir.register_lowering(lengths, _jax.mlir.lower_fun(_length, multiple_results=False))  # pyright: ignore[reportArgumentType]
 
 
 def trajectory(x: Any) -> Any:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import aerogel as ag
+from aerogel.compiler import Site, on
 from rules.rules_under_test import log1p, made, normal, regular
 
 RuleCheckError = ag.RuleCheckError
@@ -64,6 +65,17 @@ def test_overflow_is_judged_entry_by_entry() -> None:
     for example in (length, beside_an_overflow):
         with pytest.raises(RuleCheckError, match=r"argument 0 8.50706e\+37\n.*got +inf"):
             ag.check_rule(overflows, fires_on=[example], under=[])
+
+
+def test_random_programs_around_the_site() -> None:
+    """A rule that is right where it stands alone, and wrong in a loop, does not pass."""
+
+    @on("exp", exactness="bitwise")
+    def wrong_in_loops(x: Any, *, site: Site) -> Any:
+        return jnp.exp(x) * 1.5 if site.in_loop else jnp.exp(1 * x)
+
+    with pytest.raises(RuleCheckError, match="in a random program"):
+        ag.check_rule(wrong_in_loops, fires_on=[lambda x: jnp.exp(x) + 1], under=[])
 
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {

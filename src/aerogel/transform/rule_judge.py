@@ -1,4 +1,4 @@
-"""The judgement of a rule: a program with and without it, both against float64."""
+"""The judgement of a rule or a pass: a program with and without it, both against float64."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,12 +12,34 @@ import numpy as np
 from aerogel import _jax
 from aerogel.compiler.agree import Difference, Reference, compare, float64_reference
 from aerogel.compiler.exactness import Exactness
-from aerogel.compiler.rules import AnyRule, RuleCheckError, Stage
+from aerogel.compiler.rules import RuleCheckError
 
 from .optimize import function_name, function_place, optimize
 from .rule_probes import Probe, draws
+from .rule_surroundings import random_programs
 
 _jax.exclude_from_tracebacks(__file__)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is judged.
+
+    Attributes:
+        noun: "rule" or "pass".
+        early: whether what it writes may be differentiated.
+        options: those of `optimize` that put it to work, and nothing else.
+    """
+
+    noun: str
+    name: str
+    exactness: Exactness
+    early: bool
+    options: dict[str, Any]
+
+    def at_work(self, f: Callable[..., Any], on_report: Any = None) -> Callable[..., Any]:
+        """A function to which it is applied."""
+        return optimize(f, **self.options, on_report=on_report)
 
 
 @dataclass(frozen=True)
@@ -25,21 +47,24 @@ class Case:
     """A program at some arguments.
 
     Attributes:
-        fires: whether the rule fires on it.
+        fires: whether the subject fires on it.
         reason: why it does not.
     """
 
-    rule: AnyRule
+    subject: Subject
     f: Callable[..., Any]
     args: tuple[Any, ...]
     fires: bool
     reason: str
 
-    def transformed(self, transform: Callable[..., Any]) -> Callable[..., Any]:
-        """The program with the rule under a transformation; over it, where the rule's place is behind derivatives."""
-        if self.rule.stage is Stage.BEFORE:
-            return transform(optimize(self.f, rules=[self.rule], passes=()))
-        return optimize(transform(self.f), rules=[self.rule], passes=())
+    def transformed(self, transform: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+        """The program rewritten under a transformation; over it, where rewriting has its place behind derivatives.
+
+        Over it too, where the transformation makes a `whole` program that is to be seen.
+        """
+        if self.subject.early and not whole:
+            return transform(self.subject.at_work(self.f))
+        return self.subject.at_work(transform(self.f))
 
     def where(self, more: str = "") -> str:
         """The program and the types of its arguments."""
@@ -48,7 +73,9 @@ class Case:
 
     def error(self, what: str, to_fix: str, more: str = "", **fields: Any) -> RuleCheckError:
         """The error about this program."""
-        return RuleCheckError(rule=self.rule.name, what=what, where=self.where(more), to_fix=to_fix, **fields)
+        return RuleCheckError(
+            rule=self.subject.name, noun=self.subject.noun, what=what, where=self.where(more), to_fix=to_fix, **fields
+        )
 
 
 def named(f: Callable[..., Any]) -> str:
@@ -65,7 +92,7 @@ def as_it_is(f: Callable[..., Any]) -> Callable[..., Any]:
 def judge_under(case: Case, transform: Callable[..., Any], seed: int) -> None:
     """The program under a transformation, at random numbers."""
     drawn = draws(case.args, seed)
-    loosest = case.rule.exactness if case.rule.exactness is not Exactness.BITWISE else Exactness.REASSOCIATES
+    loosest = case.subject.exactness if case.subject.exactness is not Exactness.BITWISE else Exactness.REASSOCIATES
     if transform is jax.vmap:
         pairs = [
             Probe("", jax.tree.map(lambda *xs: jnp.stack(xs), a.args, b.args)) for a, b in itertools.pairwise(drawn)
@@ -93,7 +120,20 @@ def judge_under(case: Case, transform: Callable[..., Any], seed: int) -> None:
         judge(case, drawn, loosest, transform)
 
 
-def judge(case: Case, probes: Sequence[Probe], exactness: Exactness, transform: Callable[[Any], Any]) -> None:
+def judge_around(case: Case, seed: int) -> None:
+    """The program in random ones around it, at random numbers."""
+    order = list(Exactness)
+    exactness = max(case.subject.exactness, Exactness.REASSOCIATES, key=order.index)
+    judge(case, draws(case.args, seed), exactness, random_programs(seed), whole=True)
+
+
+def judge(
+    case: Case,
+    probes: Sequence[Probe],
+    exactness: Exactness,
+    transform: Callable[[Any], Any],
+    whole: bool = False,
+) -> None:
     """Compares a program with and without the rule at all probes: one after the other, in one loop."""
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *(probe.args for probe in probes))
 
@@ -102,7 +142,7 @@ def judge(case: Case, probes: Sequence[Probe], exactness: Exactness, transform: 
 
     natural = _jax.original_jit(mapped(transform(case.f)))
     want = jax.tree.leaves(natural(*stacked))
-    got = jax.tree.leaves(_jax.original_jit(mapped(case.transformed(transform)))(*stacked))
+    got = jax.tree.leaves(_jax.original_jit(mapped(case.transformed(transform, whole)))(*stacked))
     flat = jax.tree.leaves(stacked)
     reference: Any = None
     for k, probe in enumerate(probes):
@@ -126,7 +166,8 @@ def _is_nearer(ours: Sequence[Any], theirs: Sequence[Any], one: Reference, exact
 
     Where underflow or cancellation spoils both, it spoils other entries when sums are in another order. Overflow is
     judged entry by entry: what is a number without the rule has to be one with it, and an entry that neither has is
-    no excuse for others.
+    no excuse for others; but where a result holds an entry that its type cannot hold at all, others may go with it, as
+    in the solution of a system.
     """
     if exactness is Exactness.BITWISE:
         return False
@@ -134,7 +175,8 @@ def _is_nearer(ours: Sequence[Any], theirs: Sequence[Any], one: Reference, exact
         if a.dtype != b.dtype or a.shape != b.shape or not jnp.issubdtype(a.dtype, jnp.inexact):
             return False
         is_number, was_number = (np.isfinite(np.asarray(x).astype(truth.dtype)) for x in (a, b))
-        if (was_number & ~is_number).any():
+        beyond = np.abs(truth) > float(jnp.finfo(a.dtype).max)
+        if (was_number & ~is_number).any() and not beyond.any():
             return False
         off, natural = (np.abs(np.asarray(x).astype(truth.dtype) - truth) for x in (a, b))
         worst, excuse = np.max(off, where=is_number, initial=0.0), np.max(natural, where=was_number, initial=0.0)
@@ -154,7 +196,8 @@ def _numbers(ours: Any, theirs: Any, truth: np.ndarray) -> Any:
 def _disagreement(
     case: Case, probe: Probe, exactness: Exactness, transform: Callable[[Any], Any], found: Difference
 ) -> RuleCheckError:
-    under = "" if transform is as_it_is else f", under `{getattr(transform, '__name__', 'a transformation')}`"
+    name = getattr(transform, "__name__", "a transformation")
+    under = "" if transform is as_it_is else ", in a random program" if name == "around" else f", under `{name}`"
     detail = f" ({found.detail})" if found.detail else ""
     return case.error(
         f"is not `{exactness}`." if found.kind == "value" else f"changed the {found.kind} of a result.",

@@ -1,123 +1,79 @@
-"""`check_rule`: whether a rule does what it claims."""
+"""Rules: what to write in place of what. `default` is the set that runs unless told.
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+What comes with Aerogel stands here by name. `use` puts another set in the place of `default`, `installed` finds what
+other packages bring.
+"""
 
-import jax
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 
 from aerogel import _jax
-from aerogel._errors import UsageError
-from aerogel.compiler.rules import AnyRule, PrimitiveRule, RuleCheckError
-from aerogel.compiler.rules.traces import REFUSALS
+from aerogel.compiler.rules import *  # noqa: F403
+from aerogel.compiler.rules import AnyRule, RuleSet, rule_set
 
-from .optimize import optimize
-from .rule_judge import Case, as_it_is, judge, judge_under, named
-from .rule_probes import example_arguments, probes_of
+from .optimize import in_use
+from .rule_check import check_rule
 
 _jax.exclude_from_tracebacks(__file__)
 
-Example = Callable[..., Any] | tuple[Callable[..., Any], tuple[Any, ...]]
+GROUP = "aerogel.rules"
+_known_good: set[str] = set()
 
 
-def check_rule(
-    rule: AnyRule,
-    *,
-    fires_on: Sequence[Example] = (),
-    leaves_alone: Sequence[Example] = (),
-    under: Sequence[Callable[..., Any]] = (jax.grad, jax.vmap),
-    seed: int = 0,
-) -> None:
-    """Nothing, if a rule fires where it should, leaves the rest alone, and is as exact as it claims.
+@contextmanager
+def use(rules: "AnyRule | Iterable[AnyRule]", *, unchecked: bool = False) -> Generator[RuleSet]:
+    """Context in which these rules apply wherever none are given by `rules=`: to the code of others, say.
 
-    Programs with and without the rule are run on random numbers and on those at which rewrites go wrong: 0, -0, the
-    smallest numbers, 1e-8, 1, the largest numbers, inf, nan, and the limits of integers; in one entry of an argument,
-    and in all. Both results are judged against float64, by what the rule's exactness promises. Where float64 gives no
-    finite number, and neither does either program, they agree; as they do where the worst entry of the result with the
-    rule is no further from float64 than the worst one without. No entry that is a number without the rule may overflow
-    with it.
+    Inside, functions are traced anew; what was compiled outside stays, and is taken again behind it. Rules that do not
+    come with Aerogel are checked first, once in a process, by `ag.check_rule` on their own examples: a rule that does
+    not do what it claims is not put to work behind anybody's back.
 
     Args:
-        rule: the rule.
-        fires_on: programs that hold its pattern: functions, or pairs of a function and its arguments. A function
-            alone is tried at small arrays of several ranks (of floats, unless an argument is annotated with `int` or
-            `bool`); the first at which the rule fires are judged. Without any, `before` itself is the program; a rule
-            of one primitive needs some.
-        leaves_alone: programs on which it must not fire: near misses.
-        under: transformations under which the results must agree too, at random numbers. A function whose result is
-            no scalar is summed up for `jax.grad`.
-        seed: of the random numbers.
+        rules: a rule, a set or a collection. `ag.rules.default + mine` adds to what runs otherwise.
+        unchecked: whether to leave the check out.
 
     Raises:
-        RuleCheckError: a claim does not hold.
-        RuleError: `after` cannot be traced, or returns another type.
-        UsageError: `fires_on` is empty for a rule of one primitive.
+        RuleCheckError: a rule fails its claim.
+        UsageError: a rule of one primitive has no examples to check it on (`rule.examples`).
 
-    >>> import jax.numpy as jnp, aerogel as ag
-    >>> @ag.rule(exactness="no_worse", reason="log(1 + x) loses x below 6e-8")
-    ... def log_of_one_plus(x):
-    ...     return jnp.log(1 + x)
-    >>> @log_of_one_plus.to
-    ... def _(x):
-    ...     return jnp.log1p(x)
-    >>> ag.check_rule(
-    ...     log_of_one_plus,
-    ...     fires_on=[lambda x: jnp.log(x + 1) * 2],
-    ...     leaves_alone=[lambda x: jnp.log(2 + x), lambda x: jnp.log(1 - x)],
-    ... )
+    >>> import jax, jax.numpy as jnp, aerogel as ag
+    >>> f = ag.jit(lambda A, b: jnp.linalg.inv(A) @ b)
+    >>> with ag.rules.use(ag.rules.inverse_times):
+    ...     print(ag.explain(f)(jnp.eye(2), jnp.ones(2)).fired[0].rule)
+    inverse-times
     """
-    for example in leaves_alone:
-        for case in _cases(rule, example):
-            if case.fires:
-                raise case.error("fires on what it should leave alone.", "narrow `before`, or refuse it with `when`")
-    for example in fires_on or _own_program(rule):
-        cases = list(_cases(rule, example))
-        firing = [case for case in cases if case.fires]
-        if not firing:
-            raise _never(rule, example, cases)
-        judge(firing[0], probes_of(firing[0].args, seed), rule.exactness, as_it_is)
-        for transform in under:
-            judge_under(firing[0], transform, seed)
+    chosen = rule_set(rules)
+    if not unchecked:
+        for rule in chosen:
+            _check_once(rule)
+    with _jax.rules_in_use(chosen):
+        yield chosen
 
 
-def _own_program(rule: AnyRule) -> list[Example]:
-    """The spellings of a pattern, as programs."""
-    if isinstance(rule, PrimitiveRule):
-        wanted = "programs that hold the primitive"
-        raise UsageError(argument="fires_on", got=(), wanted=wanted, function="check_rule")
-    return list(rule.spellings)
-
-
-def _cases(rule: AnyRule, example: Example) -> Iterator[Case]:
-    """The program at its arguments, or at all example arguments with which it can be traced."""
-    if isinstance(example, tuple):
-        f, args = example
-        yield _case(rule, f, tuple(args))
+def _check_once(rule: AnyRule) -> None:
+    said = RuleSet((rule,)).fingerprint
+    if rule.is_shipped or said in _known_good:  # those are checked in Aerogel's own tests
         return
-    for args in example_arguments(example):
-        try:
-            jax.eval_shape(example, *args)
-        except REFUSALS:
-            continue
-        yield _case(rule, example, args)
+    check_rule(rule)
+    _known_good.add(said)
 
 
-def _case(rule: AnyRule, f: Callable[..., Any], args: tuple[Any, ...]) -> Case:
-    reports: list[Any] = []
-    jax.eval_shape(_jax.original_jit(optimize(f, rules=[rule], passes=(), on_report=reports.append)), *args)
-    decisions = [d for d in reports[-1].decisions if d.rule == rule.name]
-    reason = next((d.reason for d in decisions if not d.fired), "it holds no first operation of the pattern")
-    return Case(rule, f, args, any(d.fired for d in decisions), reason)
+def installed() -> dict[str, RuleSet]:
+    """The rules that installed packages offer, by the names under which they do.
+
+    A package offers a rule, a set or a list by an entry point of the group `aerogel.rules`. To install one changes no
+    program: `with ag.rules.use(ag.rules.default + ag.rules.installed()["its-name"])` does.
+
+    >>> import aerogel as ag
+    >>> sorted(ag.rules.installed())
+    []
+    """
+    return {point.name: _loaded(point) for point in sorted(entry_points(group=GROUP))}
 
 
-def _never(rule: AnyRule, example: Example, cases: list[Case]) -> RuleCheckError:
-    fix = "make `before` trace to what stands in that program; ag.explain(f, rules=[rule]) shows each site"
-    if cases:
-        return cases[0].error("does not fire.", fix, got=cases[0].reason)
-    f = example[0] if isinstance(example, tuple) else example
-    return RuleCheckError(
-        rule=rule.name,
-        what="cannot be tried.",
-        where=named(f),
-        got="no small arrays of floats that the program takes",
-        to_fix="give it with arguments: (f, (x, y)), or annotate those that are `int` or `bool`",
-    )
+def _loaded(point: EntryPoint) -> RuleSet:
+    return rule_set(point.load())
+
+
+__all__ = ["in_use", "installed", "use"]  # and what the rules are called: see `aerogel.compiler.rules`

@@ -17,6 +17,9 @@ from .linalg import inverse_times as inverse_times
 from .lookups import searched_short as searched_short
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on
+from .on_loop import LoopView as LoopView
+from .on_loop import Reads as Reads
+from .on_loop import on_loop as on_loop
 from .operand import Operand as Operand
 from .powers import half_power as half_power
 from .reductions import last_of_cumsum as last_of_cumsum

@@ -5,11 +5,13 @@ Its equations are then looked at as if they stood at the place of the call; an e
 """
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
+from ..assume import assume_p
 from ..level import Edit, Level
 from ..normalize import inline_call, is_plain_call
 from ..program import inner_jaxprs, is_var, substitute
@@ -67,13 +69,39 @@ class Graph:
         return None if place is None else self.node(place)
 
     def seen(self, x: Atom) -> Atom:
-        """The value inside a call that `x` is the result of; else `x`."""
+        """The value inside a call that `x` is the result of, or that something is assumed of; else `x`."""
+        while is_var(x):
+            place = self.level.made_by.get(x)
+            if place is not None and self._can_enter(place):
+                self._enter(place)
+            under = self._alias.get(x, x)
+            maker = self._made(under)
+            under = maker.invars[0] if maker is not None and maker.primitive is assume_p else under
+            if under is x:
+                break
+            x = under
+        return x
+
+    def _made(self, x: Atom) -> JaxprEqn | None:
         if not is_var(x):
-            return x
+            return None
+        if x in self._inside:
+            return self._inside[x].eqn
         place = self.level.made_by.get(x)
-        if place is not None and self._can_enter(place):
-            self._enter(place)
-        return self._alias.get(x, x)
+        return None if place is None else self.jaxpr.eqns[place]
+
+    def assumed(self, x: Atom) -> frozenset[str]:
+        """What the user says of a value, by whatever name it goes."""
+        return self._assumed.get(x, frozenset()) if is_var(x) else frozenset()
+
+    @cached_property
+    def _assumed(self) -> dict[Var, frozenset[str]]:
+        found: dict[Var, frozenset[str]] = {}
+        for node in self.nodes(frozenset((assume_p.name,))):
+            value = self.seen(node.eqn.invars[0])
+            if is_var(value):
+                found[value] = found.get(value, frozenset()) | frozenset(node.eqn.params["facts"])
+        return found
 
     def readers(self, x: Var) -> Iterator[Node | None]:
         """The equations that read a value, calls looked into; None stands for the level's results."""
@@ -83,10 +111,18 @@ class Graph:
             elif self._can_enter(place):
                 self._enter(place)
             else:
-                yield self.node(place)
-        yield from self._read_inside.get(x, ())
+                yield from self._reader(self.node(place))
+        for node in self._read_inside.get(x, ()):
+            yield from self._reader(node)
         for outer in self._outer.get(x, ()):
             yield from self.readers(outer)
+
+    def _reader(self, node: Node) -> Iterator[Node | None]:
+        """An equation; of one that only says something of a value, those that read it."""
+        if node.eqn.primitive is assume_p:
+            yield from self.readers(node.eqn.outvars[0])
+        else:
+            yield node
 
     def readers_behind(self, node: Node, plumbing: frozenset[str]) -> list[Node | None]:
         """The equations that read the results of one, `plumbing` looked past; None for the level's results.
@@ -136,9 +172,11 @@ class Graph:
             if is_var(inner):
                 self._outer.setdefault(inner, []).append(outer)
 
-    def nodes(self, operations: frozenset[str]) -> list[Node]:
+    def nodes(self, operations: AbstractSet[str]) -> list[Node]:
         """All equations of some operations, in order, those in calls included."""
         found: list[Node] = []
+        if self._places.keys().isdisjoint(operations):
+            return found
         for place in sorted({place for name in operations for place in self._places.get(name, ())}):
             if self._can_enter(place):
                 self._enter(place)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..cost import Machine
 from ..levels import Around
 from ..pipeline import Context
 from ..program import where
-from .constants import facts_of
+from .facts import facts_at
 from .graph import Graph
 from .spelling import PLUMBING
 
@@ -100,7 +100,7 @@ class Site:
         return self._value(operand)
 
     def facts(self, operand: int) -> frozenset[str]:
-        """What is known of the entries of an operand: "constant", "zero", "identity", "diagonal", "symmetric", ..."""
+        """What is known of an operand: `Operand.facts` says what that may be."""
         return self._ask("facts", operand)
 
     def maker(self, operand: int) -> str | None:
@@ -113,6 +113,10 @@ class Site:
     def readers(self, result: int = 0) -> tuple[str, ...]:
         """The names of the primitives that read a result, sorted; "result" is the program's own, or its body's."""
         return self._ask("readers", result)
+
+    def anew(self) -> "Site":
+        """The same site, of which nothing has been asked yet."""
+        return replace(self, _asked={})
 
     # --- what is asked, and what was answered ---------------------------------------------------------------------
 
@@ -171,7 +175,7 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "in_loop": lambda site: any(one.name in LOOPS for one in site._enclosing()),
     "steps": lambda site: math.prod(one.length or 1 for one in site._enclosing()),
     "value": Site._value_key,
-    "facts": lambda site, k: facts_of(site._value(k)),
+    "facts": lambda site, k: facts_at(site._graph, site._operands[k]),
     "maker": Site._maker,
     "readers": Site._readers,
 }
