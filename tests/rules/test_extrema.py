@@ -48,14 +48,14 @@ def _places(x: Any) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 13 * 17 - 1), st.sampled_from(SPECIAL)), max_size=12), st.sampled_from(SPECIAL)
+    st.lists(st.tuples(st.integers(0, 67 * 71 - 1), st.sampled_from(SPECIAL)), max_size=12), st.sampled_from(SPECIAL)
 )
 def test_any_numbers(changed: list[tuple[int, float]], fill: float) -> None:
-    """Whatever the numbers and the length: 13 rows of 17 leave a remainder in both directions."""
-    flat = np.full(13 * 17, fill, np.float32)
+    """Whatever the numbers and the length: 67 rows of 71 leave a remainder in both directions."""
+    flat = np.full(67 * 71, fill, np.float32)
     for at, value in changed:
         flat[at] = value
-    ours, natural = _places(flat.reshape(13, 17))
+    ours, natural = _places(flat.reshape(67, 71))
     for got, want in zip(ours, natural, strict=True):
         np.testing.assert_array_equal(got, want)
 

@@ -32,9 +32,10 @@ def arg_extremum(x: jax.Array, axis: int, index_dtype: Any, largest: bool) -> ja
         axis: of at least 4 elements.
     """
     plain = lax.argmax if largest else lax.argmin
-    total = jnp.sum(_blocked(x, axis)[0], axis + 1)
+    blocks, rest = _blocked(x, axis)
+    total = jnp.sum(blocks, axis + 1)
     return lax.cond(
-        jnp.any(total != total),  # there is a nan, or both infinities
+        jnp.any(total != total) | jnp.any(rest != rest),  # there is a nan, or both infinities
         lambda x: plain(x, axis, index_dtype),
         lambda x: in_blocks(x, axis, index_dtype, largest),
         x,
