@@ -11,6 +11,7 @@ from ._errors import UsageError as UsageError
 if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and editors
     from . import audit as audit
     from . import compiler as compiler
+    from . import nn as nn
     from .compiler import RuleCheckError as RuleCheckError
     from .compiler import RuleError as RuleError
     from .compiler import assume as assume
@@ -37,6 +38,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import field as field
     from .module import freeze as freeze
     from .module import frozen as frozen
+    from .module import inference as inference
     from .module import load as load
     from .module import map_leaves as map_leaves
     from .module import partition as partition
@@ -44,6 +46,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import tie as tie
     from .module import ties as ties
     from .module import trainable as trainable
+    from .module import training as training
     from .module import unfreeze as unfreeze
     from .module import untie as untie
     from .transform import ArgumentsError as ArgumentsError
@@ -87,8 +90,8 @@ _NAMES = {
     ".compiler": "RuleCheckError RuleError assume rule",
     ".module": """
     AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError StateError
-    StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen load map_leaves
-    partition save tie ties trainable unfreeze untie
+    StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen inference load
+    map_leaves partition save tie ties trainable training unfreeze untie
     """,
     ".transform": """
     ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign check_pass check_rule
@@ -105,7 +108,7 @@ __all__ += list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 # takes a second or two. What needs JAX is therefore imported when it is first asked for. This is the one place that
 # does so; every other file imports what it needs at its top.
 def __getattr__(name: str) -> _typing.Any:
-    if name in ("audit", "compiler"):
+    if name in ("audit", "compiler", "nn"):
         return _import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -114,4 +117,4 @@ def __getattr__(name: str) -> _typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "audit", "compiler"})
+    return sorted({*globals(), *__all__, "audit", "compiler", "nn"})
