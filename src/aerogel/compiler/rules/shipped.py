@@ -1,12 +1,39 @@
-"""The rules that run unless a user gives others. Each comes with a measurement that it pays."""
+"""The rules that run unless a user gives others. Each comes with a measurement that it pays: docs/reference."""
 
+from .cumulative import (
+    cumlogsumexp_by_rows,
+    cumlogsumexp_in_a_loop,
+    cummax_by_rows,
+    cummin_by_rows,
+    cumprod_by_rows,
+    cumsum_by_rows,
+)
+from .extrema import argmax_by_blocks, argmin_by_blocks
+from .reductions import last_of_cumsum
 from .ruleset import RuleSet
+from .selection import first_of_argsorted, first_of_sorted, last_of_sorted
 from .small_determinants import small_det, small_log_det, small_slogdet
 from .small_products import small_product
 from .small_solves import small_cholesky, small_lu, small_solve, small_triangular_solve
+from .sorting import sort_places
 
 default = RuleSet(
     (
+        # orders: catalogue-order.md
+        last_of_cumsum,
+        first_of_sorted,
+        last_of_sorted,
+        first_of_argsorted,
+        sort_places,
+        argmax_by_blocks,
+        argmin_by_blocks,
+        cumlogsumexp_in_a_loop,
+        cumlogsumexp_by_rows,
+        cumsum_by_rows,
+        cumprod_by_rows,
+        cummax_by_rows,
+        cummin_by_rows,
+        # small matrices: catalogue-linear-algebra.md
         small_solve,
         small_triangular_solve,
         small_cholesky,

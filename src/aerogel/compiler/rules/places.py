@@ -1,0 +1,57 @@
+"""Places along an axis: the order in which numbers take them, and what stands there."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .site import Site
+
+_BITS = {1: np.int8, 2: np.int16, 4: np.int32}
+
+
+def sort_key(x: jax.Array) -> jax.Array:
+    """Signed integers of the size of `x`, ordered and tied as `sort` orders and ties the numbers.
+
+    `sort` puts every nan last, equal to every other, and -0 where 0 is. XLA on CPU compares integers fast, and numbers
+    by these rules slowly.
+
+    Args:
+        x: floats of 16 or 32 bits, integers of up to 32 or bools.
+    """
+    dtype = np.dtype(x.dtype)
+    if dtype == np.bool_:
+        return lax.convert_element_type(x, np.int8)
+    bits = _BITS[dtype.itemsize]
+    if not jnp.issubdtype(dtype, jnp.floating):
+        if dtype.kind == "i":
+            return x
+        signed = lax.bitcast_convert_type(x, bits)
+        return lax.bitwise_xor(signed, _full(signed, np.iinfo(bits).min))
+    signed = lax.bitcast_convert_type(x, bits)
+    largest = np.iinfo(bits).max
+    # The bits of negative numbers count the wrong way round.
+    ordered = lax.select(lax.lt(signed, _full(signed, 0)), lax.bitwise_xor(signed, _full(signed, largest)), signed)
+    one_zero = lax.select(lax.eq(x, _full(x, 0)), _full(signed, 0), ordered)
+    return lax.select(lax.ne(x, x), _full(signed, largest), one_zero)
+
+
+def _full(like: jax.Array, value: Any) -> jax.Array:
+    return lax.full_like(like, value)
+
+
+def taken(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
+    """The elements of `x` at `places` along an axis; all of them are inside."""
+    return jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
+
+
+def part(x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
+    """The elements from `start` to `stop` along an axis, as indexing takes them."""
+    return x[(*[slice(None)] * (axis % x.ndim), slice(start, stop))]
+
+
+def spread(site: Site) -> str | None:
+    """The reason against cutting an axis up: it may be spread over devices already."""
+    return "its values may be spread over devices" if site.over_devices else None

@@ -1,0 +1,131 @@
+"""The smallest or largest few of a sorted array, without the sort."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .extrema import cannot_block, in_blocks
+from .on import on
+from .operand import Operand
+from .places import part
+from .rule import Rule, rule
+from .site import Site
+
+# Measured border: docs/reference/catalogue-order.md.
+MOST = 16  # the part of an axis that is selected by `top_k`: one in so many
+_OfArray = Callable[[jax.Array], jax.Array]
+_REASON = "a selection passes over the array once or twice, a sort log(n) times"
+
+
+def _rule_of(name: str) -> Callable[[Callable[..., Any]], Rule]:
+    return rule(exactness="bitwise", reason=_REASON, name=name, stage="final", platforms=("cpu",))
+
+
+@_rule_of("first-of-sorted")
+def first_of_sorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
+    """The `k` smallest in their order."""
+    return part(jnp.sort(x, axis), axis, 0, k)
+
+
+@first_of_sorted.to
+def _(x: Any, *, axis: int, k: int) -> Any:
+    sort = partial(first_of_sorted.before, axis=axis, k=k)
+    return _or_sorted(x, lambda x: lax.neg(_largest(lax.neg(x), axis, k)[0]), sort)
+
+
+@first_of_sorted.when
+def _(x: Operand, *, axis: int, k: int, site: Site) -> bool | str:
+    return _cannot_select(x, axis, k, site) or True
+
+
+@_rule_of("last-of-sorted")
+def last_of_sorted(x: Any, *, axis: int = 0, start: int = 3) -> Any:
+    """The largest in their order: those from `start` on."""
+    return part(jnp.sort(x, axis), axis, start, x.shape[axis])
+
+
+@last_of_sorted.to
+def _(x: Any, *, axis: int, start: int) -> Any:
+    n = x.shape[axis]
+    sort = partial(last_of_sorted.before, axis=axis, start=start)
+    return _or_sorted(x, lambda x: lax.rev(_largest(x, axis, n - start)[0], (axis,)), sort)
+
+
+@last_of_sorted.when
+def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
+    return _cannot_select(x, axis, x.shape[axis] - start, site) or True
+
+
+@_rule_of("first-of-argsorted")
+def first_of_argsorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
+    """The places of the `k` smallest in their order."""
+    return part(jnp.argsort(x, axis), axis, 0, k)
+
+
+@first_of_argsorted.to
+def _(x: Any, *, axis: int, k: int) -> Any:
+    sort = partial(first_of_argsorted.before, axis=axis, k=k)
+    return _or_sorted(x, lambda x: _largest(lax.neg(x), axis, k)[1], sort)
+
+
+@first_of_argsorted.when
+def _(x: Operand, *, axis: int, k: int, site: Site) -> bool | str:
+    return _cannot_select(x, axis, k, site) or True
+
+
+@on(
+    lax.top_k_p,
+    stage="final",
+    platforms=("cpu",),
+    exactness="bitwise",
+    reason="the largest element alone is found by blocks",
+    name="top-one-by-blocks",
+)
+def top_one(x: jax.Array, *, k: int, axis: int, site: Site, **others: Any) -> list[jax.Array] | str:
+    """The largest element and its place."""
+    if k != 1:
+        return f"{k} elements, not one"
+    refused = cannot_block(x, axis, site)
+    if refused is not None:
+        return refused
+    largest = jnp.max(x, axis, keepdims=True)
+    return list(
+        lax.cond(
+            _is_unusual(x, largest, axis),
+            lambda x: tuple(lax.top_k_p.bind(x, k=k, axis=axis, **others)),
+            lambda x: (largest, lax.expand_dims(in_blocks(x, axis, np.int32, True), (axis,))),
+            x,
+        )
+    )
+
+
+def _is_unusual(x: jax.Array, extremum: jax.Array, axis: int) -> jax.Array:
+    """Whether there may be a nan, which `max` drops, or the extremum is a zero, of which there are two."""
+    total = jnp.sum(x, axis)  # nan as well where both infinities are
+    return jnp.any(total != total) | jnp.any(extremum == 0)
+
+
+def _cannot_select(x: Operand, axis: int, k: int, site: Site) -> str | None:
+    n = x.shape[axis]
+    if x.dtype != np.float32:
+        return f"XLA selects from float32 alone, not from {x.dtype}"
+    if k * MOST > n or k < 1:
+        return f"{k} of {n} elements, more than one in {MOST}"
+    return "its values may be spread over devices" if site.over_devices else None
+
+
+def _largest(x: jax.Array, axis: int, k: int) -> tuple[jax.Array, jax.Array]:
+    values, places = lax.top_k(x, k, axis=axis)
+    return values, places
+
+
+def _or_sorted(x: jax.Array, select: _OfArray, sort: _OfArray) -> jax.Array:
+    """What `select` gives; but where there is a nan or a -0, whose place among equals only a sort knows."""
+    bits = lax.bitcast_convert_type(x, np.int32)
+    odd = lax.bitwise_or(lax.ne(x, x), lax.eq(bits, lax.full_like(bits, np.iinfo(np.int32).min)))
+    return lax.cond(jnp.any(odd), sort, select, x)

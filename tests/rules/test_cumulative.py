@@ -1,0 +1,125 @@
+"""Cumulative operations by rows and by trees agree with JAX's, and stay as they are where that is faster."""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel.compiler.rules.cumulative import in_a_loop, in_a_tree
+from rules.rules_under_test import fired, normal, refusals
+from rules.specials import bits_with, integers, rules_fired, specials
+
+NATURAL = {
+    "cumsum": lax.cumsum,
+    "cumprod": lax.cumprod,
+    "cummax": lax.cummax,
+    "cummin": lax.cummin,
+    "cumlogsumexp": lax.cumlogsumexp,
+}
+SUM = ag.rules.cumsum_by_rows
+EXTREMA = [ag.rules.cummax_by_rows, ag.rules.cummin_by_rows]
+
+SPELLINGS: dict[str, tuple[Any, Any]] = {
+    "one axis": (jnp.cumsum, normal(0, 1500)),
+    "last axis": (lambda x: jnp.cumsum(x, -1), normal(1, 40, 70)),
+    "long rows": (lambda x: jnp.cumsum(x, 0), normal(2, 40, 300)),
+    "flat": (lambda x: jnp.cumsum(x), normal(3, 40, 30)),
+    "backward": (lambda x: lax.cumsum(x, 1, reverse=True), normal(4, 5, 101, 3)),
+    "of bfloat16": (lambda x: jnp.cumsum(x, 0), abs(normal(5, 40, 300, dtype="bfloat16"))),
+    "complex": (lambda x: jnp.cumsum(x.real, 0), normal(6, 40, 300).astype(complex)),
+    "vmap": (jax.vmap(jnp.cumsum, 1, 1), normal(7, 64, 20)),
+    "gradient": (jax.grad(lambda x: jnp.sum(jnp.cumsum(x) ** 2)), normal(8, 1500)),
+    "scan": (lambda x: lax.scan(lambda c, row: (c + jnp.cumsum(row), None), 0 * x[0], x)[0], normal(9, 3, 1200)),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_sums(name: str) -> None:
+    """Fires, and agrees up to the order of the sums."""
+    f, x = SPELLINGS[name]
+    assert fired(f, SUM, x) == 1 + (name == "gradient")
+
+
+@pytest.mark.parametrize("shape", [(40, 300), (64, 33)])
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_extrema(name: str, shape: tuple[int, int]) -> None:
+    """Extrema are the same numbers, in both directions, nan and infinities too."""
+    x = specials(0, *shape)
+    for reverse in (False, True):
+        ours = jax.jit(ag.optimize(lambda x, r=reverse: NATURAL[name](x, 0, reverse=r), rules=EXTREMA, passes=()))
+        np.testing.assert_array_equal(ours(x), NATURAL[name](x, 0, reverse=reverse))
+    assert rules_fired(bits_with(lambda x: NATURAL[name](x, 0), EXTREMA, integers(1, *shape)))
+
+
+def test_integers_are_exact() -> None:
+    """Sums of integers are the same numbers, also where they overflow."""
+    assert rules_fired(bits_with(lambda x: lax.cumsum(x, 1), [SUM], integers(0, 30, 77)))
+    assert rules_fired(bits_with(lambda x: lax.cumprod(x, 0), [ag.rules.cumprod_by_rows], integers(1, 77, 300)))
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 7, 21, 66])
+def test_any_length(n: int) -> None:
+    """Both ways agree with NumPy for every length and direction, along the first, a middle and the last axis."""
+    cases = list(itertools.product((in_a_loop, in_a_tree), (0, 1, 2), (False, True)))
+    shapes = [tuple(n if a == axis else 2 for a in range(3)) for axis in range(3)]
+    xs = [normal(n, *shape) for shape in shapes]
+    ours = jax.jit(lambda xs: [way("cumsum", xs[axis], axis, reverse) for way, axis, reverse in cases])(xs)
+    for got, (_, axis, reverse) in zip(ours, cases, strict=True):
+        x = np.flip(xs[axis], axis) if reverse else np.asarray(xs[axis])
+        want = np.cumsum(x, axis)
+        np.testing.assert_allclose(got, np.flip(want, axis) if reverse else want, rtol=2e-5, atol=1e-5)
+
+
+def test_long_sums_keep_their_digits() -> None:
+    """A tree adds numbers of one size: the rounding errors of 40,000 additions do not pile up."""
+    x = jnp.full((40_000, 2), 0.1, jnp.float32)
+    got = jax.jit(ag.optimize(lambda x: jnp.cumsum(x, 0), rules=[SUM], passes=()))(x)
+    truth = np.cumsum(np.asarray(x, np.float64), 0)
+    assert np.max(np.abs(got - truth) / truth) < 1e-6
+
+
+LOGS = [ag.rules.cumlogsumexp_in_a_loop, ag.rules.cumlogsumexp_by_rows]
+
+
+def test_exponentials() -> None:
+    """A loop where it has rows, which is differentiated as one, and a tree where it has none."""
+    x = normal(0, 40, 33)
+    loss = ag.optimize(lambda x: jnp.sum(jnp.sin(lax.cumlogsumexp(x, 0))), rules=LOGS, passes=())
+    want = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(jnp.log(jnp.cumsum(jnp.exp(x), 0))))))(x)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(x), want, rtol=1e-4, atol=1e-5)
+    loop, tree = LOGS
+    assert fired(lambda x: lax.cumlogsumexp(x, 1, reverse=True), loop, normal(0, 30, 33)) == 1
+    assert fired(lambda x: lax.cumlogsumexp(x), tree, normal(1, 1300)) == 1
+    assert "1 elements each" in refusals(lambda x: lax.cumlogsumexp(x), loop, normal(1, 1300))[0]
+
+
+NEAR_MISSES: dict[str, tuple[Any, Any, str]] = {
+    "short": (lambda x: jnp.cumsum(x, -1), normal(0, 400, 31), "31 elements along the axis"),
+    "small": (jnp.cumsum, normal(0, 1000), "1000 elements, fewer than 1024"),
+    "backward over rows": (lambda x: lax.cumsum(x, 1, reverse=True), normal(0, 70, 70), "runs backward"),
+    "complex": (jnp.cumsum, normal(0, 2000).astype(complex), "complex"),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses(name: str) -> None:
+    """Leaves alone what it would make slower, and says why."""
+    f, x, reason = NEAR_MISSES[name]
+    found = refusals(f, SUM, x)
+    assert found
+    assert all(reason in one for one in found)
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cummin"])
+def test_claim(name: str) -> None:
+    """`check_rule`: nan, infinities and the largest numbers, gradients and `vmap`."""
+    ag.check_rule(
+        getattr(ag.rules, f"{name}_by_rows"),
+        fires_on=[(lambda x: NATURAL[name](x, 0), (normal(0, 35, 30),))],
+        leaves_alone=[(lambda x: NATURAL[name](x, 1), (normal(0, 40, 8),)), (jnp.sort, (normal(0, 40),))],
+    )

@@ -1,0 +1,81 @@
+"""A few of a sorted array without the sort: the bits that the sort gives, nan and -0 included."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import aerogel as ag
+from rules.rules_under_test import normal
+from rules.specials import bits_with, integers, reasons, rules_fired, specials
+
+FIRST, LAST, PLACES, ONE = RULES = [
+    ag.rules.first_of_sorted,
+    ag.rules.last_of_sorted,
+    ag.rules.first_of_argsorted,
+    ag.rules.top_one,
+]
+TIES = jnp.round(normal(1, 6, 100) * 2) + 0.0
+ODD = specials(2, 6, 100)
+
+SPELLINGS: dict[str, tuple[Any, Any, Any]] = {
+    "smallest": (FIRST, lambda x: jnp.sort(x)[0], normal(0, 50)),
+    "smallest of columns": (FIRST, lambda x: jnp.sort(x, 0)[:3], TIES.T),
+    "smallest under vmap": (FIRST, jax.vmap(lambda x: jnp.sort(x)[0]), ODD),
+    "largest": (LAST, lambda x: jnp.sort(x)[-1], normal(0, 50)),
+    "largest five": (LAST, lambda x: jnp.sort(x, -1)[:, -5:], TIES),
+    "largest in a scan": (LAST, lambda x: lax.scan(lambda c, row: (c, jnp.sort(row)[-2:]), 0, x), ODD),
+    "places": (PLACES, lambda x: jnp.argsort(x)[:4], TIES),
+    "places of rows": (PLACES, lambda x: jnp.argsort(x, -1)[:, :4], TIES),
+    "places of the largest": (PLACES, lambda x: jnp.argsort(-x, 1)[:, :4], ODD),
+    "top one": (ONE, lambda x: lax.top_k(x, 1), normal(3, 50, 100)),
+    "top one of few kinds": (ONE, lambda x: lax.top_k(x, 1), specials(4, 50, 100)),
+    "top one under vmap": (ONE, jax.vmap(lambda x: lax.top_k(x, 1)[1]), jnp.zeros((5, 1000)).at[:, 9::2].set(-0.0)),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_same_bits(name: str) -> None:
+    """Fires, and changes no bit."""
+    rule, f, x = SPELLINGS[name]
+    if name == "places":
+        x = x[0]
+    assert rules_fired(bits_with(f, [rule], x)) == [rule.name]
+
+
+NEAR_MISSES: dict[str, tuple[Any, Any, Any, str]] = {
+    "the second": (FIRST, lambda x: jnp.sort(x)[1], normal(0, 50), "`slice`"),
+    "many": (FIRST, lambda x: jnp.sort(x)[:4], normal(0, 50), "4 of 50 elements, more than one in 16"),
+    "integers": (LAST, lambda x: jnp.sort(x)[-1], integers(0, 50), "from float32 alone"),
+    "not the end": (LAST, lambda x: jnp.sort(x)[-3:-1], normal(0, 50), "`slice`"),
+    "the sort is needed": (LAST, lambda x: (jnp.sort(x)[-1], jnp.sort(x)), normal(0, 50), "in the middle"),
+    "last places": (PLACES, lambda x: jnp.argsort(x)[-2:], normal(0, 50), "`slice`"),
+    "values and places": (PLACES, lambda x: lax.sort((x, x), num_keys=1)[1][:2], normal(0, 50), "expected"),
+    "top two": (ONE, lambda x: lax.top_k(x, 2), normal(0, 50, 100), "2 elements, not one"),
+    "top one of few": (ONE, lambda x: lax.top_k(x, 1), normal(0, 50), "50 elements"),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses(name: str) -> None:
+    """Leaves alone what is another form, or too much for a selection, and says why."""
+    rule, f, x, reason = NEAR_MISSES[name]
+    report = bits_with(f, [rule], x)
+    assert not report.fired
+    assert any(reason in one for one in reasons(report))
+
+
+def test_selection_goes_before_the_sort() -> None:
+    """With all rules, a selection is no longer a site for the rule about sorts."""
+    report = bits_with(lambda x: jnp.sort(x)[0], [*RULES, ag.rules.sort_places], normal(0, 50))
+    assert rules_fired(report) == ["first-of-sorted"]
+
+
+def test_claims() -> None:
+    """`check_rule`: nan, -0 and the largest numbers, gradients and `vmap`."""
+    for rule in (FIRST, PLACES):
+        _, f, _ = SPELLINGS["smallest of columns" if rule is FIRST else "places of rows"]
+        misses = [(jnp.sort, (normal(0, 9),)), (lambda x: lax.top_k(x, 1), (normal(0, 99),))]
+        ag.check_rule(rule, fires_on=[(f, (normal(0, 70, 70),))], leaves_alone=misses, under=[jax.vmap])

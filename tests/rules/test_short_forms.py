@@ -1,0 +1,125 @@
+"""Ends of cumulative sums, searches in short tables, real convolutions and powers of halves."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from rules.rules_under_test import fired, normal, refusals
+from rules.specials import bits_with, integers, rules_fired, specials
+
+END, SEARCH, CONVOLUTION, POWER = (
+    ag.rules.last_of_cumsum,
+    ag.rules.searched_short,
+    ag.rules.real_convolution,
+    ag.rules.half_power,
+)
+X, SIGNALS = normal(0, 20, 30), normal(1, 64, 1024) / 32
+TABLE = jnp.sort(normal(2, 20))
+
+
+def convolved(x: Any, k: Any) -> Any:
+    """A circular convolution."""
+    return jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(k)).real
+
+
+SPELLINGS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "end": (END, lambda x: jnp.cumsum(x)[-1], (X,)),
+    "end of rows": (END, lambda x: lax.cumsum(x, 1, reverse=True)[:, :1], (X,)),
+    "end under vmap": (END, jax.vmap(lambda x: jnp.cumsum(x)[-1]), (X,)),
+    "end of a count": (END, lambda x: jnp.cumsum(x > 0, 0)[-1], (X,)),
+    "end in bfloat16": (END, lambda x: jnp.cumsum(x)[-1], (abs(X.astype("bfloat16")),)),
+    "end in a scan": (END, lambda x: lax.scan(lambda c, r: (c + jnp.cumsum(r)[-1], c), 0.0, x), (X,)),
+    "convolution": (CONVOLUTION, convolved, (SIGNALS, SIGNALS[::-1])),
+    "convolution by one": (CONVOLUTION, lambda x, k: jnp.real(convolved(k, x)), (SIGNALS, SIGNALS[0])),
+    "convolution under vmap": (CONVOLUTION, jax.vmap(convolved, (0, None)), (SIGNALS, SIGNALS[0])),
+    "power": (POWER, lambda x: x**1.5, (abs(X),)),
+    "power below": (POWER, lambda x: jnp.power(x, -0.5), (abs(X),)),
+    "power in a loop": (POWER, lambda x: lax.fori_loop(0, 2, lambda _, x: x**2.5, x), (abs(X) / 2,)),
+    "power under vmap": (POWER, jax.vmap(lambda x: 2 * x**3.5), (abs(X),)),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings(name: str) -> None:
+    """Fires, and agrees."""
+    rule, f, args = SPELLINGS[name]
+    assert fired(f, rule, *args) == 1
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_searches(right: bool) -> None:
+    """The same places in short tables: with ties, nan and zeros of both signs; batched, and of integers."""
+    side = "right" if right else "left"
+    odd = jnp.sort(specials(0, 30))
+    for f, args in [
+        (lambda t, x: jnp.searchsorted(t, x, side=side), (odd, specials(1, 40))),
+        (jax.vmap(lambda t, x: jnp.searchsorted(t, x, side=side)), (jnp.stack([TABLE] * 5), normal(3, 5, 7))),
+        (lambda t, x: jnp.digitize(x, t, right=right), (TABLE, X)),
+        (lambda t, x: jnp.searchsorted(t, x, side=side), (jnp.arange(9), integers(4, 30))),
+    ]:
+        assert rules_fired(bits_with(f, [SEARCH], *args)) == [SEARCH.name]
+
+
+NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
+    "before the end": (END, lambda x: jnp.cumsum(x)[-2], (X,), "start_indices"),
+    "the others are needed": (END, lambda x: (jnp.cumsum(x)[-1], jnp.cumsum(x)), (X,), "in the middle"),
+    "the wrong end": (END, lambda x: lax.cumsum(x, 1, reverse=True)[:, -1], (X,), "`"),
+    "complex": (CONVOLUTION, convolved, (SIGNALS + 0j, SIGNALS), "`"),
+    "a modulus": (
+        CONVOLUTION,
+        lambda x, k: abs(jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(k))),
+        (SIGNALS, SIGNALS),
+        "abs",
+    ),
+    "few": (CONVOLUTION, convolved, (SIGNALS[0], SIGNALS[1]), "1024 elements, fewer than 65536"),
+    "a prime length": (CONVOLUTION, convolved, (normal(0, 70, 998),) * 2, "a length of 998"),
+    "a quarter": (POWER, lambda x: x**0.25, (abs(X),), "an exponent of 0.25"),
+    "a variable exponent": (POWER, lambda x, y: x**y, (abs(X), X), "number"),
+    "a long table": (SEARCH, jnp.searchsorted, (jnp.arange(33.0), X), "33 entries, more than 32"),
+    "another way": (SEARCH, lambda t, x: jnp.searchsorted(t, x, method="sort"), (TABLE, X), ""),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses(name: str) -> None:
+    """Leaves alone what is another form, or would lose, and says why."""
+    rule, f, args, reason = NEAR_MISSES[name]
+    found = refusals(f, rule, *args)
+    assert not reason or any(reason in one for one in found)
+
+
+def test_gradient_of_a_convolution() -> None:
+    """The rule stands before derivatives: that of the real form agrees."""
+    loss = lambda f: jax.jit(jax.grad(lambda x, k: jnp.sum(jnp.sin(f(x, k))), (0, 1)))  # noqa: E731
+    ours = loss(ag.optimize(convolved, rules=[CONVOLUTION], passes=()))(SIGNALS, SIGNALS[0])
+    for got, want in zip(ours, loss(convolved)(SIGNALS, SIGNALS[0]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("exponent", [-0.5, 1.5, 2.5, 3.5])
+def test_powers_are_close(exponent: float) -> None:
+    """Within 3 units in the last place of float64's power, over all sizes of numbers; 0 and -0 too."""
+    x = np.exp(np.linspace(-60, 25, 20_001)).astype(np.float32)
+    ours = jax.jit(ag.optimize(lambda x: x**exponent, rules=[POWER], passes=()))
+    truth = x.astype(np.float64) ** exponent
+    inside = truth > 1e-37
+    error = np.abs(np.asarray(ours(x), np.float64) - truth)[inside] / np.spacing(truth[inside].astype(np.float32))
+    assert error.max() < 3
+    zeros = jnp.asarray([0.0, -0.0], jnp.float32)
+    np.testing.assert_array_equal(ours(zeros), zeros**exponent)
+
+
+def test_claims() -> None:
+    """`check_rule`: nan, infinities and the largest numbers, gradients and `vmap`."""
+    for rule, name in ((END, "end of rows"), (POWER, "power")):
+        _, f, _ = SPELLINGS[name]
+        misses = [(lambda x: x**0.3, (abs(X),)), (jnp.cumsum, (X,))]
+        ag.check_rule(rule, fires_on=[(f, (abs(normal(0, 5, 6)),))], leaves_alone=misses)
+    misses = [(jnp.searchsorted, (jnp.arange(40.0), X)), (jnp.sort, (X,))]
+    in_order = (lambda t, x: jnp.searchsorted(jnp.sort(t), x), (TABLE, normal(0, 6)))
+    ag.check_rule(SEARCH, fires_on=[in_order], leaves_alone=misses)
