@@ -8,6 +8,7 @@ from .linalg import inverse_times as inverse_times
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on
 from .operand import Operand as Operand
+from .pooling import max_pool_gradient as max_pool_gradient
 from .rule import Rule as Rule
 from .rule import rule as rule
 from .ruleset import AnyRule as AnyRule

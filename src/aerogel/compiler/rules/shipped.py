@@ -1,5 +1,7 @@
-"""The rules that run unless a user gives others: none yet. Each comes with a measurement that it pays."""
+"""The rules that run unless a user gives others. Each comes with a measurement that it pays."""
 
+from .elementary import rules as elementary
+from .pooling import max_pool_gradient
 from .ruleset import RuleSet
 
-default = RuleSet()
+default = RuleSet((*elementary, max_pool_gradient))
