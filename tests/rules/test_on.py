@@ -232,4 +232,4 @@ def test_profit() -> None:
     assert fired(product.before, product, A, B, v) == 1
     back = ag.rule(exactness="reassociates", reason="", profit="model", name="back")(lambda A, B, v: A @ (B @ v))
     back.to(product.before)
-    assert refusals(back.before, back, A, B, v)[-1].startswith("costs")
+    assert refusals(back.before, back, A, B, v)[0].startswith("costs")
