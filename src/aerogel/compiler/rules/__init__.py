@@ -1,5 +1,6 @@
 """Rules: what to write in place of what, as two ordinary functions. `default` is the set that runs unless told."""
 
+from .convolution import few_term_convolution as few_term_convolution
 from .driver import Rules as Rules
 from .errors import RewriteCycle as RewriteCycle
 from .errors import RuleCheckError as RuleCheckError
