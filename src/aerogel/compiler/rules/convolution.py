@@ -14,13 +14,14 @@ import numpy as np
 from jax import lax
 
 from .on import on
+from .once import once
 
-# What was measured to pay (docs/reference/catalogue-elementary.md): terms of one entry, and terms times outputs where
-# all outputs share their inputs, as the library then needs fewer reads; fewer of both where channels are the last axis,
-# so that a slice of one channel jumps.
-MOST_TERMS, MOST_TERMS_OF_A_GROUP, MOST_PRODUCTS = 160, 64, 640
-MOST_CHANNELS, MOST_LAST_CHANNELS = 8, 4
-MOST_PRODUCTS_OF_LAST_CHANNELS = 450
+# What was measured to pay (docs/reference/catalogue-elementary.md). Where all outputs share their inputs, the library
+# needs fewer reads for more of them; and where the channels are not the last axis, the derivative of the kernel reads
+# the result in another order, which XLA makes by computing it in that order, entry by entry.
+MOST_TERMS, MOST_TERMS_OF_A_GROUP = 160, 64
+MOST_CHANNELS, MOST_PRODUCTS = 6, 160
+MOST_LAST_CHANNELS, MOST_PRODUCTS_OF_LAST = 4, 450
 
 Sizes = Sequence[int]
 
@@ -78,14 +79,14 @@ def few_term_convolution(
             column, [axis for axis in range(lhs.ndim) if axis != out[1]]
         )
         total = term if total is None else total + term
-    return total
+    return once(total)
 
 
 def _too_many(terms: int, outputs: int, inputs: int, groups: int, channels_last: bool) -> str | None:
     """Why the library is as fast; None if it is not."""
     if groups > 1:
         return None if terms <= MOST_TERMS_OF_A_GROUP else f"its entries are sums of {terms} terms"
-    products = MOST_PRODUCTS_OF_LAST_CHANNELS if channels_last and inputs > 1 else MOST_PRODUCTS
+    products = MOST_PRODUCTS_OF_LAST if channels_last else MOST_PRODUCTS
     if inputs > (MOST_LAST_CHANNELS if channels_last else MOST_CHANNELS):
         return f"it has {inputs} input channels"
     if terms > MOST_TERMS or terms * outputs > products:

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax import lax
 
+from ..once import once
+
 Wide = Any  # an array of float64, also where JAX makes none by default
 Narrow = Any  # an array of float32
 
@@ -64,8 +66,8 @@ def widen_all(x: Narrow) -> Wide:
 
 
 def narrow(x: Wide) -> Narrow:
-    """The nearest float32."""
-    return lax.convert_element_type(x, np.float32)
+    """The nearest float32, as a value that XLA computes once for all who read it."""
+    return once(lax.convert_element_type(x, np.float32))
 
 
 def like(x: Any, value: float) -> Any:
