@@ -13,8 +13,8 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from . import compiler as compiler
     from .compiler import RuleCheckError as RuleCheckError
     from .compiler import RuleError as RuleError
+    from .compiler import assume as assume
     from .compiler import rule as rule
-    from .compiler import rules as rules
     from .module import AbstractField as AbstractField
     from .module import At as At
     from .module import FieldError as FieldError
@@ -71,6 +71,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import linearize as linearize
     from .transform import make_jaxpr as make_jaxpr
     from .transform import optimize as optimize
+    from .transform import rules as rules
     from .transform import scan as scan
     from .transform import stateful as stateful
     from .transform import summary as summary
@@ -82,7 +83,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import while_loop as while_loop
 
 _NAMES = {
-    ".compiler": "RuleCheckError RuleError rule rules",
+    ".compiler": "RuleCheckError RuleError assume rule",
     ".module": """
     AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError StateError
     StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen load map_leaves
@@ -91,7 +92,7 @@ _NAMES = {
     ".transform": """
     ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign check_rule checkpoint
     cond custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr
-    optimize scan stateful summary switch value_and_grad verify vjp vmap while_loop
+    optimize rules scan stateful summary switch value_and_grad verify vjp vmap while_loop
     """,
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}

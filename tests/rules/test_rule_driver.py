@@ -181,6 +181,22 @@ def test_a_before_that_cannot_be_traced_is_told() -> None:
     assert [d.reason for d in report.refused] == told
 
 
+def test_mistakes_of_a_rule_are_not_hidden() -> None:
+    """An attribute that is misspelt and an assertion that fails are errors with their line; a number has no shape."""
+    misspelt = made(lambda x: jnp.exp(x.shaped), jnp.exp, name="misspelt")
+    with pytest.raises(RuleError, match=r"'misspelt' has a function that raises AttributeError.*\n.*driver.py:\d+"):
+        jax.jit(ag.optimize(jnp.exp, rules=[misspelt]))(X)
+
+    def asserting(x: Any) -> Any:
+        assert x.dtype == "int8"
+        return jnp.exp(x)
+
+    with pytest.raises(RuleError, match="raises AssertionError"):
+        jax.jit(ag.optimize(jnp.exp, rules=[made(asserting, jnp.exp)]))(X)
+    shaped = made(lambda x, y: (x + y) * x.shape[0], lambda x, y: x.shape[0] * (x + y))
+    assert fired(lambda x: (2.0 + x) * 3, shaped, X) == 1  # the number was tried for `x` first
+
+
 def test_sets_are_values() -> None:
     """`+` and `-` make new sets; a rule stands in a set once, in the order of the first time."""
     both = RuleSet() + log1p + [scale_first, log1p]

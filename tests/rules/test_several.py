@@ -92,7 +92,8 @@ def test_keys_are_operands() -> None:
     """An argument that is annotated as a key is one; another draw is a matter of `other_bits`."""
 
     def signs(key: jax.dtypes.prng_key, p: Any) -> Any:
-        return jnp.where(jax.random.uniform(key, p.shape) < p, 1.0, 0.0)
+        drawn = jax.random.uniform(key, p.shape)  # pyright: ignore[reportArgumentType]
+        return jnp.where(drawn < p, 1.0, 0.0)
 
     rule = made(signs, lambda key, p: jax.random.bernoulli(key, p).astype(p.dtype), "other_bits")
     f = lambda key, p: 2 * jnp.where(p > jax.random.uniform(key, p.shape), 1.0, 0.0)  # noqa: E731

@@ -2,6 +2,7 @@
 
 from .._errors import PassFailedWarning as PassFailedWarning
 from .._errors import ProgramCheckError as ProgramCheckError
+from .assume import assume as assume
 from .axes import MONOIDS as MONOIDS
 from .axes import Axis as Axis
 from .axes import Mapped as Mapped

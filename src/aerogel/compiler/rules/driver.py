@@ -110,6 +110,7 @@ class _Round:
     rewritable: bool  # whether what a rule wrote is a site for others
     fired: list[Decision] = field(default_factory=list)
     refused: list[Decision] = field(default_factory=list)
+    lines: dict[int, tuple[str, str]] = field(default_factory=dict)  # what and where a site is, by its equation
 
     def level(self, jaxpr: Jaxpr, around: Around) -> Jaxpr:
         """One level with the rules applied; the same object where none fires."""
@@ -121,7 +122,7 @@ class _Round:
             for start, found in self.sites(level, rule):
                 if isinstance(found, NoMatch):
                     if start.call is None:  # else it is looked at in the body of the function as well
-                        self.refused.append(_refused(rule, start, found))
+                        self.refused.append(self._refusal(rule, start, found))
                     continue
                 touched = {id(node.eqn) for node in found.found.nodes}
                 if taken.isdisjoint(touched) and self._may_touch(found):
@@ -158,6 +159,12 @@ class _Round:
             starts.setdefault(operation(skeleton.path[0]), []).append(skeleton)
         for start in level.graph.nodes(frozenset(starts)):
             yield start, partial(_best_match, level, rule, starts[operation(start.eqn)], start)
+
+    def _refusal(self, rule: AnyRule, start: Node, found: NoMatch) -> Decision:
+        key = id(start.eqn)
+        if key not in self.lines:
+            self.lines[key] = f"a site of `{start.eqn.primitive.name}`", where(start.eqn)
+        return Decision(rule.name, *self.lines[key], False, found.reason, exactness=rule.exactness.value)
 
     def _may_touch(self, match: Match) -> bool:
         return self.rewritable or not any(v in self.written for node in match.found.nodes for v in node.eqn.outvars)
@@ -258,11 +265,6 @@ def _fired(match: Match) -> Decision:
     what = f"{old} becomes {_listed(match.after.jaxpr.eqns)}" + (" of each example" if match.batched else "")
     rule = match.rule
     return Decision(rule.name, what, where(top), True, rule.reason, exactness=rule.exactness.value)
-
-
-def _refused(rule: AnyRule, start: Node, found: NoMatch) -> Decision:
-    what = f"a site of `{start.eqn.primitive.name}`"
-    return Decision(rule.name, what, where(start.eqn), False, found.reason, exactness=rule.exactness.value)
 
 
 def _listed(eqns: list[JaxprEqn]) -> str:

@@ -72,47 +72,31 @@ def _climbed(
 ) -> list[Node] | NoMatch:
     """The equations that the operations of `path`, each a reader of the one before, lead to from those `at`."""
     for further, eqn in enumerate(path, depth):
-        found = _reading(graph, skeleton, [v for node in at for v in node.eqn.outvars], eqn, further)
+        readers = (one for node in at for one in graph.readers_behind(node, skeleton.plumbing))
+        found = _like(eqn, readers, further)
         if isinstance(found, NoMatch):
             return found
         at = found
     return at
 
 
-def _reading(
-    graph: Graph, skeleton: Skeleton, values: Sequence[Var], eqn: JaxprEqn, depth: int
-) -> list[Node] | NoMatch:
-    """The equations like `eqn` that read one of some values."""
-    found: dict[int, Node] = {}
-    others: set[str] = set()
-    for reader in _readers(graph, skeleton, values):
+def _like(eqn: JaxprEqn, readers: Iterable[Node | None], depth: int) -> list[Node] | NoMatch:
+    """Those of some equations that are of the operation of `eqn`."""
+    wanted, found, others = operation(eqn), dict[int, Node](), set[str]()
+    for reader in readers:
         if reader is None:
             others.add("a result")
-        elif operation(reader.eqn) == operation(eqn):
+        elif operation(reader.eqn) == wanted:
             found[id(reader.eqn)] = reader
         else:
             others.add(f"`{reader.eqn.primitive.name}`")
-    seen = " and ".join(sorted(others)) or "nothing"
-    return list(found.values()) or NoMatch(f"expected `{eqn.primitive.name}`, found {seen}", depth)
+    if found:
+        return list(found.values())
+    return NoMatch(f"expected `{eqn.primitive.name}`, found {' and '.join(sorted(others)) or 'nothing'}", depth)
 
 
 def _depth(one: NoMatch) -> int:
     return one.depth
-
-
-def _readers(graph: Graph, skeleton: Skeleton, values: Iterable[Var]) -> Iterator[Node | None]:
-    """The equations that read values, plumbing looked past; None for the level's results."""
-    stack, seen = list(values), set[Var]()
-    while stack:
-        v = stack.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        for reader in graph.readers(v):
-            if reader is not None and reader.eqn.primitive.name in skeleton.plumbing:
-                stack += reader.eqn.outvars
-            else:
-                yield reader
 
 
 @dataclass(frozen=True)
@@ -152,7 +136,7 @@ class _Search:
         depth = len(state.made)
         if isinstance(climb.start, Var):
             values = [x for x in state.operands[climb.start] if is_var(x)]
-            at = _reading(self.graph, self.skeleton, values, climb.path[0], depth)
+            at = _like(climb.path[0], self.graph.reading(values, self.skeleton.plumbing), depth)
         else:
             maker = self.graph.maker(state.made[id(climb.start)].outvars[0])
             at = [] if maker is None else [maker]

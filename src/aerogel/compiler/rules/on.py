@@ -11,10 +11,11 @@ from ... import _jax
 from ..._errors import UsageError
 from ..._jax import Atom, JaxprEqn, Literal
 from ..exactness import Exactness
+from ..program import inner_jaxprs
 from ..same import literal_key, param_key
 from .errors import RuleError
 from .graph import Graph, Node
-from .place import place_of
+from .place import is_own, place_of
 from .profit import Profit, profit_of
 from .site import Site
 from .stage import Stage, platforms_of, stage_of
@@ -36,6 +37,8 @@ class PrimitiveRule:
         stage: where in the compiler it has its place.
         platforms: the backends that it is for; None for all.
         profit: None, "model", or a function of the site.
+        fires_on: programs in which it must fire; `examples` sets them.
+        leaves_alone: near misses.
     """
 
     name: str
@@ -46,6 +49,8 @@ class PrimitiveRule:
     stage: Stage = Stage.AFTER
     platforms: tuple[str, ...] | None = None
     profit: Profit = None
+    fires_on: tuple[Any, ...] = field(init=False, default=(), repr=False)
+    leaves_alone: tuple[Any, ...] = field(init=False, default=(), repr=False)
     kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +70,15 @@ class PrimitiveRule:
     def functions(self) -> tuple[Any, ...]:
         """What it says, for its fingerprint."""
         return (self.primitive, self.function, self.profit)
+
+    def examples(self, *, fires_on: Sequence[Any] = (), leaves_alone: Sequence[Any] = ()) -> None:
+        """Keeps programs that the rule is checked on: what `ag.check_rule` takes by these names."""
+        self.fires_on, self.leaves_alone = tuple(fires_on), tuple(leaves_alone)
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it comes with Aerogel, whose tests check it."""
+        return is_own(self.function)
 
     def replacement(self, eqn: JaxprEqn, site: Site) -> Pattern | str:
         """What is computed in the place of an equation, as a program of its operands; or the reason against it.
@@ -142,7 +156,12 @@ def _number(x: Atom) -> Any:
 
 
 def _key(eqn: JaxprEqn) -> Hashable | None:
-    """Equal for equations that a function cannot tell apart but by their sites; None if that cannot be told."""
+    """Equal for equations that a function cannot tell apart but by their sites; None if that cannot be told.
+
+    Nothing is kept of equations that hold programs: to compare a thousand loops with each other costs more.
+    """
+    if inner_jaxprs(eqn):
+        return None
     atoms = tuple(literal_key(x) if isinstance(x, Literal) else _type(x) for x in eqn.invars)
     params = tuple((k, param_key(v)) for k, v in sorted(eqn.params.items()))
     key = (atoms, params, tuple(map(_type, eqn.outvars)), eqn.ctx, _jax.trace_key())

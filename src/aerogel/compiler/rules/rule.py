@@ -8,7 +8,7 @@ from typing import Any
 from ..._errors import UsageError
 from ..exactness import Exactness
 from .errors import RuleError
-from .place import place_of
+from .place import is_own, place_of
 from .profit import profit_of
 from .stage import Stage, platforms_of, stage_of
 
@@ -33,6 +33,8 @@ class Rule:
         after: the function that stands in its place; `to` sets it.
         condition: of the operands, whether the rule fires; `when` sets it.
         spellings: `before`, and other functions to look for; `also` adds them.
+        fires_on: programs in which it must fire; `examples` sets them.
+        leaves_alone: near misses.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> @ag.rule(exactness="no_worse", reason="log(1 + x) loses x below 6e-8")
@@ -55,6 +57,8 @@ class Rule:
     profit: Any = None
     after: Callable[..., Any] | None = None
     condition: Callable[..., Any] | None = None
+    fires_on: tuple[Any, ...] = field(init=False, default=(), repr=False)
+    leaves_alone: tuple[Any, ...] = field(init=False, default=(), repr=False)
     asks_site: bool = field(init=False, default=False)
     spellings: list[Callable[..., Any]] = field(init=False, default_factory=list, repr=False)
     arrays: tuple[str, ...] = field(init=False)
@@ -86,6 +90,15 @@ class Rule:
         """
         self.after = self._fitting("after", self.after, after)
         return after
+
+    def examples(self, *, fires_on: Sequence[Any] = (), leaves_alone: Sequence[Any] = ()) -> None:
+        """Keeps programs that the rule is checked on: what `ag.check_rule` takes by these names."""
+        self.fires_on, self.leaves_alone = tuple(fires_on), tuple(leaves_alone)
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it comes with Aerogel, whose tests check it."""
+        return is_own(self.before)
 
     def also(self, before: Callable[..., Any]) -> Callable[..., Any]:
         """Decorator: another spelling of what `before` computes, with the same arguments, to look for too.

@@ -4,7 +4,7 @@ import hashlib
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..._errors import UsageError
 from .errors import RuleError
@@ -12,7 +12,7 @@ from .on import PrimitiveRule
 from .rule import Rule
 from .stage import Stage
 
-AnyRule = Rule | PrimitiveRule
+AnyRule: TypeAlias = Rule | PrimitiveRule
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..cost import Machine
 from ..levels import Around
 from ..pipeline import Context
 from ..program import where
-from .constants import facts_of
+from .facts import facts_at
 from .graph import Graph
 from .spelling import PLUMBING
 
@@ -100,7 +100,7 @@ class Site:
         return self._value(operand)
 
     def facts(self, operand: int) -> frozenset[str]:
-        """What is known of the entries of an operand: "constant", "zero", "identity", "diagonal", "symmetric", ..."""
+        """What is known of an operand: `Operand.facts` says what that may be."""
         return self._ask("facts", operand)
 
     def maker(self, operand: int) -> str | None:
@@ -171,7 +171,7 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "in_loop": lambda site: any(one.name in LOOPS for one in site._enclosing()),
     "steps": lambda site: math.prod(one.length or 1 for one in site._enclosing()),
     "value": Site._value_key,
-    "facts": lambda site, k: facts_of(site._value(k)),
+    "facts": lambda site, k: facts_at(site._graph, site._operands[k]),
     "maker": Site._maker,
     "readers": Site._readers,
 }

@@ -2,6 +2,8 @@
 
 import inspect
 import itertools
+import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +16,12 @@ from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ..normalize import inline_call, is_plain_call, normalize
 from ..program import producers, rename, substitute, with_equations
 from ..same import literal_key
+from .errors import RuleError
 from .rule import Rule
 
 # What a function may raise when it is traced at types that it is not meant for.
 REFUSALS = (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, AttributeError, NotImplementedError)
+LIBRARIES = tuple(os.path.dirname(str(module.__file__)) for module in (jax, np))
 KEPT = 512  # traces of each rule
 Map = tuple[tuple[int | None, ...], tuple[int, ...]]
 
@@ -72,13 +76,17 @@ def pattern_of(
 
     Raises:
         Refused: it raises an error, or returns something else than arrays.
+        RuleError: what it raises says that it is wrong at any types.
     """
     types = tuple(literal_key(x) if _is_number(x) else (x.aval, _is_weak(x)) for x in atoms)
     key = (function, types, tuple(sorted((k, type(v), v) for k, v in parameters.items())), reading, _jax.trace_key())
     if key not in rule.kept:
         if len(rule.kept) >= KEPT:
             del rule.kept[next(iter(rule.kept))]
-        rule.kept[key] = _traced(function, atoms, parameters, reading)
+        try:
+            rule.kept[key] = _traced(function, atoms, parameters, reading)
+        except (AttributeError, AssertionError) as error:
+            raise _mistake(rule, error) from error
     found = rule.kept[key]
     if isinstance(found, str):
         raise Refused(found)
@@ -112,6 +120,8 @@ def _traced(function: Callable[..., Any], atoms: Sequence[Atom], parameters: dic
     try:
         program = _jax.trace_flat(flat, names, [atoms[i].aval for i in inputs])
     except REFUSALS as error:
+        if _is_mistake(error):
+            raise
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return as_pattern(program, inputs)
 
@@ -127,6 +137,36 @@ def arrays_of(out: Any) -> tuple[Any, ...]:
         if not isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
             raise TypeError(f"returns {type(x).__name__}, not an array")
     return found
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Whether an assertion, or an attribute that is not there, is one of the function itself and not of JAX.
+
+    A number of the program is given as a Python number, which has no shape: that is no mistake.
+    """
+    if not isinstance(error, AttributeError | AssertionError) or error.__traceback__ is None:
+        return False
+    if isinstance(error, AttributeError) and isinstance(error.obj, bool | int | float | complex):
+        return False
+    hidden = any("JAX" in note for note in getattr(error, "__notes__", ()))  # its own frames are cut off
+    return not hidden and not _last_frame(error).filename.startswith(LIBRARIES)
+
+
+def _last_frame(error: BaseException) -> traceback.FrameSummary:
+    """Where an error was raised; of an attribute, where it was asked for."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next(frame for frame in reversed(frames) if frame.name != "__getattr__")
+
+
+def _mistake(rule: Rule, error: BaseException) -> RuleError:
+    last = _last_frame(error)
+    return RuleError(
+        rule=rule.name,
+        what=f"has a function that raises {type(error).__name__}.",
+        where=f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}",
+        got=str(error) or last.line or "no message",
+        to_fix="mend it; types that it is not meant for, it refuses with a ValueError, or `when` does",
+    )
 
 
 def as_pattern(program: ClosedJaxpr, inputs: tuple[int, ...]) -> Pattern:
