@@ -20,7 +20,7 @@ from jax import lax
 from .on import on
 
 MOST_PLACES = 4
-SHORTEST_RUN = 16  # of entries to copy; below, weaving is the slower form
+SHORTEST_RUN = 32  # of entries to copy; below, weaving is the slower form
 
 Sizes = Sequence[int]
 Place = tuple[int, ...]
