@@ -53,7 +53,7 @@ differential: $(STAMP)-test
 	@AEROGEL_DIFFERENTIAL=50000 AEROGEL_OPTIMISED_CODE=1 $(BIN)/python -m pytest -n $(WORKERS) -k differential
 
 exhaustive: $(STAMP)-test
-	@AEROGEL_EXHAUSTIVE=1 $(BIN)/python -m pytest -n 0 --log-cli-level=INFO -k nearest_float32 tests/rules/test_elementary.py
+	@AEROGEL_EXHAUSTIVE=1 AEROGEL_OPTIMISED_CODE=1 $(BIN)/python -m pytest -n 0 --log-cli-level=INFO -k nearest_float32 tests/rules/test_elementary.py
 
 jax-suite: $(STAMP)-test
 	@test -n "$(JAX)" || { echo "make jax-suite JAX=PATH, where PATH is a checkout of JAX" >&2; exit 2; }

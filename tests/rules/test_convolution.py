@@ -1,4 +1,4 @@
-"""Convolutions of few terms as sums of products."""
+"""Convolutions of few terms, and the derivatives of depthwise kernels, as sums of products."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.rules import few_term_convolution
+from aerogel.compiler.rules import depthwise_kernel_gradient, few_term_convolution
 from rules.rules_under_test import fired, normal, refusals
 
 FIRST, LAST = ("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC")
@@ -90,3 +90,53 @@ def test_leaves_the_derivative_of_a_kernel_alone() -> None:
     reports: list[Any] = []
     jax.make_jaxpr(ag.optimize(gradient, rules=[few_term_convolution], on_report=reports.append))(DEPTHWISE)
     assert [d.reason for d in reports[-1].refused] == ["its batch has groups: it is the derivative of a kernel"]
+
+
+def by_kernel(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of a convolution by its kernel."""
+    return jax.grad(lambda w, x: (f(x, w) ** 2).sum())
+
+
+KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "channels first, two outputs each": (by_kernel(conv(feature_group_count=4)), (DEPTHWISE, DEEP)),
+    "channels last, strides, dilation": (
+        by_kernel(conv((2, 1), layout=LAST, rhs_dilation=(1, 2), feature_group_count=4)),
+        (DEPTHWISE[::2].transpose(2, 3, 1, 0), DEEP.transpose(0, 2, 3, 1)),
+    ),
+    "uneven padding": (by_kernel(conv(padding=((2, 0), (1, 3)), feature_group_count=4)), (DEPTHWISE[:4], DEEP)),
+    "over time, in a scan": (
+        lambda w, x: lax.scan(lambda w, _: (w - by_kernel(over_time)(w, x), None), w, None, length=2)[0],
+        (normal(6, 4, 1, 5) / 9, normal(7, 2, 9, 5) / 9),
+    ),
+    "mapped over inputs": (
+        jax.vmap(by_kernel(conv(feature_group_count=4)), (None, 0)),
+        (DEPTHWISE, normal(8, 2, 1, 4, 5, 5)),
+    ),
+}
+
+
+def over_time(x: Any, w: Any) -> Any:
+    """A causal depthwise convolution."""
+    layout = ("NWC", "WIO", "NWC")
+    return lax.conv_general_dilated(x, w, (1,), [(3, 0)], dimension_numbers=layout, feature_group_count=5)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_derivative_of_a_depthwise_kernel(name: str) -> None:
+    """In every layout, with strides, dilations and paddings, several outputs for a channel, batched, and in loops."""
+    f, args = KERNELS[name]
+    assert fired(f, depthwise_kernel_gradient, *args) == 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "groups", "reason"),
+    [
+        ((8, 2, 3, 2), 2, "several channels share a group"),
+        ((4, 1, 4, 3), 4, "the kernel has more than 9 places, or nothing to sum"),
+        ((8, 4, 3, 2), 1, "its batch has no groups"),
+    ],
+)
+def test_leaves_other_kernels_alone(kernel: tuple[int, ...], groups: int, reason: str) -> None:
+    """Kernels over several channels, and larger ones."""
+    f = by_kernel(conv(feature_group_count=groups))
+    assert reason in refusals(f, depthwise_kernel_gradient, normal(0, *kernel), DEEP)

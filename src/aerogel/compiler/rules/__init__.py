@@ -5,6 +5,7 @@ from .driver import Rules as Rules
 from .errors import RewriteCycle as RewriteCycle
 from .errors import RuleCheckError as RuleCheckError
 from .errors import RuleError as RuleError
+from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on
