@@ -41,6 +41,11 @@ RULES_DESCRIPTION = """\
 Rewrite rules: those that come with Aerogel, those that installed packages offer
 by an entry point of the group `aerogel.rules`, and those in a module.
 """
+CALIBRATE_DESCRIPTION = """\
+Times a few small programs (some seconds), and keeps this machine's rates in the
+user's cache directory, or in $AEROGEL_CACHE. From then on the cost model uses
+them in the place of its table. Run it while the machine is idle.
+"""
 WITH_VALUE = {"--report", "--numerics"}
 
 
@@ -81,6 +86,10 @@ def parser() -> tuple[argparse.ArgumentParser, ...]:
     rules.add_argument(
         "--from", dest="targets", action="append", default=[], metavar="MODULE[:NAME]", help="where more rules are"
     )
+    calibrate = commands.add_parser(
+        "calibrate", help="measure this machine for the cost model", description=CALIBRATE_DESCRIPTION
+    )
+    calibrate.add_argument("--forget", action="store_true", help="remove what was measured")
     return whole, run, rules
 
 
@@ -158,12 +167,34 @@ def rules_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def calibrate_command(options: argparse.Namespace) -> int:
+    """`aerogel calibrate`: prints what was measured beside the table's rates, and returns the exit status."""
+    import jax  # as above
+
+    from aerogel.audit._calibrate import calibrate
+    from aerogel.compiler.cost.calibrated import calibration_file, forget
+    from aerogel.compiler.cost.machine import table
+
+    platform = jax.default_backend()
+    if options.forget:
+        path = calibration_file(platform)
+        print(f"{path} is gone" if forget(path) else "nothing was measured")
+        return 0
+    rates, path = calibrate()
+    for name, rate in rates.items():
+        print(f"{name:26} {rate:10.3g}   table {getattr(table(platform), name):10.3g}")
+    print(path)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command. Returns only by `SystemExit`, or not at all: the script takes the process over."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     whole, run, rules = parser()
     if given[:1] == ["rules"]:
         raise SystemExit(rules_command(rules.parse_intermixed_args(given[1:])))
+    if given[:1] == ["calibrate"]:
+        raise SystemExit(calibrate_command(whole.parse_args(given)))
     if given[:1] != ["run"]:
         if given and not given[0].startswith("-") and os.path.exists(given[0]):
             whole.error(f"to run a script: aerogel run {shlex.join(given)}")

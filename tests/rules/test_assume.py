@@ -78,6 +78,13 @@ def test_numbers_and_derivatives_are_as_without() -> None:
     assert [d.rule for d in ag.explain(looped)(jnp.ones(1000)).fired] == ["loop-fusion"]
 
 
+def test_of_a_batch_it_is_said_of_each() -> None:
+    """The dimensions of the matrix stay the last two, wherever the batch was."""
+    f = jax.vmap(lambda A: assume(A, "spd"), in_axes=1, out_axes=1)
+    (eqn,) = [one for one in jax.make_jaxpr(f)(jnp.ones((4, 3, 4))).eqns if one.primitive.name == "assume"]
+    assert eqn.invars[0].aval.shape == (3, 4, 4)
+
+
 def test_words_that_say_nothing() -> None:
     """Facts have names; those of matrices are about matrices."""
     for facts, argument in ((("smooth",), "facts"), ((), "facts"), (("spd",), "x")):

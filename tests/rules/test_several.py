@@ -10,7 +10,7 @@ from jax import lax
 
 import aerogel as ag
 from aerogel.compiler import RuleError
-from rules.rules_under_test import fired, made, normal, refusals
+from rules.rules_under_test import fired, made, normal, refusals, report_of
 
 X, Y = normal(0, 5), normal(1, 5)
 
@@ -99,3 +99,20 @@ def test_keys_are_operands() -> None:
     f = lambda key, p: 2 * jnp.where(p > jax.random.uniform(key, p.shape), 1.0, 0.0)  # noqa: E731
     p = jnp.asarray(np.linspace(0, 1, 4), "float32")
     assert fired(f, rule, jax.random.key(0), p) == 1
+
+
+def test_matches_that_wait_for_each_other() -> None:
+    """Of two matches each of which would need a result of the other, one fires, and one is reported."""
+    rule = made(
+        lambda x, y: (jnp.exp(x), jnp.exp(x) * jnp.cos(y)),
+        lambda x, y: ((z := jnp.exp2(np.float32(np.log2(np.e)) * x)) + 0 * y, z * jnp.cos(y)),
+        "finite",
+    )
+
+    def crossed(x: Any, y: Any) -> Any:
+        a, b = jnp.exp(x), jnp.exp(y)
+        return a, a * jnp.cos(b), b, b * jnp.cos(a)
+
+    report = report_of(crossed, [rule], X, Y)
+    assert len(report.fired) == 1
+    assert [d.reason for d in report.refused] == ["an argument is computed from one of the results"]

@@ -26,6 +26,7 @@ from .loops import fori_loop as fori_loop
 from .loops import scan as scan
 from .loops import while_loop as while_loop
 from .optimize import optimize as optimize
+from .pass_check import check_pass as check_pass
 from .recompiles import assert_max_traces as assert_max_traces
 from .rule_check import check_rule as check_rule
 from .stateful import assign as assign

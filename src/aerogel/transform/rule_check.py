@@ -1,17 +1,16 @@
 """`check_rule`: whether a rule does what it claims."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from aerogel import _jax
 from aerogel._errors import UsageError
-from aerogel.compiler.rules import AnyRule, PrimitiveRule, RuleCheckError
+from aerogel.compiler.rules import AnyRule, PrimitiveRule, RuleCheckError, Stage
 from aerogel.compiler.rules.traces import REFUSALS
 
-from .optimize import optimize
-from .rule_judge import Case, as_it_is, judge, judge_around, judge_under, named
+from .rule_judge import Case, Subject, as_it_is, judge, judge_around, judge_under, named
 from .rule_probes import example_arguments, probes_of
 
 _jax.exclude_from_tracebacks(__file__)
@@ -68,19 +67,45 @@ def check_rule(
     ...     leaves_alone=[lambda x: jnp.log(2 + x), lambda x: jnp.log(1 - x)],
     ... )
     """
-    for example in leaves_alone or rule.leaves_alone:
-        for case in _cases(rule, example):
+    early = rule.stage is Stage.BEFORE
+    subject = Subject("rule", rule.name, rule.exactness, early, {"rules": [rule], "passes": ()})
+    check_subject(
+        subject,
+        fires_on or rule.fires_on or _own_program(rule),
+        leaves_alone or rule.leaves_alone,
+        under,
+        seed,
+    )
+
+
+def check_subject(
+    subject: Subject,
+    fires_on: Iterable[Example],
+    leaves_alone: Iterable[Example],
+    under: Iterable[Callable[..., Any]],
+    seed: int,
+) -> list[Case]:
+    """Checks where a rule or a pass fires, and what it does there; returns the programs on which it fires.
+
+    Raises:
+        RuleCheckError: a claim does not hold.
+    """
+    for example in leaves_alone:
+        for case in _cases(subject, example):
             if case.fires:
-                raise case.error("fires on what it should leave alone.", "narrow `before`, or refuse it with `when`")
-    for example in fires_on or rule.fires_on or _own_program(rule):
-        cases = list(_cases(rule, example))
+                raise case.error("fires on what it should leave alone.", f"narrow what the {subject.noun} looks for")
+    checked = []
+    for example in fires_on:
+        cases = list(_cases(subject, example))
         firing = [case for case in cases if case.fires]
         if not firing:
-            raise _never(rule, example, cases)
-        judge(firing[0], probes_of(firing[0].args, seed), rule.exactness, as_it_is)
+            raise _never(subject, example, cases)
+        judge(firing[0], probes_of(firing[0].args, seed), subject.exactness, as_it_is)
         for transform in under:
             judge_under(firing[0], transform, seed)
         judge_around(firing[0], seed)
+        checked.append(firing[0])
+    return checked
 
 
 def _own_program(rule: AnyRule) -> list[Example]:
@@ -91,35 +116,39 @@ def _own_program(rule: AnyRule) -> list[Example]:
     return list(rule.spellings)
 
 
-def _cases(rule: AnyRule, example: Example) -> Iterator[Case]:
+def _cases(subject: Subject, example: Example) -> Iterator[Case]:
     """The program at its arguments, or at all example arguments with which it can be traced."""
     if isinstance(example, tuple):
         f, args = example
-        yield _case(rule, f, tuple(args))
+        yield _case(subject, f, tuple(args))
         return
     for args in example_arguments(example):
         try:
             jax.eval_shape(example, *args)
         except REFUSALS:
             continue
-        yield _case(rule, example, args)
+        yield _case(subject, example, args)
 
 
-def _case(rule: AnyRule, f: Callable[..., Any], args: tuple[Any, ...]) -> Case:
+def _case(subject: Subject, f: Callable[..., Any], args: tuple[Any, ...]) -> Case:
     reports: list[Any] = []
-    jax.eval_shape(_jax.original_jit(optimize(f, rules=[rule], passes=(), on_report=reports.append)), *args)
-    decisions = [d for d in reports[-1].decisions if d.rule == rule.name]
-    reason = next((d.reason for d in decisions if not d.fired), "it holds no first operation of the pattern")
-    return Case(rule, f, args, any(d.fired for d in decisions), reason)
+    jax.eval_shape(_jax.original_jit(subject.at_work(f, reports.append)), *args)
+    decisions = [d for d in reports[-1].decisions if d.rule == subject.name]
+    nothing = "it holds no first operation of the pattern" if subject.noun == "rule" else "it found nothing"
+    reason = next((d.reason for d in decisions if not d.fired), nothing)
+    return Case(subject, f, args, any(d.fired for d in decisions), reason)
 
 
-def _never(rule: AnyRule, example: Example, cases: list[Case]) -> RuleCheckError:
-    fix = "make `before` trace to what stands in that program; ag.explain(f, rules=[rule]) shows each site"
+def _never(subject: Subject, example: Example, cases: list[Case]) -> RuleCheckError:
+    fix = f"make the {subject.noun} look for what stands in that program"
+    if subject.noun == "rule":
+        fix = "make `before` trace to what stands in that program; ag.explain(f, rules=[rule]) shows each site"
     if cases:
         return cases[0].error("does not fire.", fix, got=cases[0].reason)
     f = example[0] if isinstance(example, tuple) else example
     return RuleCheckError(
-        rule=rule.name,
+        rule=subject.name,
+        noun=subject.noun,
         what="cannot be tried.",
         where=named(f),
         got="no small arrays of floats that the program takes",

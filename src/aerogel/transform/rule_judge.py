@@ -1,4 +1,4 @@
-"""The judgement of a rule: a program with and without it, both against float64."""
+"""The judgement of a rule or a pass: a program with and without it, both against float64."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from aerogel import _jax
 from aerogel.compiler.agree import Difference, Reference, compare, float64_reference
 from aerogel.compiler.exactness import Exactness
-from aerogel.compiler.rules import AnyRule, RuleCheckError, Stage
+from aerogel.compiler.rules import RuleCheckError
 
 from .optimize import function_name, function_place, optimize
 from .rule_probes import Probe, draws
@@ -22,28 +22,49 @@ _jax.exclude_from_tracebacks(__file__)
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What is judged.
+
+    Attributes:
+        noun: "rule" or "pass".
+        early: whether what it writes may be differentiated.
+        options: those of `optimize` that put it to work, and nothing else.
+    """
+
+    noun: str
+    name: str
+    exactness: Exactness
+    early: bool
+    options: dict[str, Any]
+
+    def at_work(self, f: Callable[..., Any], on_report: Any = None) -> Callable[..., Any]:
+        """A function to which it is applied."""
+        return optimize(f, **self.options, on_report=on_report)
+
+
+@dataclass(frozen=True)
 class Case:
     """A program at some arguments.
 
     Attributes:
-        fires: whether the rule fires on it.
+        fires: whether the subject fires on it.
         reason: why it does not.
     """
 
-    rule: AnyRule
+    subject: Subject
     f: Callable[..., Any]
     args: tuple[Any, ...]
     fires: bool
     reason: str
 
     def transformed(self, transform: Callable[..., Any], whole: bool) -> Callable[..., Any]:
-        """The program with the rule under a transformation; over it, where the rule's place is behind derivatives.
+        """The program rewritten under a transformation; over it, where rewriting has its place behind derivatives.
 
-        Over it too, where the transformation makes a `whole` program that the rule is to see.
+        Over it too, where the transformation makes a `whole` program that is to be seen.
         """
-        if self.rule.stage is Stage.BEFORE and not whole:
-            return transform(optimize(self.f, rules=[self.rule], passes=()))
-        return optimize(transform(self.f), rules=[self.rule], passes=())
+        if self.subject.early and not whole:
+            return transform(self.subject.at_work(self.f))
+        return self.subject.at_work(transform(self.f))
 
     def where(self, more: str = "") -> str:
         """The program and the types of its arguments."""
@@ -52,7 +73,9 @@ class Case:
 
     def error(self, what: str, to_fix: str, more: str = "", **fields: Any) -> RuleCheckError:
         """The error about this program."""
-        return RuleCheckError(rule=self.rule.name, what=what, where=self.where(more), to_fix=to_fix, **fields)
+        return RuleCheckError(
+            rule=self.subject.name, noun=self.subject.noun, what=what, where=self.where(more), to_fix=to_fix, **fields
+        )
 
 
 def named(f: Callable[..., Any]) -> str:
@@ -69,7 +92,7 @@ def as_it_is(f: Callable[..., Any]) -> Callable[..., Any]:
 def judge_under(case: Case, transform: Callable[..., Any], seed: int) -> None:
     """The program under a transformation, at random numbers."""
     drawn = draws(case.args, seed)
-    loosest = case.rule.exactness if case.rule.exactness is not Exactness.BITWISE else Exactness.REASSOCIATES
+    loosest = case.subject.exactness if case.subject.exactness is not Exactness.BITWISE else Exactness.REASSOCIATES
     if transform is jax.vmap:
         pairs = [
             Probe("", jax.tree.map(lambda *xs: jnp.stack(xs), a.args, b.args)) for a, b in itertools.pairwise(drawn)
@@ -100,7 +123,7 @@ def judge_under(case: Case, transform: Callable[..., Any], seed: int) -> None:
 def judge_around(case: Case, seed: int) -> None:
     """The program in random ones around it, at random numbers."""
     order = list(Exactness)
-    exactness = max(case.rule.exactness, Exactness.REASSOCIATES, key=order.index)
+    exactness = max(case.subject.exactness, Exactness.REASSOCIATES, key=order.index)
     judge(case, draws(case.args, seed), exactness, random_programs(seed), whole=True)
 
 

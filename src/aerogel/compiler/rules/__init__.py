@@ -9,6 +9,9 @@ from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradi
 from .linalg import inverse_times as inverse_times
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on
+from .on_loop import LoopView as LoopView
+from .on_loop import Reads as Reads
+from .on_loop import on_loop as on_loop
 from .operand import Operand as Operand
 from .pooling import max_pool_gradient as max_pool_gradient
 from .rule import Rule as Rule

@@ -26,7 +26,7 @@ from .on import PrimitiveRule, nodes_of
 from .place import place_of
 from .rule import Rule
 from .ruleset import AnyRule, RuleSet
-from .skeleton import Skeleton, skeletons
+from .skeleton import Skeleton, skeletons, starts_of
 from .spelling import PLUMBING, operation
 from .stage import Stage, elsewhere
 from .traces import Pattern
@@ -133,8 +133,10 @@ class _Round:
         written = [_written(match) for match in matches]
         for match, (_, eqns, _) in zip(matches, written, strict=True):
             self._note(eqns, match.rule)
-        new, made = apply_edits(jaxpr, _edits(graph, matches, written))
-        self.fired += [_fired(match) for match in matches[:made]]
+        edits = _edits(graph, matches, written)
+        new, made = apply_edits(jaxpr, edits)
+        places = {edit.place for edit in edits[:made]}  # the first only, where all together wait for each other
+        self.fired += [_fired(match) for match, one in zip(matches, written, strict=True) if one[0] in places]
         return new
 
     def sites(self, level: Level, rule: AnyRule) -> Iterator[tuple[Node, Match | NoMatch]]:
@@ -154,10 +156,8 @@ class _Round:
             for start in nodes_of(level.graph, rule):
                 yield start, partial(primitive_match, level, rule, start)
             return
-        starts: dict[str, list[Skeleton]] = {}
-        for skeleton in skeletons(rule):
-            starts.setdefault(operation(skeleton.path[0]), []).append(skeleton)
-        for start in level.graph.nodes(frozenset(starts)):
+        starts = starts_of(rule)
+        for start in level.graph.nodes(starts.keys()):
             yield start, partial(_best_match, level, rule, starts[operation(start.eqn)], start)
 
     def _refusal(self, rule: AnyRule, start: Node, found: NoMatch) -> Decision:

@@ -5,6 +5,7 @@ Its equations are then looked at as if they stood at the place of the call; an e
 """
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -171,9 +172,11 @@ class Graph:
             if is_var(inner):
                 self._outer.setdefault(inner, []).append(outer)
 
-    def nodes(self, operations: frozenset[str]) -> list[Node]:
+    def nodes(self, operations: AbstractSet[str]) -> list[Node]:
         """All equations of some operations, in order, those in calls included."""
         found: list[Node] = []
+        if self._places.keys().isdisjoint(operations):
+            return found
         for place in sorted({place for name in operations for place in self._places.get(name, ())}):
             if self._can_enter(place):
                 self._enter(place)

@@ -30,7 +30,7 @@ class PrimitiveRule:
 
     Attributes:
         name: in reports.
-        primitive: the name of the primitive.
+        primitives: the names of the primitives.
         function: of its operands; returns what stands for its results, or the reason against it.
         exactness: what the rewrite may do to numbers.
         reason: why the other form is better, as a clause for reports.
@@ -42,7 +42,7 @@ class PrimitiveRule:
     """
 
     name: str
-    primitive: str
+    primitives: tuple[str, ...]
     function: Callable[..., Any]
     exactness: Exactness
     reason: str
@@ -54,12 +54,12 @@ class PrimitiveRule:
     kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        kinds = {p.kind for p in inspect.signature(self.function).parameters.values()}
-        named = {n for n, p in inspect.signature(self.function).parameters.items() if p.kind is p.KEYWORD_ONLY}
-        self._takes = None if inspect.Parameter.VAR_KEYWORD in kinds else named
+        found = inspect.signature(self.function, follow_wrapped=False).parameters.items()
+        named = {n for n, p in found if p.kind is p.KEYWORD_ONLY}
+        self._takes = None if any(p.kind is p.VAR_KEYWORD for _, p in found) else named
 
     def __repr__(self) -> str:
-        return f"PrimitiveRule({self.name!r}, on `{self.primitive}`, {self.exactness})"
+        return f"PrimitiveRule({self.name!r}, on {' and '.join(self.primitives)}, {self.exactness})"
 
     @property
     def line(self) -> str:
@@ -69,7 +69,7 @@ class PrimitiveRule:
     @property
     def functions(self) -> tuple[Any, ...]:
         """What it says, for its fingerprint."""
-        return (self.primitive, self.function, self.profit)
+        return (self.primitives, self.function, self.profit)
 
     def examples(self, *, fires_on: Sequence[Any] = (), leaves_alone: Sequence[Any] = ()) -> None:
         """Keeps programs that the rule is checked on: what `ag.check_rule` takes by these names."""
@@ -92,7 +92,7 @@ class PrimitiveRule:
             if site.agrees(answers):
                 return outcome
         # only what the function asks is what its outcome depends on
-        asking = Site(site._graph, eqn, eqn.invars, eqn.outvars, site._context, site._around)
+        asking = site.anew()
         outcome = self._traced(eqn, asking)
         known.append((asking.answers(), outcome))
         del known[:-KEPT]
@@ -134,7 +134,7 @@ class PrimitiveRule:
     def _error(self, eqn: JaxprEqn, what: str, got: str, wanted: str | None) -> RuleError:
         return RuleError(
             rule=self.name,
-            what=f"{what} in the place of `{self.primitive}` of {_types(eqn.invars)}.",
+            what=f"{what} in the place of `{eqn.primitive.name}` of {_types(eqn.invars)}.",
             where=self.line,
             got=got,
             wanted=wanted,
@@ -178,7 +178,8 @@ def _type(x: Any) -> Hashable:
 
 def nodes_of(graph: Graph, rule: PrimitiveRule) -> list[Node]:
     """The equations of a rule's primitive at one level. Those in calls are found where the call's body is the level."""
-    return [graph.node(place) for place in graph.by_primitive.get(rule.primitive, ())]
+    places = sorted(place for name in rule.primitives for place in graph.by_primitive.get(name, ()))
+    return [graph.node(place) for place in places]
 
 
 def on(
@@ -201,7 +202,8 @@ def on(
     wrote itself.
 
     Args:
-        primitive: a JAX primitive, such as `lax.linalg.cholesky_p`, or its name.
+        primitive: a JAX primitive, such as `lax.linalg.cholesky_p`, or its name; or several of them in a tuple, which
+            `site.primitive` tells apart.
         stage: "before", "after" or "final": `Stage` says what they mean.
         platforms: the backends that it is for, as `jax.default_backend()` names them; all of them unless given.
         exactness: as for `ag.rule`.
@@ -221,8 +223,9 @@ def on(
     >>> [decision.what for decision in report.fired]
     ['`cholesky` becomes `sqrt`']
     """
-    found = primitive if isinstance(primitive, str) else getattr(primitive, "name", None)
-    if not isinstance(found, str) or not isinstance(primitive, str | _jax.Primitive):
+    several = primitive if isinstance(primitive, tuple) else (primitive,)
+    found = tuple(one if isinstance(one, str) else getattr(one, "name", "") for one in several)
+    if not all(isinstance(one, str | _jax.Primitive) for one in several):
         raise UsageError(argument="primitive", got=primitive, wanted="a primitive, or its name", function="on")
     words = [e.value for e in Exactness]
     if exactness not in words:

@@ -1,5 +1,6 @@
 """Where a function is written."""
 
+import inspect
 from typing import Any
 
 _OWN = __name__.partition(".")[0] + "."
@@ -7,7 +8,7 @@ _OWN = __name__.partition(".")[0] + "."
 
 def place_of(function: Any) -> str:
     """File and line of a function, as "file.py:12"; "" for what has no Python code."""
-    code = getattr(function, "__code__", None)
+    code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
 
 

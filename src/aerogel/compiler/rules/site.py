@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,10 @@ class Site:
     def readers(self, result: int = 0) -> tuple[str, ...]:
         """The names of the primitives that read a result, sorted; "result" is the program's own, or its body's."""
         return self._ask("readers", result)
+
+    def anew(self) -> "Site":
+        """The same site, of which nothing has been asked yet."""
+        return replace(self, _asked={})
 
     # --- what is asked, and what was answered ---------------------------------------------------------------------
 

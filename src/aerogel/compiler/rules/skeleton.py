@@ -16,6 +16,8 @@ from .rule import Rule
 from .spelling import PLUMBING, operands, operation, rarity
 from .traces import SIZE, Pattern, at_size, examples
 
+MOST_STALE = 3  # arrays of mixed ranks that show no new graph: broadcasting is looked past
+
 
 @dataclass(frozen=True, eq=False)
 class Climb:
@@ -161,9 +163,22 @@ def skeletons(rule: Rule) -> list[Skeleton]:
     if "skeletons" not in rule.kept:
         found: dict[object, Skeleton] = {}
         for before in rule.spellings:
-            for pattern in examples(rule, before):
+            stale = 0
+            for ranks, pattern in examples(rule, before):
                 one = Skeleton(rule, before, pattern)
-                if one.path:
-                    found.setdefault(one.key(), one)
+                is_new = bool(one.path) and found.setdefault(one.key(), one) is one
+                stale = 0 if is_new else stale + (len(set(ranks)) > 1)
+                if stale == MOST_STALE:
+                    break
         rule.kept["skeletons"] = list(found.values())
     return rule.kept["skeletons"]
+
+
+def starts_of(rule: Rule) -> dict[str, list[Skeleton]]:
+    """The graphs of a rule by the operation that a search for them begins at."""
+    if "starts" not in rule.kept:
+        found: dict[str, list[Skeleton]] = {}
+        for one in skeletons(rule):
+            found.setdefault(operation(one.path[0]), []).append(one)
+        rule.kept["starts"] = found
+    return rule.kept["starts"]

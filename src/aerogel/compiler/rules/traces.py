@@ -214,8 +214,8 @@ def ranks_tried(count: int) -> Iterator[tuple[int, ...]]:
     yield from (ranks for ranks in itertools.product((1, 2, 0, 3), repeat=count) if ranks not in uniform)
 
 
-def examples(rule: Rule, before: Callable[..., Any]) -> Iterator[Pattern]:
-    """`before` at small arrays of the ranks that it takes: of floats, or of the type of an argument's annotation.
+def examples(rule: Rule, before: Callable[..., Any]) -> Iterator[tuple[tuple[int, ...], Pattern]]:
+    """`before` at small arrays of the ranks that it takes, with these: of floats, or of the types of annotations.
 
     Ranks up to three are tried, all arguments of one rank first; a key is one key. A function of integers only is
     found by integers.
@@ -230,11 +230,12 @@ def examples(rule: Rule, before: Callable[..., Any]) -> Iterator[Pattern]:
             shapes = [() if key else (SIZE,) * next(rest) for key in is_key]
             avals = [_jax.ShapedArray(s, kind or np.dtype(default)) for s, kind in zip(shapes, annotated, strict=True)]
             try:
-                yield pattern_of(rule, before, [_jax.new_var(aval) for aval in avals], rule.parameters, Reading())
+                pattern = pattern_of(rule, before, [_jax.new_var(aval) for aval in avals], rule.parameters, Reading())
             except Refused as error:
                 reason = reason or str(error)
                 continue
             found = True
+            yield ranks, pattern
         if found:
             return
     rule.kept["untraceable"] = reason
