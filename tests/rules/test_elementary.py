@@ -196,19 +196,22 @@ def test_leaves_float64_alone() -> None:
 
 
 def test_has_the_derivatives_of_the_function() -> None:
-    """Gradients and second derivatives of what was written, batched too, are those of JAX."""
+    """First and second derivatives of what is written, batched too, are those of JAX.
 
-    def f(x: Any) -> Any:
-        return jnp.sin(x) * jnp.arctan2(x, 1 - x) + jnp.cbrt(x + 1) ** (x + 0.25)
+    A rule of the final stage does not fire where a derivative is still to be taken, if that is known.
+    """
 
-    def derivatives(g: Any) -> Any:
-        first = jax.grad(lambda x: g(x).sum())
-        return jax.jit(jax.vmap(lambda x: (first(x), jax.grad(lambda x: first(x).sum())(x))))
+    def derivatives(sin: Any, atan2: Any, cbrt: Any, power: Any) -> Any:
+        def f(x: Any) -> Any:
+            return (sin(x) * atan2(x, 1 - x) + power(cbrt(x + 1), x + 0.25)).sum()
 
-    written = jax.jit(ag.optimize(f, rules=elementary.rules, passes=()))
+        return jax.jit(jax.vmap(lambda x: (jax.grad(f)(x), jax.grad(lambda x: jax.grad(f)(x).sum())(x))))
+
+    ours = derivatives(elementary.sin, elementary.atan2, elementary.cbrt, elementary.power)
+    natural = derivatives(jnp.sin, jnp.arctan2, jnp.cbrt, jnp.power)
     x = normal(1, 2, 16) % 1
-    for ours, natural in zip(derivatives(written)(x), derivatives(f)(x), strict=True):
-        np.testing.assert_allclose(ours, natural, rtol=2e-5, atol=2e-5)
+    for got, want in zip(ours(x), natural(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 def test_keeps_its_claim() -> None:

@@ -79,6 +79,7 @@ def test_fires(name: str) -> None:
 NEAR_MISSES: dict[str, tuple[Any, str]] = {
     "overlap": (((1, 2, 2, 1), (1, 1, 1, 1)), "its windows overlap"),
     "threes": (((1, 3, 3, 1), (1, 3, 3, 1)), "its windows are no pairs, nor pairs of pairs"),
+    "three in a row": (((1, 3, 1, 1), (1, 3, 1, 1)), "its windows are no pairs, nor pairs of pairs"),
     "cubes": (((2, 2, 2, 1), (2, 2, 2, 1)), "its windows are no pairs, nor pairs of pairs"),
     "one entry each": (((1, 1, 1, 1), (1, 2, 2, 1)), "its windows are no pairs, nor pairs of pairs"),
     "padded in front": ((SQUARES, SQUARES, ((0, 0), (1, 1), (0, 0), (0, 0))), "its first windows begin in the padding"),
