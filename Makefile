@@ -6,7 +6,7 @@
 #   make bench         measure every claim of benchmarks/
 #   make docs          build the documentation into site/
 #   make differential  50,000 random programs instead of the suite's 2,000
-#   make exhaustive    elementary functions at all 2^32 numbers, and the worst error of each (half an hour)
+#   make exhaustive    elementary functions at all 2^32 numbers, and the worst error of each (an hour)
 #   make jax-suite JAX=PATH   JAX's own tests with every jax.jit optimised; PATH is a checkout of JAX
 #   make test-newest   the suite on the newest Python and JAX of this machine
 #   make clean         remove the environments and everything built
