@@ -6,6 +6,7 @@
 #   make bench         measure every claim of benchmarks/
 #   make docs          build the documentation into site/
 #   make differential  50,000 random programs instead of the suite's 2,000
+#   make exhaustive    elementary functions at all 2^32 numbers, and the worst error of each (an hour)
 #   make jax-suite JAX=PATH   JAX's own tests with every jax.jit optimised; PATH is a checkout of JAX
 #   make test-newest   the suite on the newest Python and JAX of this machine
 #   make clean         remove the environments and everything built
@@ -23,7 +24,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format bench docs differential jax-suite test-newest changelog clean
+.PHONY: demo test lint format bench docs differential exhaustive jax-suite test-newest changelog clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)-demo
@@ -50,6 +51,9 @@ docs: $(STAMP)-docs
 
 differential: $(STAMP)-test
 	@AEROGEL_DIFFERENTIAL=50000 AEROGEL_OPTIMISED_CODE=1 $(BIN)/python -m pytest -n $(WORKERS) -k differential
+
+exhaustive: $(STAMP)-test
+	@AEROGEL_EXHAUSTIVE=1 AEROGEL_OPTIMISED_CODE=1 $(BIN)/python -m pytest -n 0 --log-cli-level=INFO -k nearest_float32 tests/rules/test_elementary.py
 
 jax-suite: $(STAMP)-test
 	@test -n "$(JAX)" || { echo "make jax-suite JAX=PATH, where PATH is a checkout of JAX" >&2; exit 2; }

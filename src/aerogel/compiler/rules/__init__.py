@@ -1,5 +1,6 @@
 """Rules: what to write in place of what, as two ordinary functions. `default` is the set that runs unless told."""
 
+from .convolution import few_term_convolution as few_term_convolution
 from .cumulative import cumlogsumexp_by_rows as cumlogsumexp_by_rows
 from .cumulative import cumlogsumexp_in_a_loop as cumlogsumexp_in_a_loop
 from .cumulative import cummax_by_rows as cummax_by_rows
@@ -13,6 +14,7 @@ from .errors import RuleError as RuleError
 from .extrema import argmax_by_blocks as argmax_by_blocks
 from .extrema import argmin_by_blocks as argmin_by_blocks
 from .fourier import real_convolution as real_convolution
+from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
 from .logarithms import log_abs_det as log_abs_det
 from .logarithms import log_det as log_det
@@ -26,6 +28,7 @@ from .on_loop import LoopView as LoopView
 from .on_loop import Reads as Reads
 from .on_loop import on_loop as on_loop
 from .operand import Operand as Operand
+from .pooling import max_pool_gradient as max_pool_gradient
 from .powers import half_power as half_power
 from .reductions import last_of_cumsum as last_of_cumsum
 from .rule import Rule as Rule

@@ -1,5 +1,6 @@
 """The rules that run unless a user gives others. Each comes with a measurement that it pays: docs/reference."""
 
+from .convolution import few_term_convolution
 from .cumulative import (
     cumlogsumexp_by_rows,
     cumlogsumexp_in_a_loop,
@@ -8,7 +9,10 @@ from .cumulative import (
     cumprod_by_rows,
     cumsum_by_rows,
 )
+from .elementary import rules as elementary
 from .extrema import argmax_by_blocks, argmin_by_blocks
+from .kernel_gradient import depthwise_kernel_gradient
+from .pooling import max_pool_gradient
 from .reductions import last_of_cumsum
 from .ruleset import RuleSet
 from .selection import first_of_argsorted, first_of_sorted, last_of_sorted
@@ -42,5 +46,10 @@ default = RuleSet(
         small_slogdet,
         small_log_det,
         small_det,
+        # elementary functions, convolutions and pooling: catalogue-elementary.md
+        *elementary,
+        max_pool_gradient,
+        few_term_convolution,
+        depthwise_kernel_gradient,
     )
 )

@@ -1,0 +1,220 @@
+"""Elementary functions of float32 as vector code: as exact as float32 allows at every number, and where they are used.
+
+`make exhaustive` tries all 2^32 numbers; the suite 4,096 of each exponent and sign.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel.compiler.rules import elementary
+from rules.rules_under_test import fired, normal, refusals
+
+LOG = logging.getLogger(__name__)
+EXHAUSTIVE = bool(os.environ.get("AEROGEL_EXHAUSTIVE"))
+SPECIAL = np.array(
+    [
+        *(0, 0.5, 1, 2, 2.5, 3, np.pi / 2, np.pi, 1e-45, 1e-40, 2**-126, 1e-8),
+        *(1 - 2**-24, 1 + 2**-23, 2**24, 3.4e38, np.inf, np.nan),
+    ],
+    np.float32,
+)
+ONE = {
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "atan": np.arctan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "cbrt": np.cbrt,
+}
+BOUND = 0.502  # units in the last place: a result is rounded once, and float64 adds little to the half of that
+SMALLEST = 2.0**-126
+
+
+def numbers() -> Iterator[np.ndarray]:
+    """Arrays of float32: all there are; or so many of each exponent and sign, and special ones."""
+    if EXHAUSTIVE:
+        for start in range(0, 1 << 32, 1 << 20):
+            yield np.arange(start, start + (1 << 20), dtype=np.uint64).astype(np.uint32).view(np.float32)
+        return
+    mantissas = np.random.default_rng(0).integers(0, 1 << 11, (512, 4096), np.uint32) + np.arange(
+        4096, dtype=np.uint32
+    ) * (1 << 11)
+    drawn = (np.arange(512, dtype=np.uint32)[:, None] << 23 | mantissas).view(np.float32).reshape(-1)
+    yield np.concatenate([SPECIAL, -SPECIAL, drawn])
+
+
+def units(got: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """How far results are from float64, in units of the last place of the nearest float32; inf for a wrong inf or nan.
+
+    What is subnormal counts as 0, and 0 as anything subnormal: XLA's CPU backend flushes it in all it computes.
+    """
+    with np.errstate(all="ignore"):
+        nearest = truth.astype(np.float32)
+        unit = np.spacing(np.maximum(np.abs(nearest), np.float32(SMALLEST))).astype(np.float64)
+        off = np.abs(got.astype(np.float64) - truth) / unit
+    same = (got == nearest) | (np.isnan(got) & np.isnan(nearest))
+    flushed = (np.abs(truth) < SMALLEST) & (np.abs(got) <= SMALLEST)
+    off = np.where(same & ~np.isfinite(nearest) | flushed, 0, off)
+    return np.where(np.isnan(off), np.inf, off)
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_is_the_nearest_float32_nearly_everywhere(name: str) -> None:
+    """Within 0.502 of a unit of float64 at every float32, with its sign, and never worse than what XLA computes."""
+    ours, natural = jax.jit(getattr(elementary, name)), jax.jit(getattr(lax, name))
+    worst, worst_natural, at = 0.0, 0.0, 0.0
+    for x in numbers():
+        with np.errstate(all="ignore"):
+            truth = ONE[name](x.astype(np.float64))
+        got = np.asarray(ours(x))
+        off = units(got, truth)
+        if off.max() > worst:
+            worst, at = float(off.max()), x[off.argmax()]
+        worst_natural = max(worst_natural, float(units(np.asarray(natural(x)), truth).max()))
+        assert not ((np.signbit(got) != np.signbit(truth)) & ~np.isnan(truth)).any()
+    LOG.info("%s: %.4f units at %s, XLA %.4g", name, worst, at, worst_natural)
+    assert worst <= min(BOUND, worst_natural), (worst, at, worst_natural)
+
+
+def pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of special numbers, of any bits, of ordinary numbers, and of numbers near one with large ones."""
+    both = np.concatenate([SPECIAL, -SPECIAL])
+    a, b = np.meshgrid(both, both)
+    yield a.reshape(-1), b.reshape(-1)
+    for seed in range(500 if EXHAUSTIVE else 1):
+        rng = np.random.default_rng(seed)
+        n = 1 << (22 if EXHAUSTIVE else 18)
+        x, y = rng.integers(0, 1 << 32, (2, n), np.uint32).view(np.float32)
+        yield x, y
+        x, y = rng.normal(size=(2, n)).astype(np.float32)
+        yield x, y
+        yield np.abs(x), y * np.float32(9)
+        yield np.exp(x * np.float32(0.01)), y * np.float32(3000)
+        yield (y * np.float32(9)).round(), (x * np.float32(9)).round()
+
+
+@pytest.mark.parametrize(("name", "ours", "exact"), [("atan2", "atan2", np.arctan2), ("pow", "power", np.power)])
+def test_of_two_numbers_is_the_nearest_float32_nearly_everywhere(name: str, ours: str, exact: Any) -> None:
+    """Within 0.502 of a unit of float64, also of 0, inf, nan and subnormal numbers, whatever their signs."""
+    f, worst = jax.jit(getattr(elementary, ours)), 0.0
+    for x, y in pairs():
+        with np.errstate(all="ignore"):
+            truth = exact(x.astype(np.float64), y.astype(np.float64))
+        got = np.asarray(f(x, y))
+        off = units(got, truth)
+        at = off.argmax()
+        assert off[at] <= BOUND, (x[at], y[at], got[at], truth[at])
+        assert not ((np.signbit(got) != np.signbit(truth)) & ~np.isnan(truth)).any()
+        worst = max(worst, float(off[at]))
+    LOG.info("%s: %.4f units", name, worst)
+
+
+# --- where they are used -------------------------------------------------------------------------------------------
+
+RULES = {rule.name.removeprefix("vector-"): rule for rule in elementary.rules}
+X = jnp.abs(normal(0, 4, 8)) % 1
+NATURAL: dict[str, Callable[..., Any]] = {
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "tan": jnp.tan,
+    "atan": jnp.arctan,
+    "asin": jnp.arcsin,
+    "acos": jnp.arccos,
+    "cbrt": jnp.cbrt,
+    "atan2": lambda x: jnp.arctan2(x, 2 - x),
+    "pow": lambda x: x**2.5 + x**x,
+}
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "vmap": jax.vmap,
+    "gradient": lambda f: jax.grad(lambda x: jnp.cos(f(x)).sum()),
+    "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c) % 1, f(c)), x, None, length=2),
+    "branch": lambda f: lambda x: lax.cond(x[0, 0] > 0, f, lambda x: x, x),
+}
+
+
+@pytest.mark.parametrize("name", NATURAL)
+def test_fires_on_its_function(name: str) -> None:
+    """Every rule fires on its own operation, in float32 and bfloat16, and none of the others does."""
+    for dtype in ("float32", "bfloat16"):
+        for other, rule in RULES.items():
+            found = fired(NATURAL[name], rule, X.astype(dtype)) if other == name else 0
+            assert found == (0 if other != name else 2 if name == "pow" else 1)
+    reports: list[Any] = []
+    jax.make_jaxpr(ag.optimize(NATURAL[name], rules=elementary.rules, on_report=reports.append))(X)
+    assert {d.rule for d in reports[-1].fired} == {f"vector-{name}"}
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [("vmap", "pow"), ("gradient", "sin"), ("scan", "atan2"), ("branch", "cbrt")]
+)
+def test_fires_where_the_function_stands(place: str, name: str) -> None:
+    """Under vmap, in the program of a gradient, in loops and in branches."""
+    assert fired(PLACES[place](NATURAL[name]), RULES[name], X) >= 1
+
+
+NEAR_MISSES: dict[str, tuple[str, Callable[..., Any], Any, str]] = {
+    "few elements": ("sin", jnp.sin, X[0], "it has fewer than 16 elements"),
+    "complex": ("sin", jnp.sin, X + 0j, "its operands are not floats of one type"),
+    "square root": ("pow", lambda x: x**0.5, X, "XLA writes a power of 0.5 without the C library"),
+    "inverse": ("pow", lambda x: lax.pow(x, np.float32(-1)), X, "XLA writes a power of -1 without the C library"),
+    "integer exponent": (
+        "pow",
+        lambda x: lax.pow(x, jnp.arange(8)[None] + 0 * x.astype(int)),
+        X,
+        "its operands are not floats of one type",
+    ),
+    "chosen accuracy": (
+        "tan",
+        lambda x: lax.tan(x, accuracy=lax.AccuracyMode.HIGHEST),
+        X,
+        "its accuracy is chosen by hand",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_leaves_alone(name: str) -> None:
+    """Few elements, other types, what XLA has vector code for, and what its user has chosen."""
+    rule, f, x, reason = NEAR_MISSES[name]
+    assert refusals(f, RULES[rule], x) == [reason]
+
+
+def test_leaves_float64_alone() -> None:
+    """Float64 would need more than float64 to be rounded once."""
+    with jax.enable_x64(True):
+        assert refusals(jnp.sin, RULES["sin"], X.astype("float64")) == ["it is of float64"]
+
+
+def test_has_the_derivatives_of_the_function() -> None:
+    """First and second derivatives of what is written, batched too, are those of JAX.
+
+    A rule of the final stage does not fire where a derivative is still to be taken, if that is known.
+    """
+
+    def derivatives(sin: Any, atan2: Any, cbrt: Any, power: Any) -> Any:
+        def f(x: Any) -> Any:
+            return (sin(x) * atan2(x, 1 - x) + power(cbrt(x + 1), x + 0.25)).sum()
+
+        return jax.jit(jax.vmap(lambda x: (jax.grad(f)(x), jax.grad(lambda x: jax.grad(f)(x).sum())(x))))
+
+    ours = derivatives(elementary.sin, elementary.atan2, elementary.cbrt, elementary.power)
+    natural = derivatives(jnp.sin, jnp.arctan2, jnp.cbrt, jnp.power)
+    x = normal(1, 2, 16) % 1
+    for got, want in zip(ours(x), natural(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_keeps_its_claim() -> None:
+    """`check_rule` at its probes, which hold subnormal numbers, inf and nan, under vmap and grad."""
+    fires_on = [(lambda x: jnp.sin(x) + 1, (normal(0, 32),))]
+    ag.check_rule(RULES["sin"], fires_on=fires_on, leaves_alone=[jnp.cos, jnp.sinh])
