@@ -14,6 +14,7 @@ CLAIMS = (
     "map_and_fori_loop_fuse_like_scan",
     "loop_fusion_survives_its_surroundings",
     "hoisting_acts_only_where_it_pays",
+    "sums_of_products_cost_their_cheapest_order",
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "optimising_adds_a_quarter_of_trace_and_compile",
     "a_warm_call_costs_what_jit_costs",

@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.contraction import ContractionOrder
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
 from .passes.loop_once import LoopOnce
@@ -11,6 +12,7 @@ from .passes.residual_choice import ResidualChoice
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    ContractionOrder(),
     LoopSlots(),
     LoopHoist(),
     LoopSplit(),
