@@ -56,6 +56,17 @@ def steps_by_hand(a, b, xs):
     return jax.lax.scan(lambda c, x: (jnp.tanh(c + a @ (b @ x)),) * 2, jnp.zeros(200), xs)[1]
 
 
+def edges(h, e, w):
+    shape = (*e.shape[:2], h.shape[1])
+    ends = jnp.broadcast_to(h[:, None], shape), jnp.broadcast_to(h[None], shape)
+    return jnp.concatenate([*ends, e], -1) @ w
+
+
+def edges_by_hand(h, e, w):
+    n = h.shape[1]
+    return (h @ w[:n])[:, None] + (h @ w[n : 2 * n])[None] + e @ w[2 * n :]
+
+
 def square(n, *more):
     return lambda: (normal(0, n, n), normal(1, n, n), *more)
 
@@ -172,6 +183,14 @@ CASES = (
         lambda x, w: x @ w,
         lambda: (normal(0, 512, 256), normal(1, 256, 384)),
         (0, 1),
+        bounds=BOUNDS,
+    ),
+    case(
+        "edges of a graph: both ends joined, times weights",
+        edges,
+        edges_by_hand,
+        lambda: (normal(0, 128, 32), normal(1, 128, 128, 16), normal(2, 80, 64)),
+        (0, 1, 2),
         bounds=BOUNDS,
     ),
 )

@@ -116,6 +116,7 @@ SPELLINGS: dict[str, tuple[Any, type]] = {
     "one_hot transposed": (lambda: jax.nn.one_hot(T, 3).T[None], OneHot),
     "ones": (lambda: jnp.ones((4, 3)) * 1.0, Constant),
     "broadcast row": (lambda: jnp.broadcast_to(D, (3, 4)) + 1, Repeated),
+    "tiled row": (lambda: jnp.tile(D, (3, 1)), Repeated),
     "outer with ones": (lambda: jnp.outer(jnp.ones(3), D), Repeated),
     "counter": (lambda: 5 - 2 * lax.iota(jnp.int32, 4), Counted),
     "wrapped counter": (lambda: jnp.where(jnp.arange(4) < 0, jnp.arange(4) + 4, jnp.arange(4)), Counted),

@@ -45,7 +45,8 @@ def products(w: Any, xs: Any) -> Any:
 def sums_of_products(a: Any, b: Any, x: Any) -> Any:
     """A chain in the wrong order, a trace, a diagonal matrix and one-hot rows times a matrix."""
     rows = jax.nn.one_hot(jnp.argsort(x), len(x)) @ b
-    return a @ b @ x, jnp.trace(a @ b), jnp.diag(x) @ a, rows
+    beside = jax.vmap(lambda row: jnp.concatenate([row, x]) @ jnp.concatenate([a, b]))(b)
+    return a @ b @ x, jnp.trace(a @ b), jnp.diag(x) @ a, rows, beside
 
 
 def weak(x0: Any, xs: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Var
+from aerogel._jax import Atom, Var
 
 from .contraction_plan import Node, Task, plan
 from .cost import Machine
@@ -35,9 +35,9 @@ class Contraction:
         )
         return plan(task, self.dtype, self.machine)
 
-    def emit(self, builder: Builder, root: JaxprEqn) -> Atom:
-        """Adds the equations to a builder; the result that stands for that of `root`."""
-        shape, dtype = tuple(root.outvars[0].aval.shape), root.outvars[0].aval.dtype
+    def emit(self, builder: Builder, shape: tuple[int, ...]) -> Atom:
+        """Adds the equations to a builder; the result, of that shape."""
+        dtype = self.dtype
         flat = tuple(one for dim in self.network.out for one in dim)
         sizes = tuple(self.network.sizes[one] for one in flat)
         factor = float(self.network.coefficient)
@@ -87,9 +87,10 @@ class Contraction:
         flat = tuple(one for dim in factor.dims for one in dim)
         sizes = tuple(self.network.sizes[one] for one in flat)
         kept = tuple(one for one in dict.fromkeys(flat) if node.labels >> one & 1)
-        if (flat, sizes) == (kept, tuple(factor.atom.aval.shape)):
+        window = factor.window
+        if (flat, sizes, window) == (kept, tuple(factor.atom.aval.shape), None):
             return factor.atom, flat
-        (atom,) = builder.call(lambda x: leaf(x, flat, sizes, kept), factor.atom)
+        (atom,) = builder.call(lambda x: leaf(x, flat, sizes, kept, window), factor.atom)
         return atom, kept
 
     def _emit_picked(self, node: Node, builder: Builder, y: Atom, of_y: Labels) -> tuple[Atom, Labels]:
@@ -129,8 +130,10 @@ def _labels(bits: int) -> Labels:
     return tuple(one for one in range(bits.bit_length()) if bits >> one & 1)
 
 
-def leaf(x: Any, flat: Labels, sizes: Sequence[int], kept: Labels) -> Any:
+def leaf(x: Any, flat: Labels, sizes: Sequence[int], kept: Labels, window: tuple[int, int, int] | None) -> Any:
     """A factor with one dimension per label: reshaped, read along its diagonals, summed over what nobody needs."""
+    if window is not None:
+        x = lax.slice_in_dim(x, window[1], window[2], axis=window[0])
     x = lax.reshape(x, tuple(sizes))
     labels = list(flat)
     while len(set(labels)) != len(labels):

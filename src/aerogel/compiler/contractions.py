@@ -1,10 +1,12 @@
 """The sums of products of one level that are cheaper taken in another order, and the edits that do so."""
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
+from jax import lax
 
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
@@ -16,7 +18,7 @@ from .cost.program import jaxpr_cost
 from .exactness import Exactness
 from .level import Edit, Level
 from .network import Network
-from .networks import ROOTS, VIEWS, network_of
+from .networks import ROOTS, VIEWS, sum_of
 from .pipeline import Context
 from .program import Builder, is_var, where, with_equations
 from .records import Facts
@@ -71,6 +73,7 @@ def sites_of(level: Level, facts: Facts, context: Context) -> tuple[list[Site], 
         stay = {k for site in sites for k in site.shared if not _all_read_in(level, k, gone, sites)}
         if not stay:
             return sites, refusals
+        assert not stay & closed, "what is closed was taken in"
         closed |= stay
 
 
@@ -127,29 +130,31 @@ class _Finder:
         return sites, refusals
 
     def _site(self, place: int, closed: frozenset[int]) -> Site | Refusal | None:
-        network = network_of(self.level, self.facts, place, closed)
+        found = sum_of(self.level, self.facts, place, closed)
         eqn = self.level.eqns[place]
-        if network is None or not _is_more_than_written(network) or not _is_held(network.coefficient, eqn):
+        aval = eqn.outvars[0].aval
+        if found is None or not all(_is_held(one.coefficient, eqn) for one in found.networks):
             return None
-        contraction = Contraction(network, eqn.outvars[0].aval.dtype, self.context.machine, self.ranks)
-        tree = contraction.tree
-        work = [k for k in network.places if self.level.eqns[k].primitive.name not in VIEWS]
-        bound = sum(self._seconds(k) for k in sorted(work))
-        if tree is not None and tree.seconds > MARGIN * bound:
-            return _refusal(network, place, bound, tree.seconds)
-        exactness = _exactness(network, tree)
-        if exactness not in self.context.allowed or len(set(network.precisions)) > 1:
+        networks = found.networks
+        if len(networks) == 1 and not _is_more_than_written(networks[0]):
+            return None
+        contractions = [Contraction(one, aval.dtype, self.context.machine, self.ranks) for one in networks]
+        places = frozenset[int]().union(*(one.places for one in networks))
+        bound = sum(self._seconds(k) for k in sorted(places) if self.level.eqns[k].primitive.name not in VIEWS)
+        planned = sum(one.tree.seconds for one in contractions if one.tree is not None)
+        if planned > MARGIN * bound:
+            return _refusal(networks, place, bound, planned)
+        exactness = _exactness(contractions)
+        if exactness not in self.context.allowed or any(len(set(one.precisions)) > 1 for one in networks):
             return None
         builder = Builder(eqn)
-        result = contraction.emit(builder, eqn)
-        if result.aval != eqn.outvars[0].aval:
-            return None
-        return self._judged(place, network, builder, result, exactness, tree)
+        result = _emitted(contractions, found.dim, builder, tuple(aval.shape))
+        return self._judged(place, contractions, places, builder, result) if result.aval == aval else None
 
     def _judged(
-        self, place: int, network: Network, builder: Builder, result: Atom, exactness: Exactness, tree: Node | None
+        self, place: int, contractions: list[Contraction], places: frozenset[int], builder: Builder, result: Atom
     ) -> Site | Refusal | None:
-        dying, shared = self._dying(place, network, _inputs(builder.eqns, (result,)))
+        dying, shared = self._dying(place, places, _inputs(builder.eqns, (result,)))
         eqns = self.level.eqns
         before = self._cost([eqns[k] for k in sorted(dying)], eqns[place].outvars[0])
         after = self._cost(builder.eqns, result)
@@ -157,16 +162,16 @@ class _Finder:
         others = sum(self._seconds(k) * (1 - n / len(self.level.readers(eqns[k].outvars[0]))) for k, n in parts.items())
         now, then = (before.seconds or 0.0) - others, after.seconds or 0.0
         if then > MARGIN * now or now - then < LEAST_SECONDS:
-            return _refusal(network, place, now, then)
+            return _refusal([one.network for one in contractions], place, now, then)
         if after.peak_bytes > before.peak_bytes + 2 * nbytes(result.aval) + MORE_BYTES:
             held = f"it would hold {after.peak_bytes / 1e6:.1f} MB, and holds {before.peak_bytes / 1e6:.1f} MB"
             return Refusal(place, held)
         return Site(
             place, frozenset(dying), frozenset(shared), tuple(builder.eqns), result, before, after, now - then,
-            exactness, _in_words(network, tree),
+            _exactness(contractions), _in_words(contractions),
         )  # fmt: skip
 
-    def _dying(self, place: int, network: Network, kept: Container[Var]) -> tuple[set[int], set[int]]:
+    def _dying(self, place: int, places: frozenset[int], kept: Container[Var]) -> tuple[set[int], set[int]]:
         """What nobody reads any more when the root goes, and which of it other networks read, too."""
         dying, shared = {place}, set[int]()
         made_by, eqns = self.level.made_by, self.level.eqns
@@ -178,7 +183,7 @@ class _Finder:
                 continue
             readers = self.level.readers(eqn.outvars[0])
             if not all(j in dying for j in readers):
-                if k not in network.places or eqn.primitive.name in VIEWS or -1 in readers:
+                if k not in places or eqn.primitive.name in VIEWS or -1 in readers:
                     continue
                 shared.add(k)
             dying.add(k)
@@ -213,8 +218,25 @@ def _is_held(coefficient: float, eqn: JaxprEqn) -> bool:
     return bool(np.isfinite(held)) and held != 0
 
 
-def _exactness(network: Network, tree: Node | None) -> Exactness:
-    return Exactness.FINITE if network.is_finite or _picks(tree) else Exactness.REASSOCIATES
+def _emitted(contractions: list[Contraction], dim: int | None, builder: Builder, shape: tuple[int, ...]) -> Atom:
+    """What stands for the root: the one result, or several added up or joined along `dim`."""
+    results: list[Atom] = []
+    for one in contractions:
+        own = shape
+        if dim is not None:
+            rows = math.prod(one.network.sizes[label] for label in one.network.out[dim])
+            own = (*shape[:dim], rows, *shape[dim + 1 :])
+        results.append(one.emit(builder, own))
+    if len(results) == 1:
+        return results[0]
+    if dim is not None:
+        return builder.call(lambda *ys: lax.concatenate(ys, dim), *results)[0]
+    return builder.call(lambda *ys: reduce(lax.add, ys), *results)[0]
+
+
+def _exactness(contractions: Sequence[Contraction]) -> Exactness:
+    finite = any(one.network.is_finite or _picks(one.tree) for one in contractions)
+    return Exactness.FINITE if finite else Exactness.REASSOCIATES
 
 
 def _picks(node: Node | None) -> str | None:
@@ -224,19 +246,21 @@ def _picks(node: Node | None) -> str | None:
     return node.how if node.how in ("gather", "scatter") else _picks(node.left) or _picks(node.right)
 
 
-def _in_words(network: Network, tree: Node | None) -> str:
-    picks = _picks(tree)
-    if picks:
-        return (
-            "rows are picked, not multiplied by one-hot rows" if picks == "gather" else "rows are added where they go"
-        )
-    if network.is_finite:
+def _in_words(contractions: list[Contraction]) -> str:
+    picks = {_picks(one.tree) for one in contractions}
+    if "gather" in picks:
+        return "rows are picked, not multiplied by one-hot rows"
+    if "scatter" in picks:
+        return "rows are added where they go, not multiplied by one-hot rows"
+    if any(one.network.is_finite for one in contractions):
         return "zeros off a diagonal are not multiplied"
+    if len(contractions) > 1:
+        return "what repeats in an operand is multiplied once"
     return "factors are multiplied in a cheaper order"
 
 
-def _refusal(network: Network, place: int, now: float, then: float) -> Refusal | None:
-    if len(network.factors) < 3 and not network.is_finite:
+def _refusal(networks: Sequence[Network], place: int, now: float, then: float) -> Refusal | None:
+    if len(networks) == 1 and len(networks[0].factors) < 3 and not networks[0].is_finite:
         return None
     return Refusal(place, f"another order would take {1e6 * then:.1f} us, and it takes {1e6 * now:.1f} us")
 

@@ -39,11 +39,15 @@ class Picking:
 
 @dataclass(frozen=True)
 class Factor:
-    """A value; each of its dimensions is several labels, the last one fastest (none for a dimension of size 1)."""
+    """A value; each of its dimensions is several labels, the last one fastest (none for a dimension of size 1).
+
+    Of a value with a `window`, the places of dimension `window[0]` from `window[1]` to `window[2]` are meant.
+    """
 
     atom: Atom
     dims: tuple[Labels, ...]
     picking: Picking | None = None
+    window: tuple[int, int, int] | None = None
 
 
 @dataclass
@@ -152,7 +156,7 @@ class Network:
         self.sizes = [self.sizes[one] for one in numbers]
         self.out = _renumbered(self.out, numbers)
         self.factors = [
-            Factor(f.atom, _renumbered(f.dims, numbers), f.picking and f.picking.renumbered(numbers))
+            Factor(f.atom, _renumbered(f.dims, numbers), f.picking and f.picking.renumbered(numbers), f.window)
             for f in self.factors
         ]
 
@@ -166,4 +170,4 @@ class Network:
             # What is picked from in parts, or by an index that is read along its diagonal, is a matrix like any other.
             plain = len(label) != 1 or label[0] in flat or len(set(flat)) != len(flat)
             picking = None if plain else Picking(picking.index, at, label)
-        return Factor(factor.atom, dims, picking)
+        return Factor(factor.atom, dims, picking, factor.window)

@@ -1,6 +1,6 @@
 """The network of a product or a sum: what it is made of, through everything that only multiplies, moves and adds up."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,11 @@ from aerogel._jax import Atom, JaxprEqn
 from .level import Level
 from .network import Factor, Labels, Network, NotOneNetwork, Picking
 from .program import is_var
-from .records import Constant, Counted, Diagonal, Facts, Identity, OneHot, the
-from .structures import is_no_pad
+from .records import Constant, Counted, Diagonal, Facts, Identity, OneHot, Repeated, the
+from .structures import is_no_pad, repeats_whole
 
 # Read by several, these are taken into each network that reads them: they are no work, or XLA repeats it anyway.
-VIEWS = frozenset("transpose broadcast_in_dim reshape squeeze expand_dims pad select_n scatter-add".split())
+VIEWS = frozenset("transpose broadcast_in_dim reshape squeeze expand_dims pad tile select_n scatter-add".split())
 # Not float16: where a scale stands in a product decides there whether it overflows.
 FLOATS = frozenset("bfloat16 float32 float64 complex64 complex128".split())
 ROOTS = frozenset(("dot_general", "reduce_sum", "gather"))
@@ -44,6 +44,99 @@ def network_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -
     try:
         if not _Reader(level, facts, network, aval.dtype, closed).take(place, network.out, 0):
             return None
+        network.finish()
+    except NotOneNetwork:
+        return None
+    return network
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Networks that are added up, or joined along dimension `dim` of the result."""
+
+    networks: tuple[Network, ...]
+    dim: int | None = None
+
+
+def sum_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -> Sum | None:
+    """The networks of the equation at `place`: one, or one for each of the pieces that an operand is joined from.
+
+    `concatenate([a, b]) @ W` is `a @ W1 + b @ W2`. That is for the better where a piece repeats a smaller value (the
+    features of a node at each of its edges): its product is made once and repeated.
+    """
+    eqn = level.eqns[place]
+    joined = _joined(level, facts, eqn) if eqn.primitive.name == "dot_general" else None
+    if joined is None or joined[1] in closed:
+        network = network_of(level, facts, place, closed)
+        return None if network is None else Sum((network,))
+    side, maker = joined
+    made = level.eqns[maker]
+    contract, batch = eqn.params["dimension_numbers"]
+    dim = made.params["dimension"]
+    other = contract[1 - side][list(contract[side]).index(dim)] if dim in contract[side] else None
+    at = None
+    if other is None:
+        free = [d for d in range(len(made.outvars[0].aval.shape)) if d not in contract[side] and d not in batch[side]]
+        left = len(eqn.invars[0].aval.shape) - len(contract[0]) - len(batch[0])
+        at = len(batch[0]) + free.index(dim) + (left if side else 0)
+    networks, start = [], 0
+    for piece in made.invars:
+        size = piece.aval.shape[dim]
+        network = _piece_network(level, facts, place, closed, side, piece, other, (start, start + size), at)
+        start += size
+        if network is None:
+            return None
+        network.places.add(maker)
+        networks.append(network)
+    return Sum(tuple(networks), at)
+
+
+def _joined(level: Level, facts: Facts, eqn: JaxprEqn) -> tuple[int, int] | None:
+    """Which operand is joined from pieces, one of which is repeated, and the place where."""
+    for side, x in enumerate(eqn.invars):
+        maker = level.made_by.get(x, -1) if is_var(x) else -1
+        if maker < 0 or level.eqns[maker].primitive.name != "concatenate":
+            continue
+        made = level.eqns[maker]
+        dim, batch = made.params["dimension"], eqn.params["dimension_numbers"][1][side]
+        repeats = (r for piece in made.invars for r in facts.of(piece) if isinstance(r, Repeated) and r.dim != dim)
+        if dim not in batch and any(x.aval.shape[r.dim] > 1 for r in repeats):
+            return side, maker
+    return None
+
+
+def _piece_network(
+    level: Level,
+    facts: Facts,
+    place: int,
+    closed: frozenset[int],
+    side: int,
+    piece: Atom,
+    other: int | None,
+    rows: tuple[int, int],
+    at: int | None,
+) -> Network | None:
+    """The network of a product with one piece in the place of an operand.
+
+    Args:
+        side: which operand the piece stands for.
+        other: the dimension of the other operand of which `rows` belong to the piece, if it is one that is summed over.
+        at: the dimension of the result that is the piece's part of it, if it is not.
+    """
+    eqn = level.eqns[place]
+    aval = eqn.outvars[0].aval
+    if str(aval.dtype) not in FLOATS or aval.weak_type or not _is_plain(eqn) or not aval.size:
+        return None
+    network = Network()
+    network.out = tuple(network.label(rows[1] - rows[0] if d == at else n) for d, n in enumerate(aval.shape))
+    operands: list[Atom] = list(eqn.invars)
+    operands[side] = piece
+    window = None if other is None else (other, *rows)
+    reader = _Reader(level, facts, network, aval.dtype, closed)
+    try:
+        if not _dot(reader, eqn, network.out, 0, operands, {1 - side: window}):
+            return None
+        network.places.add(place)
         network.finish()
     except NotOneNetwork:
         return None
@@ -156,6 +249,13 @@ def _pad(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
     return True
 
 
+def _tile(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
+    if not repeats_whole(eqn):
+        return False
+    reader.read_stretched(eqn.invars[0], dims, depth)
+    return True
+
+
 def _mul(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
     if not _is_plain(eqn):
         return False
@@ -189,23 +289,40 @@ def _div(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
     return True
 
 
-def _dot(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
+def _dot(
+    reader: _Reader,
+    eqn: JaxprEqn,
+    dims: Dims,
+    depth: int,
+    operands: Sequence[Atom] | None = None,
+    windows: Mapping[int, tuple[int, int, int] | None] | None = None,
+) -> bool:
+    """A product; of other `operands` than its own, and of windows of them, where these are given."""
     precision = eqn.params.get("precision")
     if type(precision) is tuple and len(set(precision)) == 1:
         precision = precision[0]
     if not _is_plain(eqn) or isinstance(precision, tuple):
         return False
     contract, batch = eqn.params["dimension_numbers"]
+    operands = operands or eqn.invars
     reader.network.precisions.append(precision)
-    inner = [reader.network.sum_over(eqn.invars[0].aval.shape[d]) for d in contract[0]]
+    shapes = [x.aval.shape for x in operands]
+    inner = [
+        reader.network.sum_over(min(shapes[0][a], shapes[1][b])) for a, b in zip(contract[0], contract[1], strict=True)
+    ]
     start = len(batch[0])
-    for side, x in enumerate(eqn.invars):
+    for side, x in enumerate(operands):
         mine: dict[int, Labels] = dict(zip(contract[side], inner, strict=True))
         mine |= zip(batch[side], dims, strict=False)
         free = [d for d in range(len(x.aval.shape)) if d not in mine]
         mine |= zip(free, dims[start:], strict=False)
         start += len(free)
-        reader.read(x, tuple(mine[d] for d in range(len(x.aval.shape))), depth)
+        labelled = tuple(mine[d] for d in range(len(x.aval.shape)))
+        window = (windows or {}).get(side)
+        if window is None:
+            reader.read(x, labelled, depth)
+        else:
+            reader.network.multiply(Factor(x, labelled, window=window))
     return True
 
 
@@ -320,6 +437,7 @@ TAKE: dict[str, Take] = {
     "squeeze": _reshape,
     "expand_dims": _reshape,
     "pad": _pad,
+    "tile": _tile,
     "mul": _mul,
     "integer_pow": _square,
     "square": _square,

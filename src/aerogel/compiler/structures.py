@@ -346,6 +346,17 @@ def _source(x: Atom, contract: tuple[int, ...], batch: tuple[int, ...], facts: F
     return spread.source, tuple(tuple(spread.along.index(d) for d in dims) for dims in (contract, batch))
 
 
+def _tile(eqn: JaxprEqn, facts: Facts) -> Found:
+    if not repeats_whole(eqn):
+        return NOTHING
+    return _spread(eqn, facts, list(range(len(_shape(eqn.invars[0])))))
+
+
+def repeats_whole(eqn: JaxprEqn) -> bool:
+    """Whether a `tile` stretches dimensions of size 1 only."""
+    return all(rep == 1 or n == 1 for rep, n in zip(eqn.params["reps"], _shape(eqn.invars[0]), strict=True))
+
+
 def _sort(eqn: JaxprEqn, facts: Facts) -> Found:
     if _kind(eqn.outvars[0]) in "iu":  # NaN is last, and neither smaller nor larger
         yield Sorted(eqn.params["dimension"])
@@ -361,6 +372,7 @@ LEARN: dict[str, Learn] = {
     "convert_element_type": _convert,
     "copy": _same,
     "pad": _pad,
+    "tile": _tile,
     "eq": _eq,
     **dict.fromkeys(COMPARE, _compare),
     "select_n": _select,

@@ -13,6 +13,7 @@ from ..networks import ROOTS
 from ..pipeline import Context
 from ..program import Program, copy_equation, is_var, rename, substitute, with_equations
 from ..report import Decision
+from ..slices import sliced_apart
 from ..structure import structure
 
 NAME = "contraction"
@@ -37,7 +38,7 @@ class ContractionOrder:
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     if not any(eqn.primitive.name in ROOTS for eqn in jaxpr.eqns) or _is_sharded(jaxpr):
         return jaxpr
-    level = Level(without_kernel_branches(jaxpr, context.platform), context.over_devices)
+    level = Level(sliced_apart(without_kernel_branches(jaxpr, context.platform)), context.over_devices)
     sites, refusals = sites_of(level, structure(level.jaxpr), context)
     for one in refusals:
         decisions.append(Decision(NAME, f"{WHAT} is left as it is", line_of(one.root, level), False, one.reason))
