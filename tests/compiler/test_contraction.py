@@ -268,6 +268,16 @@ def test_a_product_that_two_chains_share_goes_only_with_both() -> None:
     assert after is before
 
 
+def test_an_identity_times_what_is_rewritten_itself() -> None:
+    """The result of one site may be that of another."""
+
+    def f(a: Any, b: Any, x: Any) -> Any:
+        y = a @ b @ jnp.outer(x, x) / N**2
+        return jnp.eye(N) @ y, jnp.tanh(y)
+
+    assert_cheaper(f, A, B, V, tolerance=1e-4)
+
+
 def test_strict_leaves_the_order() -> None:
     """Under strict no sum is taken in another order, and nothing is said."""
     program = normalize(traced(CHAINS["at"][0], A, B, V))[0]

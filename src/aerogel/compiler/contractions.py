@@ -265,10 +265,16 @@ def _refusal(networks: Sequence[Network], place: int, now: float, then: float) -
     return Refusal(place, f"another order would take {1e6 * then:.1f} us, and it takes {1e6 * now:.1f} us")
 
 
-def edit_of(site: Site, level: Level) -> Edit:
-    """The edit that a site is: its root goes, the rest is dead then."""
-    out = level.eqns[site.root].outvars[0]
-    return Edit(site.root, frozenset({site.root}), site.made, {out: site.result}, site.dying)
+def edits_of(sites: Sequence[Site], level: Level) -> list[Edit]:
+    """The edits that sites are: their roots go, the rest is dead then."""
+    results = {level.eqns[site.root].outvars[0]: site.result for site in sites}
+    edits: list[Edit] = []
+    for site in sites:
+        out, result = level.eqns[site.root].outvars[0], site.result
+        while is_var(result) and result in results:  # an identity times what is the root of another site
+            result = results[result]
+        edits.append(Edit(site.root, frozenset({site.root}), site.made, {out: result}, site.dying))
+    return edits
 
 
 def line_of(place: int, level: Level) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from ..contractions import edit_of, line_of, sites_of
+from ..contractions import edits_of, line_of, sites_of
 from ..exactness import Exactness
 from ..level import Level, apply_edits
 from ..levels import rewrite_levels
@@ -50,7 +50,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         saved = was.flops - now.flops, was.bytes_moved - now.bytes_moved, was.peak_bytes - now.peak_bytes
         what = f"{WHAT}: {site.how}"
         decisions.append(Decision(NAME, what, line_of(site.root, level), True, reason, *saved, site.exactness))
-    return apply_edits(level.jaxpr, [edit_of(site, level) for site in sites])[0]
+    return apply_edits(level.jaxpr, edits_of(sites, level))[0]
 
 
 def _is_sharded(jaxpr: Jaxpr) -> bool:
