@@ -208,7 +208,7 @@ def _is_more_than_written(network: Network) -> bool:
     """Whether there is anything to choose: several values are multiplied, in several equations or with a known one."""
     picks = any(factor.picking is not None for factor in network.factors)
     chosen = len(network.places) > 1 or network.is_finite or network.is_known or picks
-    return chosen and (network.joins or bool(network.precisions))
+    return chosen and network.multiplies
 
 
 def _is_held(coefficient: float, eqn: JaxprEqn) -> bool:

@@ -57,7 +57,8 @@ class Network:
     Attributes:
         out: the labels of each dimension of the result.
         coefficient: a number that everything is multiplied by.
-        precisions: those of the products that were taken in; `joins` says whether entrywise products were, too.
+        precisions: those of the products that were taken in.
+        multiplies: whether values are multiplied at all; `joins`: whether factors are, entry by entry.
         is_finite: whether terms that are zero were left out, so that it is the same for finite values only.
         is_known: whether a factor was left out because its values are known.
         places: of the equations that were taken in.
@@ -67,6 +68,7 @@ class Network:
     factors: list[Factor] = field(default_factory=list)
     coefficient: float = 1.0
     precisions: list[Any] = field(default_factory=list)
+    multiplies: bool = False
     joins: bool = False
     is_finite: bool = False
     is_known: bool = False

@@ -259,16 +259,21 @@ def _tile(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
 def _mul(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
     if not _is_plain(eqn):
         return False
-    reader.network.joins |= all(x.aval.size > 1 for x in eqn.invars)
+    counts = [len(reader.network.factors)]
     for x in eqn.invars:
         reader.read_stretched(x, dims, depth)
+        counts.append(len(reader.network.factors))
+    # A number, ones or an identity is no operand that a matrix product would round.
+    multiplies = all(x.aval.size > 1 for x in eqn.invars)
+    reader.network.multiplies |= multiplies
+    reader.network.joins |= multiplies and counts[0] < counts[1] < counts[2]
     return True
 
 
 def _square(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
     if eqn.params.get("y", 2) != 2:
         return False
-    reader.network.joins = True
+    reader.network.joins = reader.network.multiplies = True
     for _ in range(2):
         reader.read(eqn.invars[0], dims, depth)
     return True
@@ -306,6 +311,7 @@ def _dot(
     contract, batch = eqn.params["dimension_numbers"]
     operands = operands or eqn.invars
     reader.network.precisions.append(precision)
+    reader.network.multiplies = True
     shapes = [x.aval.shape for x in operands]
     inner = [
         reader.network.sum_over(min(shapes[0][a], shapes[1][b])) for a, b in zip(contract[0], contract[1], strict=True)

@@ -10,6 +10,7 @@ from ..exactness import Exactness
 from ..level import Level, apply_edits
 from ..levels import rewrite_levels
 from ..networks import ROOTS
+from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Program, copy_equation, is_var, rename, substitute, with_equations
 from ..report import Decision
@@ -32,7 +33,12 @@ class ContractionOrder:
         if Exactness.REASSOCIATES not in context.allowed or context.over_devices:
             return program, []
         decisions: list[Decision] = []
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions)), decisions
+        new = rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions))
+        if new is program:
+            return program, decisions
+        # What two sites both make is one value before the next pass turns one of the two.
+        new, merged = normalize(new)
+        return new, decisions + merged
 
 
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
