@@ -42,6 +42,13 @@ def products(w: Any, xs: Any) -> Any:
     return jax.vmap(jax.vmap(lambda x: w @ x, 1), 0)(jnp.swapaxes(xs, 1, 2))
 
 
+def sums_of_products(a: Any, b: Any, x: Any) -> Any:
+    """A chain in the wrong order, a trace, a diagonal matrix and one-hot rows times a matrix."""
+    rows = jax.nn.one_hot(jnp.argsort(x), len(x)) @ b
+    beside = jax.vmap(lambda row: jnp.concatenate([row, x]) @ jnp.concatenate([a, b]))(b)
+    return a @ b @ x, jnp.trace(a @ b), jnp.diag(x) @ a, rows, beside
+
+
 def weak(x0: Any, xs: Any) -> Any:
     """Steps whose results are of weak type, which a loop never stacks."""
     ys = jax.lax.map(lambda x: jnp.sign(x0), xs)
@@ -103,6 +110,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
         found[pattern.name] = f, pattern.args(bool(k % 2), SMALL_STATE)
     found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
     found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 64, 4096))
+    found["sums of products"] = sums_of_products, (normal(0, 200, 200), normal(1, 200, 200), normal(2, 200))
     found["weak"] = weak, (3, normal(0, 5))
     found["joined"] = joined, (normal(0, 4, 3), normal(1, 5, 4, 3))
     found["trajectories"] = trajectories, (normal(0, 4096),)

@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.contraction import ContractionOrder
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
@@ -15,6 +16,7 @@ from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
     InverseProducts(),
+    ContractionOrder(),
     LoopSlots(),
     LoopHoist(),
     LoopSplit(),

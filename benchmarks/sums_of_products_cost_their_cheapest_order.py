@@ -1,0 +1,196 @@
+"""Claim: a sum of products costs its cheapest order, however it is written: chains, traces, one-hot rows, diagonals.
+
+The hand-written forms are those of the catalogue of issue 4.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ._case import Bounds, Case, normal
+
+BOUNDS = Bounds(over_hand=1.10)
+TWICE = Bounds(over_hand=1.10, speedup=2.0)
+
+
+def tokens(count, size):
+    return jax.random.randint(jax.random.key(7), (count,), 0, size)
+
+
+def case(name, natural, hand, args, grad=(), bounds=TWICE, grad_bounds=TWICE, notes=""):
+    return Case(name, natural, {"by hand": hand}, args, grad=grad, bounds=bounds, grad_bounds=grad_bounds, notes=notes)
+
+
+def gradient_norms(w, xs):
+    def norm(x):
+        g = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+        return jnp.sum(g * g)
+
+    return jax.vmap(norm)(xs)
+
+
+def gradient_norms_by_hand(w, xs):
+    t = jnp.tanh(xs @ w)
+    d = 2 * t * (1 - t * t)
+    return jnp.sum(xs * xs, 1) * jnp.sum(d * d, 1)
+
+
+def jacobian(w, x):
+    return jax.jacfwd(lambda x: jnp.tanh(w @ x))(x)
+
+
+def jacobian_by_hand(w, x):
+    return (1 - jnp.tanh(w @ x) ** 2)[:, None] * w
+
+
+def attention(q, k, v):
+    return (q @ jnp.swapaxes(k, 1, 2) / 8) @ v
+
+
+def steps(a, b, xs):
+    return jax.lax.scan(lambda c, x: (jnp.tanh(c + a @ b @ x),) * 2, jnp.zeros(200), xs)[1]
+
+
+def steps_by_hand(a, b, xs):
+    return jax.lax.scan(lambda c, x: (jnp.tanh(c + a @ (b @ x)),) * 2, jnp.zeros(200), xs)[1]
+
+
+def edges(h, e, w):
+    shape = (*e.shape[:2], h.shape[1])
+    ends = jnp.broadcast_to(h[:, None], shape), jnp.broadcast_to(h[None], shape)
+    return jnp.concatenate([*ends, e], -1) @ w
+
+
+def edges_by_hand(h, e, w):
+    n = h.shape[1]
+    return (h @ w[:n])[:, None] + (h @ w[n : 2 * n])[None] + e @ w[2 * n :]
+
+
+def square(n, *more):
+    return lambda: (normal(0, n, n), normal(1, n, n), *more)
+
+
+CASES = (
+    case(
+        "A B x",
+        lambda a, b, x: a @ b @ x,
+        lambda a, b, x: a @ (b @ x),
+        lambda: (*square(500)(), normal(2, 500)),
+        (0, 1, 2),
+    ),
+    case(
+        "low rank times a matrix",
+        lambda a, b, c: a @ b @ c,
+        lambda a, b, c: a @ (b @ c),
+        lambda: (normal(0, 1000, 20), normal(1, 20, 1000), normal(2, 1000, 20)),
+        (0, 1, 2),
+    ),
+    case(
+        "linear attention",
+        attention,
+        lambda q, k, v: q @ (jnp.swapaxes(k, 1, 2) @ v) / 8,
+        lambda: tuple(normal(i, 8, 1024, 64) for i in range(3)),
+        (0, 1, 2),
+    ),
+    case(
+        "a power times a vector",
+        lambda a, x: jnp.linalg.matrix_power(a, 16) @ x,
+        lambda a, x: jax.lax.fori_loop(0, 16, lambda i, x: a @ x, x),
+        lambda: (normal(0, 400, 400) / 20, normal(1, 400)),
+    ),
+    case(
+        "A B x in a scan",
+        steps,
+        steps_by_hand,
+        lambda: (normal(0, 200, 200) / 200, normal(1, 200, 200), normal(2, 50, 200)),
+    ),
+    case("trace of a product", lambda a, b: jnp.trace(a @ b), lambda a, b: jnp.sum(a * b.T), square(800), (0, 1)),
+    case("diagonal of a product", lambda a, b: jnp.diag(a @ b), lambda a, b: jnp.sum(a * b.T, 1), square(800), (0, 1)),
+    case(
+        "sum of a product", lambda a, b: jnp.sum(a @ b), lambda a, b: jnp.sum(a, 0) @ jnp.sum(b, 1), square(800), (0, 1)
+    ),
+    case("row sums of a product", lambda a, b: jnp.sum(a @ b, 1), lambda a, b: a @ jnp.sum(b, 1), square(800), (0, 1)),
+    case(
+        "quadratic forms",
+        lambda x, s: jnp.diag(x @ s @ x.T),
+        lambda x, s: jnp.sum((x @ s) * x, 1),
+        lambda: (normal(0, 2000, 200), normal(1, 200, 200)),
+        (0, 1),
+    ),
+    case(
+        "norms of per-example gradients",
+        gradient_norms,
+        gradient_norms_by_hand,
+        lambda: (normal(0, 256, 128) / 16, normal(1, 512, 256)),
+    ),
+    case(
+        "diagonal times a matrix",
+        lambda d, a: jnp.diag(d) @ a,
+        lambda d, a: d[:, None] * a,
+        lambda: (normal(0, 800), normal(1, 800, 800)),
+        (0, 1),
+    ),
+    case(
+        "diagonal between two matrices",
+        lambda d, a: a.T @ jnp.diag(d) @ a,
+        lambda d, a: (a.T * d) @ a,
+        lambda: (normal(0, 800), normal(1, 800, 800)),
+        (0, 1),
+        bounds=BOUNDS,
+        grad_bounds=BOUNDS,
+    ),
+    case(
+        "identity times a matrix",
+        lambda a: jnp.eye(800) @ a,
+        lambda a: a,
+        lambda: (normal(0, 800, 800),),
+        bounds=BOUNDS,
+    ),
+    case(
+        "a repeated row times a matrix",
+        lambda x, b: jnp.broadcast_to(x, (800, 800)) @ b,
+        lambda x, b: jnp.broadcast_to(x @ b, (800, 800)),
+        lambda: (normal(0, 800), normal(1, 800, 800)),
+        (0, 1),
+    ),
+    case(
+        "Kronecker product times a vector",
+        lambda a, b, x: jnp.kron(a, b) @ x,
+        lambda a, b, x: (a @ x.reshape(40, 50) @ b.T).ravel(),
+        lambda: (normal(0, 40, 40), normal(1, 50, 50), normal(2, 2000)),
+        (0, 1, 2),
+    ),
+    case("Jacobian of a layer", jacobian, jacobian_by_hand, lambda: (normal(0, 400, 400) / 20, normal(1, 400))),
+    case(
+        "one-hot rows times a table",
+        lambda table, t: jax.nn.one_hot(t, 5000) @ table,
+        lambda table, t: table[t],
+        lambda: (normal(0, 5000, 64), tokens(4096, 5000)),
+        (0,),
+    ),
+    case(
+        "one-hot rows pick an entry each",
+        lambda z, t: jnp.sum(z * jax.nn.one_hot(t, 5000), -1),
+        lambda z, t: jnp.take_along_axis(z, t[:, None], 1)[:, 0],
+        lambda: (normal(0, 4096, 5000), tokens(4096, 5000)),
+        (0,),
+        grad_bounds=BOUNDS,
+    ),
+    case(
+        "multiplied and summed",
+        lambda x, w: jnp.sum(x[:, :, None] * w[None], 1),
+        lambda x, w: x @ w,
+        lambda: (normal(0, 512, 256), normal(1, 256, 384)),
+        (0, 1),
+        bounds=BOUNDS,
+    ),
+    case(
+        "edges of a graph: both ends joined, times weights",
+        edges,
+        edges_by_hand,
+        lambda: (normal(0, 128, 32), normal(1, 128, 128, 16), normal(2, 80, 64)),
+        (0, 1, 2),
+        bounds=BOUNDS,
+    ),
+)

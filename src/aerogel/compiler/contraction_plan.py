@@ -1,0 +1,178 @@
+"""The cheapest order in which a sum of products is taken, by dynamic programming over its labels alone.
+
+Labels are small numbers and sets of them the bits of an integer; a plan depends on nothing else, so that what stands in
+a program many times is planned once.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .cost import Machine
+from .cost.seconds import dot_seconds
+
+# With more factors than these, the cheapest pair is contracted first.
+MOST_BY_SUBSETS = 7
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be planned.
+
+    Attributes:
+        sizes: of each label.
+        out: the labels that are kept.
+        factors: the labels of each factor.
+        picked: for each factor the label that it picks along, -1 if it is not one-hot.
+    """
+
+    sizes: tuple[int, ...]
+    out: int
+    factors: tuple[int, ...]
+    picked: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value on the way: a factor (`left` is None), or what two nodes give.
+
+    Attributes:
+        mask: which factors it holds, as bits.
+        labels: what is left of their labels.
+        seconds: of all that makes it.
+        how: "leaf", "product" or, of a one-hot factor on the left, "gather" or "scatter".
+    """
+
+    mask: int
+    labels: int
+    seconds: float
+    how: str
+    left: "Node | None" = None
+    right: "Node | None" = None
+
+
+@lru_cache(maxsize=4096)
+def plan(task: Task, dtype: Any, machine: Machine) -> Node | None:
+    """The last node of the cheapest tree; None if there is no factor."""
+    planner = _Planner(task, dtype, machine)
+    leaves = planner.merged([planner.leaf(k) for k in range(len(task.factors))])
+    if not leaves:
+        return None
+    whole = planner.by_subsets(leaves) if len(leaves) <= MOST_BY_SUBSETS else None
+    return whole or planner.greedily(leaves)
+
+
+class _Planner:
+    def __init__(self, task: Task, dtype: Any, machine: Machine):
+        self.task, self.dtype, self.machine = task, np.dtype(dtype), machine
+        self._sizes: dict[int, int] = {}
+
+    def size(self, labels: int) -> int:
+        """Places under labels."""
+        found = self._sizes.get(labels)
+        if found is None:
+            found = 1
+            for one, n in enumerate(self.task.sizes):
+                found *= n if labels >> one & 1 else 1
+            self._sizes[labels] = found
+        return found
+
+    def _bytes(self, labels: int) -> int:
+        return self.size(labels) * self.dtype.itemsize
+
+    def _needed(self, mask: int) -> int:
+        """Labels that what is not in `mask`, or the result, still has."""
+        needed = self.task.out
+        for k, own in enumerate(self.task.factors):
+            needed |= 0 if mask >> k & 1 else own
+        return needed
+
+    def leaf(self, k: int) -> Node:
+        """A factor, summed over what nobody else has."""
+        own = self.task.factors[k]
+        labels = own & self._needed(1 << k)
+        return Node(1 << k, labels, 0.0 if labels == own else self._bytes(own) / self.machine.bytes_per_second, "leaf")
+
+    def merged(self, nodes: list[Node]) -> list[Node]:
+        """The nodes with those of equal labels multiplied entry by entry: no order does that for less."""
+        found: list[Node] = []
+        for node in nodes:
+            for j, other in enumerate(found):
+                if other.labels == node.labels and self._picked(node) < 0 and self._picked(other) < 0:
+                    found[j] = self._pair(other, node)
+                    break
+            else:
+                found.append(node)
+        return found if len(found) == len(nodes) else self.merged(found)
+
+    def by_subsets(self, leaves: list[Node]) -> Node | None:
+        """The cheapest tree without outer products on the way; None if there is none."""
+        best = {1 << k: node for k, node in enumerate(leaves)}
+        full = (1 << len(leaves)) - 1
+        for mask in range(1, full + 1):
+            part = (mask - 1) & mask
+            while part:
+                left, right = best.get(part), best.get(mask ^ part)
+                if left and right and (left.labels & right.labels or mask == full):
+                    known = best.get(mask)
+                    if known is None or left.seconds + right.seconds < known.seconds:
+                        node = self._pair(left, right)
+                        if known is None or node.seconds < known.seconds:
+                            best[mask] = node
+                part = (part - 1) & mask
+        return best.get(full)
+
+    def greedily(self, nodes: list[Node]) -> Node:
+        """A tree in which each step is the cheapest one left."""
+        while len(nodes) > 1:
+            pairs = [(a, b) for a in nodes for b in nodes if a is not b and a.labels & b.labels]
+            pairs = pairs or [(nodes[0], nodes[1]), (nodes[1], nodes[0])]
+            made = min((self._pair(a, b) for a, b in pairs), key=_added)
+            nodes = [node for node in nodes if not node.mask & made.mask] + [made]
+        return nodes[0]
+
+    def _pair(self, left: Node, right: Node) -> Node:
+        mask = left.mask | right.mask
+        labels = (left.labels | right.labels) & self._needed(mask)
+        seconds, how = self._product_seconds(left.labels, right.labels, labels), "product"
+        picked = self._picked(left)
+        if picked >= 0:
+            other = self._picked_seconds(1 << picked, left, right, labels)
+            if other is not None and other[0] < seconds:
+                seconds, how = other
+        return Node(mask, labels, left.seconds + right.seconds + seconds, how, left, right)
+
+    def _picked(self, node: Node) -> int:
+        """The label that a node picks along, with all of its own; -1 if it does not."""
+        if node.how != "leaf":
+            return -1
+        k = node.mask.bit_length() - 1
+        return self.task.picked[k] if node.labels == self.task.factors[k] else -1
+
+    def _picked_seconds(self, label: int, hot: Node, dense: Node, labels: int) -> tuple[float, str] | None:
+        rest = hot.labels & ~label
+        price, speed = self.machine.element_seconds, self.machine.bytes_per_second
+        if label & dense.labels and not label & labels:
+            size = self.size((dense.labels | rest) & ~label)
+            return size * (price.get("gather", 0.0) + 2 * self.dtype.itemsize / speed), "gather"
+        if label & labels & ~dense.labels and not rest & (labels | ~dense.labels):
+            moved = self._bytes(dense.labels) + 2 * self._bytes(labels)
+            return self.size(dense.labels) * price.get("scatter-add", 0.0) + moved / speed, "scatter"
+        return None
+
+    def _product_seconds(self, left: int, right: int, labels: int) -> float:
+        shared = left & right
+        batch, contracted = shared & labels, shared & ~labels
+        one, other = left & ~shared, right & ~shared
+        moved = self._bytes(left) + self._bytes(right) + self._bytes(labels)
+        seconds = moved / self.machine.bytes_per_second + self.machine.seconds_per_kernel
+        if contracted and (one or other):
+            of = self.size
+            return seconds + dot_seconds(of(batch), of(one), of(other), of(contracted), self.dtype, self.machine)
+        return seconds + self.size(left | right) / self.machine.vector_flops_per_second
+
+
+def _added(node: Node) -> tuple[float, int]:
+    return node.seconds - sum(part.seconds for part in (node.left, node.right) if part), node.mask

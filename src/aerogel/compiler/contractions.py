@@ -1,0 +1,282 @@
+"""The sums of products of one level that are cheaper taken in another order, and the edits that do so."""
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, JaxprEqn, Var
+
+from .contraction import Contraction
+from .contraction_plan import Node
+from .cost import Cost, equation_seconds, jaxpr_seconds, nbytes
+from .cost.program import jaxpr_cost
+from .exactness import Exactness
+from .level import Edit, Level
+from .network import Network
+from .networks import ROOTS, VIEWS, sum_of
+from .pipeline import Context
+from .program import Builder, is_var, where, with_equations
+from .records import Facts
+
+# The estimate orders forms of one computation, and is no clock: less is not worth the risk.
+MARGIN = 0.8
+LEAST_SECONDS = 2e-7
+MORE_BYTES = 1 << 16  # that the new form may hold at its peak
+
+
+@dataclass(frozen=True)
+class Site:
+    """A network that is cheaper in another order.
+
+    Attributes:
+        root: the place of the equation whose result it makes.
+        dying: places of the equations that go with it, `shared` of which go only if other sites fire, too.
+        made: the new equations, and `result`, what stands for the root's.
+        before, after: what both forms cost.
+        seconds_saved: by the new one, if what is shared goes.
+        exactness: what it does to the numbers.
+        how: in words, what was done.
+    """
+
+    root: int
+    dying: frozenset[int]
+    shared: frozenset[int]
+    made: tuple[JaxprEqn, ...]
+    result: Atom
+    before: Cost
+    after: Cost
+    seconds_saved: float
+    exactness: Exactness
+    how: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A network that stays as it is, and why."""
+
+    root: int
+    reason: str
+
+
+def sites_of(level: Level, facts: Facts, context: Context) -> tuple[list[Site], list[Refusal]]:
+    """The sites that pay, together; each equation is in one of them at most, unless it goes with all of them."""
+    closed: frozenset[int] = frozenset()
+    while True:
+        finder = _Finder(level, facts, context, closed)
+        sites, refusals = finder.run()
+        gone = frozenset[int]().union(*(site.dying - site.shared for site in sites))
+        stay = {k for site in sites for k in site.shared if not _all_read_in(level, k, gone, sites)}
+        if not stay:
+            return sites, refusals
+        assert not stay & closed, "what is closed was taken in"
+        closed |= stay
+
+
+def _all_read_in(level: Level, place: int, gone: frozenset[int], sites: Sequence[Site]) -> bool:
+    """Whether all who read an equation's result go, and no new equation reads it."""
+    (var,) = level.eqns[place].outvars
+    if any(var in _inputs(site.made, ()) for site in sites):
+        return False
+    shared = {k for site in sites for k in site.shared}
+    return all(k in gone or k in shared for k in level.readers(var))
+
+
+@dataclass
+class _Finder:
+    """One walk over a level, from its end."""
+
+    level: Level
+    facts: Facts
+    context: Context
+    closed: frozenset[int]
+    seconds: dict[int, float] = field(default_factory=dict)  # of equations that run alone, by place
+
+    @cached_property
+    def ranks(self) -> dict[Var, int]:
+        """The values in the order in which they are made."""
+        jaxpr = self.level.jaxpr
+        every = (*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars))
+        return {v: k for k, v in enumerate(every)}
+
+    def _seconds(self, place: int) -> float:
+        found = self.seconds.get(place)
+        if found is None:
+            found = self.seconds[place] = equation_seconds(self.level.eqns[place], self.context.machine)
+        return found
+
+    def run(self) -> tuple[list[Site], list[Refusal]]:
+        """The sites, those that come last in the program first, and what was looked at in vain."""
+        sites: list[Site] = []
+        refusals: list[Refusal] = []
+        covered: set[int] = set()
+        for place in reversed(range(len(self.level.eqns))):
+            if place in covered or self.level.eqns[place].primitive.name not in ROOTS:
+                continue
+            found = self._site(place, self.closed)
+            if isinstance(found, Site) and found.shared:
+                # What several networks read is better made once if that saves as much.
+                other = self._site(place, self.closed | found.shared)
+                found = other if isinstance(other, Site) and other.seconds_saved >= found.seconds_saved else found
+            if isinstance(found, Site):
+                sites.append(found)
+                covered |= found.dying
+            elif found is not None:
+                refusals.append(found)
+        return sites, refusals
+
+    def _site(self, place: int, closed: frozenset[int]) -> Site | Refusal | None:
+        found = sum_of(self.level, self.facts, place, closed)
+        eqn = self.level.eqns[place]
+        aval = eqn.outvars[0].aval
+        if found is None or not all(_is_held(one.coefficient, eqn) for one in found.networks):
+            return None
+        networks = found.networks
+        if len(networks) == 1 and not _is_more_than_written(networks[0]):
+            return None
+        contractions = [Contraction(one, aval.dtype, self.context.machine, self.ranks) for one in networks]
+        places = frozenset[int]().union(*(one.places for one in networks))
+        bound = sum(self._seconds(k) for k in sorted(places) if self.level.eqns[k].primitive.name not in VIEWS)
+        planned = sum(one.tree.seconds for one in contractions if one.tree is not None)
+        if planned > MARGIN * bound:
+            return _refusal(networks, place, bound, planned)
+        exactness = _exactness(contractions)
+        if exactness not in self.context.allowed or any(len(set(one.precisions)) > 1 for one in networks):
+            return None
+        builder = Builder(eqn)
+        result = _emitted(contractions, found.dim, builder, tuple(aval.shape))
+        return self._judged(place, contractions, places, builder, result) if result.aval == aval else None
+
+    def _judged(
+        self, place: int, contractions: list[Contraction], places: frozenset[int], builder: Builder, result: Atom
+    ) -> Site | Refusal | None:
+        dying, shared = self._dying(place, places, _inputs(builder.eqns, (result,)))
+        eqns = self.level.eqns
+        before = self._cost([eqns[k] for k in sorted(dying)], eqns[place].outvars[0])
+        after = self._cost(builder.eqns, result)
+        parts = {k: sum(j in dying for j in self.level.readers(eqns[k].outvars[0])) for k in shared}
+        others = sum(self._seconds(k) * (1 - n / len(self.level.readers(eqns[k].outvars[0]))) for k, n in parts.items())
+        now, then = (before.seconds or 0.0) - others, after.seconds or 0.0
+        if then > MARGIN * now or now - then < LEAST_SECONDS:
+            return _refusal([one.network for one in contractions], place, now, then)
+        if after.peak_bytes > before.peak_bytes + 2 * nbytes(result.aval) + MORE_BYTES:
+            held = f"it would hold {after.peak_bytes / 1e6:.1f} MB, and holds {before.peak_bytes / 1e6:.1f} MB"
+            return Refusal(place, held)
+        return Site(
+            place, frozenset(dying), frozenset(shared), tuple(builder.eqns), result, before, after, now - then,
+            _exactness(contractions), _in_words(contractions),
+        )  # fmt: skip
+
+    def _dying(self, place: int, places: frozenset[int], kept: Container[Var]) -> tuple[set[int], set[int]]:
+        """What nobody reads any more when the root goes, and which of it other networks read, too."""
+        dying, shared = {place}, set[int]()
+        made_by, eqns = self.level.made_by, self.level.eqns
+        waiting = sorted({made_by[x] for x in eqns[place].invars if is_var(x) and x in made_by})
+        while waiting:
+            k = waiting.pop()
+            eqn = eqns[k]
+            if k in dying or eqn.effects or any(v in kept for v in eqn.outvars) or len(eqn.outvars) != 1:
+                continue
+            readers = self.level.readers(eqn.outvars[0])
+            if not all(j in dying for j in readers):
+                if k not in places or eqn.primitive.name in VIEWS or -1 in readers:
+                    continue
+                shared.add(k)
+            dying.add(k)
+            waiting = sorted({*waiting, *(made_by[x] for x in eqn.invars if is_var(x) and x in made_by)})
+        return dying, {k for k in shared if not all(j in dying for j in self.level.readers(eqns[k].outvars[0]))}
+
+    def _cost(self, eqns: Sequence[JaxprEqn], result: Atom) -> Cost:
+        jaxpr = with_equations(self.level.jaxpr, eqns, [result])
+        jaxpr = _jax.new_jaxpr(jaxpr, list(_inputs(eqns, (result,))), [result], list(eqns), ())
+        cost, seconds = jaxpr_cost(jaxpr), jaxpr_seconds(jaxpr, self.context.machine)
+        return Cost(cost.flops, cost.bytes_moved, cost.peak_bytes, seconds)
+
+
+def _inputs(eqns: Sequence[JaxprEqn], more: Sequence[Atom]) -> dict[Var, None]:
+    """What equations read and do not make, in order."""
+    made = {v for eqn in eqns for v in eqn.outvars}
+    read = [x for eqn in eqns for x in eqn.invars if is_var(x)] + [x for x in more if is_var(x)]
+    return dict.fromkeys(x for x in read if x not in made)
+
+
+def _is_more_than_written(network: Network) -> bool:
+    """Whether there is anything to choose: several values are multiplied, in several equations or with a known one."""
+    picks = any(factor.picking is not None for factor in network.factors)
+    chosen = len(network.places) > 1 or network.is_finite or network.is_known or picks
+    return chosen and network.multiplies
+
+
+def _is_held(coefficient: float, eqn: JaxprEqn) -> bool:
+    """Whether an equation's type holds a number, neither as zero nor as an infinity."""
+    with np.errstate(all="ignore"):
+        held = np.asarray(coefficient).astype(eqn.outvars[0].aval.dtype)
+    return bool(np.isfinite(held)) and held != 0
+
+
+def _emitted(contractions: list[Contraction], dim: int | None, builder: Builder, shape: tuple[int, ...]) -> Atom:
+    """What stands for the root: the one result, or several added up or joined along `dim`."""
+    results: list[Atom] = []
+    for one in contractions:
+        own = shape
+        if dim is not None:
+            rows = math.prod(one.network.sizes[label] for label in one.network.out[dim])
+            own = (*shape[:dim], rows, *shape[dim + 1 :])
+        results.append(one.emit(builder, own))
+    if len(results) == 1:
+        return results[0]
+    if dim is not None:
+        return builder.call(lambda *ys: lax.concatenate(ys, dim), *results)[0]
+    return builder.call(lambda *ys: reduce(lax.add, ys), *results)[0]
+
+
+def _exactness(contractions: Sequence[Contraction]) -> Exactness:
+    finite = any(one.network.is_finite or _picks(one.tree) for one in contractions)
+    return Exactness.FINITE if finite else Exactness.REASSOCIATES
+
+
+def _picks(node: Node | None) -> str | None:
+    """Whether a tree gathers or scatters."""
+    if node is None:
+        return None
+    return node.how if node.how in ("gather", "scatter") else _picks(node.left) or _picks(node.right)
+
+
+def _in_words(contractions: list[Contraction]) -> str:
+    picks = {_picks(one.tree) for one in contractions}
+    if "gather" in picks:
+        return "rows are picked, not multiplied by one-hot rows"
+    if "scatter" in picks:
+        return "rows are added where they go, not multiplied by one-hot rows"
+    if any(one.network.is_finite for one in contractions):
+        return "zeros off a diagonal are not multiplied"
+    if len(contractions) > 1:
+        return "what repeats in an operand is multiplied once"
+    return "factors are multiplied in a cheaper order"
+
+
+def _refusal(networks: Sequence[Network], place: int, now: float, then: float) -> Refusal | None:
+    if len(networks) == 1 and len(networks[0].factors) < 3 and not networks[0].is_finite:
+        return None
+    return Refusal(place, f"another order would take {1e6 * then:.1f} us, and it takes {1e6 * now:.1f} us")
+
+
+def edits_of(sites: Sequence[Site], level: Level) -> list[Edit]:
+    """The edits that sites are: their roots go, the rest is dead then."""
+    results = {level.eqns[site.root].outvars[0]: site.result for site in sites}
+    edits: list[Edit] = []
+    for site in sites:
+        out, result = level.eqns[site.root].outvars[0], site.result
+        while is_var(result) and result in results:  # an identity times what is the root of another site
+            result = results[result]
+        edits.append(Edit(site.root, frozenset({site.root}), site.made, {out: result}, site.dying))
+    return edits
+
+
+def line_of(place: int, level: Level) -> str:
+    """The user's line of an equation."""
+    return where(level.eqns[place])

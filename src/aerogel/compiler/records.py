@@ -1,0 +1,201 @@
+"""What can be known of a value before the program runs: records, and how they follow a value that is moved.
+
+A record is a promise about every value that the program can take: "the value is the identity along dimensions 0 and
+1". Records about entries that are zero hold where the program's values are finite (`0 * inf` is taken as 0), as in
+rewrites of the class `finite`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from aerogel import _jax
+from aerogel._jax import Atom, Literal, Var
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every entry is `value`, a Python number."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The value does not vary along dimension `dim`."""
+
+    dim: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Entry `i` along `dim` is the integer `scale * i + offset`, whatever the other places are."""
+
+    dim: int
+    scale: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Identity:
+    """1 where the places along dimensions `a` < `b` (of one size) are equal, 0 elsewhere."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """0 where the places along dimensions `a` < `b` (of one size) differ."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """1 where the place along `dim` is `index`, 0 elsewhere; no entry is 1 where `index` is out of bounds.
+
+    Attributes:
+        dim: the dimension that is picked from.
+        index: an integer variable of the program.
+        along: for each dimension of `index`, the dimension of the value along which it lies; -1 if it has size 1.
+    """
+
+    dim: int
+    index: Var
+    along: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Another variable, its dimensions moved and repeated: its dimension `d` lies along `along[d]`, -1 if of size 1."""
+
+    source: Var
+    along: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Symmetric:
+    """Exchanging dimensions `a` < `b` changes nothing but rounding."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """No entry is smaller than the one before it along `dim`."""
+
+    dim: int
+
+
+@dataclass(frozen=True)
+class NonNegative:
+    """No entry is negative, nor NaN."""
+
+
+@dataclass(frozen=True)
+class Finite:
+    """No entry is infinite or NaN."""
+
+
+Record = (
+    Constant | Repeated | Counted | Identity | Diagonal | OneHot | Spread | Symmetric | Sorted | NonNegative | Finite
+)
+Known = frozenset[Record]
+NOTHING: Known = frozenset()
+R = TypeVar("R", bound=Record)
+
+
+def the(kind: type[R], known: Iterable[Record]) -> R | None:
+    """The record of a kind, if there is one."""
+    return next((r for r in known if isinstance(r, kind)), None)
+
+
+class Facts:
+    """What is known of each value of one level."""
+
+    def __init__(self, found: dict[Var, Known]):
+        self._found = found
+
+    def of(self, atom: Atom) -> Known:
+        """The records that hold for a value; those of a literal, too."""
+        if isinstance(atom, Literal):
+            return of_number(atom.val) if np.ndim(atom.val) == 0 and _jax.is_number(atom.aval.dtype) else NOTHING
+        return self._found.get(atom, NOTHING)
+
+    def learn(self, var: Var, known: Known) -> None:
+        """Adds records about a value that is new."""
+        if known:
+            self._found[var] = known
+
+
+def closed(known: Known, aval: Any) -> Known:
+    """With what follows: a constant is repeated everywhere, an identity is diagonal and symmetric."""
+    found = set(known)
+    for r in known:
+        match r:
+            case Constant(value):
+                found |= of_number(value) | {Repeated(d) for d in range(len(aval.shape))}
+            case Counted(dim, scale, offset):
+                found |= {Repeated(d) for d in range(len(aval.shape)) if d != dim} | {Finite()}
+                if scale >= 0:
+                    found.add(Sorted(dim))
+                if min(offset, offset + scale * max(aval.shape[dim] - 1, 0)) >= 0:
+                    found.add(NonNegative())
+            case Identity(a, b):
+                found |= {Diagonal(a, b), Symmetric(a, b), NonNegative(), Finite()}
+                found |= {Repeated(d) for d in range(len(aval.shape)) if d not in (a, b)}
+            case OneHot():
+                found |= {NonNegative(), Finite()}
+            case _:
+                pass
+    return frozenset(found)
+
+
+def of_number(value: Any) -> Known:
+    """What is known of a scalar whose value is known."""
+    number = np.asarray(value)[()].item() if not isinstance(value, (bool, int, float, complex)) else value
+    found: set[Record] = {Constant(number)}
+    if np.isfinite(number):
+        found.add(Finite())
+    if not isinstance(number, complex) and number >= 0:
+        found.add(NonNegative())
+    return frozenset(found)
+
+
+def moved(known: Iterable[Record], to: Sequence[int], shape: Sequence[int], new: Sequence[int]) -> set[Record]:
+    """The records of a value whose dimension `d`, of size `shape[d]`, is `to[d]` in a value of shape `new`.
+
+    -1 is a dimension that is no more (it had size 1). A dimension of size 1 may be stretched; dimensions of `new` that
+    none is moved to are repetitions.
+    """
+    kept = {d: t for d, t in enumerate(to) if t >= 0 and shape[d] == new[t]}
+    found: set[Record] = {Repeated(t) for t in range(len(new)) if t not in kept.values()}
+    for r in known:
+        if isinstance(r, (OneHot, Spread)):
+            found |= _moved_source(r, kept, shape)
+        elif isinstance(r, (Identity, Diagonal, Symmetric)):
+            found |= {type(r)(*sorted((kept[r.a], kept[r.b])))} if r.a in kept and r.b in kept else set()
+        elif isinstance(r, (Repeated, Sorted)):
+            found |= {type(r)(kept[r.dim])} if r.dim in kept else set()
+        elif not isinstance(r, Counted):
+            found.add(r)
+        elif r.dim in kept:
+            found.add(Counted(kept[r.dim], r.scale, r.offset))
+        elif shape[r.dim] == 1:
+            found.add(Constant(r.offset))
+    return found
+
+
+def _moved_source(r: OneHot | Spread, kept: dict[int, int], shape: Sequence[int]) -> set[Record]:
+    """A record that names another variable."""
+    if any(d >= 0 and d not in kept and shape[d] != 1 for d in r.along):
+        return set()
+    along = tuple(kept.get(d, -1) for d in r.along)
+    if isinstance(r, Spread):
+        return {Spread(r.source, along)}
+    return {OneHot(kept[r.dim], r.index, along)} if r.dim in kept else set()

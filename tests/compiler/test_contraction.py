@@ -1,0 +1,400 @@
+"""Sums of products are taken in the cheapest order, however they are spelled; the numbers stay."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel._jax import ClosedJaxpr, evaluate
+from aerogel.compiler import contractions
+from aerogel.compiler.cost import program_cost
+from aerogel.compiler.normalize import normalize
+from aerogel.compiler.passes.contraction import ContractionOrder
+from compiler.programs_of import FAST, STRICT, run, traced
+
+N = 128
+
+
+def values(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
+    """Normal numbers."""
+    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), dtype)
+
+
+def passed(f: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, ClosedJaxpr, list[Any]]:
+    """The program, what the pass makes of it, and the decisions that fired."""
+    before = normalize(traced(f, *args))[0]
+    after, decisions = ContractionOrder()(before, FAST)
+    return before, after, [d for d in decisions if d.fired]
+
+
+def assert_near(got: Any, want: Any, tolerance: float = 2e-5) -> None:
+    """Equal types, and values up to rounding."""
+    for a, b in zip(got, want, strict=True):
+        assert (a.dtype, a.shape, a.weak_type) == (b.dtype, b.shape, b.weak_type)
+        x, y = (np.asarray(z).astype(complex) for z in (a, b))
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * max(1.0, np.abs(y).max(initial=0)))
+
+
+def assert_cheaper(f: Callable[..., Any], *args: Any, times: float = 3, tolerance: float = 2e-5) -> ClosedJaxpr:
+    """The pass fires, saves that many times the flops, and gives the same."""
+    before, after, fired = passed(f, *args)
+    assert fired, before
+    old, new = (program_cost(p.jaxpr) for p in (before, after))
+    assert old.flops > times * new.flops, after
+    assert_near(run(after, *args), run(before, *args), tolerance)
+    return after
+
+
+A, B, V, D = values(N, N), values(N, N, seed=1), values(N), values(N, seed=2)
+T = jnp.asarray(np.random.default_rng(0).integers(-3, N + 3, 300), jnp.int32)
+BATCH = values(8, N, N)
+
+
+def in_scan(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` in the body of a loop over its last argument."""
+    return lambda *args: lax.scan(lambda c, x: (c + 1, f(*args[:-1], x)), 0, jnp.stack([args[-1], args[-1] + 1]))[1]
+
+
+CHAINS = {
+    "at": (lambda a, b, x: a @ b @ x, (A, B, V)),
+    "dot": (lambda a, b, x: jnp.dot(jnp.dot(a, b), x), (A, B, V)),
+    "from the left": (lambda a, b, x: x @ (a @ b), (A, B, V)),
+    "einsum from left to right": (lambda a, b, x: jnp.einsum("ik,k->i", jnp.einsum("ij,jk->ik", a, b), x), (A, B, V)),
+    "through a transpose": (lambda a, b, x: (a @ b).T @ x, (A, B, V)),
+    "through a scale": (lambda a, b, x: (0.5 * -(a @ b)) @ x, (A, B, V)),
+    "vmap over vectors": (lambda a, b, x: jax.vmap(lambda v: a @ b @ v)(x[None]), (A, B, V)),
+    "vmap over matrices": (lambda a, b, x: jax.vmap(lambda m: m @ b @ x)(a), (BATCH, B, V)),
+    "in a scan": (in_scan(lambda a, b, x: a @ (b + x) @ x), (A, B, V)),
+    "low rank": (lambda u, w, x: u @ w.T @ x, (values(500, 8), values(400, 8), values(400, 60))),
+    "power": (lambda a, b, x: jnp.linalg.matrix_power(a / 12, 8) @ x, (A, B, V)),
+    "complex": (lambda a, b, x: (a * 1j) @ (b + 0j) @ (x - 1j), (A, B, V)),
+    "sum of squares": (lambda a, b, x: ((x[:, None] * x) ** 2).sum(), (A, B, V)),
+    "linear attention": (
+        lambda q, k, v: jnp.einsum("hts,hsd->htd", jnp.einsum("htd,hsd->hts", q, k) / 8, v),
+        tuple(values(2, 400, 16, seed=s) for s in range(3)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_are_multiplied_from_the_cheap_end(name: str) -> None:
+    """A product of products costs its cheapest order, in any spelling."""
+    f, args = CHAINS[name]
+    assert_cheaper(f, *args, times=2 if name == "sum of squares" else 3, tolerance=1e-4)
+
+
+def test_bfloat16_chain() -> None:
+    """In 16 bits, too; the results are as near to those of 64 bits as before."""
+    args = [x.astype(jnp.bfloat16) for x in (A, B, V)]
+    f = CHAINS["at"][0]
+    before, after, fired = passed(f, *args)
+    assert fired
+    want = np.asarray(args[0], np.float64) @ np.asarray(args[1], np.float64) @ np.asarray(args[2], np.float64)
+    errors = [np.abs(np.asarray(run(p, *args)[0], np.float64) - want).max() for p in (after, before)]
+    assert errors[0] < 1.5 * errors[1]
+
+
+STRUCTURED = {
+    "diagonal first": lambda a, x, t: jnp.diag(x) @ a,
+    "diagonal last": lambda a, x, t: a @ jnp.diag(x),
+    "diagonal between": lambda a, x, t: a.T @ jnp.diag(x) @ jnp.ones(N),
+    "diagonals under vmap": lambda a, x, t: jax.vmap(lambda v: jnp.diag(v) @ a)(jnp.stack([x, x + 1])),
+    "masked": lambda a, x, t: jnp.einsum("ij,jk->ik", jnp.where(jnp.eye(N, dtype=bool), a, 0.0), a),
+    "identity": lambda a, x, t: jnp.eye(N) @ a,
+    "identity last, scaled": lambda a, x, t: a @ (3 * jnp.eye(N)).T,
+    "ones": lambda a, x, t: jnp.ones((N, N)) @ a,
+    "repeated row": lambda a, x, t: jnp.broadcast_to(x, (N, N)) @ a,
+    "kron": lambda a, x, t: jnp.kron(a[:16, :16], a[:8, :8]) @ x,
+    "kron from the left": lambda a, x, t: x @ jnp.kron(a[:16, :16], a[:8, :8]),
+    "trace of kron": lambda a, x, t: jnp.trace(jnp.kron(a[:30, :30], jnp.eye(20))),
+    "jacobian of a product": lambda a, x, t: jax.jacfwd(lambda v: jnp.tanh(a @ v))(x),
+    "jacobian backwards": lambda a, x, t: jax.jacrev(lambda v: jnp.tanh(a @ v))(x),
+    "jacobian times a vector": lambda a, x, t: jax.jacfwd(lambda v: jnp.sin(a @ v))(x).T @ x,
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_known_operands_are_not_multiplied_out(name: str) -> None:
+    """Zeros, ones and repetitions of an operand cost nothing."""
+    f = STRUCTURED[name]
+    assert_cheaper(f, A, V, T, times=1.5 if name == "jacobian times a vector" else 3)
+
+
+ONE_HOT = {
+    "at": lambda a, t: jax.nn.one_hot(t, N) @ a,
+    "dot, from the right": lambda a, t: jnp.dot(a.T, jax.nn.one_hot(t, N, axis=0)),
+    "compared": lambda a, t: (t[:, None] == jnp.arange(N)).astype(a.dtype) @ a,
+    "einsum": lambda a, t: jnp.einsum("nv,ev->ne", jax.nn.one_hot(t, N), a),
+    "sum of a product": lambda a, t: (jnp.resize(a, (300, N)) * jax.nn.one_hot(t, N)).sum(-1),
+    "vmap": lambda a, t: jax.vmap(lambda i: jax.nn.one_hot(i, N) @ a)(t),
+    "two dimensions": lambda a, t: jax.nn.one_hot(t.reshape(10, 30), N) @ a,
+    "before another product": lambda a, t: jax.nn.one_hot(t, N) @ (a * 2) @ jnp.sin(a[:, :2]),
+}
+
+
+@pytest.mark.parametrize("name", ONE_HOT)
+def test_one_hot_rows_pick(name: str) -> None:
+    """Rows are picked, zeros where an index is out of bounds (also where it is negative)."""
+    after = assert_cheaper(ONE_HOT[name], A, T, times=1.5)
+    assert any(eqn.primitive.name == "gather" for eqn in after.jaxpr.eqns)
+
+
+def test_the_gradient_of_picked_rows_adds_them() -> None:
+    """The gradient of a table is added up row by row, in a program that JAX differentiated."""
+    table, index = values(600, 64), T
+
+    def loss(table: Any) -> Any:
+        return (jax.nn.one_hot(index, 600) @ table).mean() + ((jax.nn.one_hot(index, 600) @ table) ** 2).sum()
+
+    after = assert_cheaper(jax.grad(loss), table)
+    assert {"gather", "scatter-add"} <= {eqn.primitive.name for eqn in after.jaxpr.eqns}
+
+
+SELECTED = {
+    "trace": lambda a, b: jnp.trace(a @ b),
+    "diag": lambda a, b: jnp.diag(a @ b),
+    "diagonal of a batch": lambda a, b: jnp.diagonal(jnp.stack([a, b]) @ a, axis1=1, axis2=2),
+    "diag under vmap": lambda a, b: jax.vmap(lambda m: jnp.diag(m @ b))(jnp.stack([a, b])),
+    "sum": lambda a, b: jnp.sum(a @ b),
+    "mean": lambda a, b: (a @ b).mean(),
+    "sum of rows": lambda a, b: jnp.sum(a @ b, 1),
+    "sum of columns": lambda a, b: jnp.einsum("ij,jk->ik", a, b).sum(0),
+    "masked sum": lambda a, b: jnp.sum(jnp.eye(N) * (a @ b), 1),
+    "quadratic forms": lambda a, b: jnp.diag(a @ b @ a.T),
+    "weighted sum": lambda a, b: jnp.sum((a @ b) * jnp.outer(a[0], b[0])),
+    "norms of gradients": lambda a, b: jnp.sum(jnp.einsum("ni,nj->nij", a, b) ** 2, (1, 2)),
+    "gradient of a trace": lambda a, b: jax.grad(lambda a: jnp.trace(a @ b) ** 2)(a),
+    "gradient of a sum of rows": lambda a, b: jax.grad(lambda a: jnp.tanh(jnp.sum(a @ b, 1)).sum())(a),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_of_a_product_only_what_is_read_is_made(name: str) -> None:
+    """A diagonal, a trace or a sum of a product does not make the product."""
+    assert_cheaper(SELECTED[name], A, B, times=1.9 if name == "quadratic forms" else 3, tolerance=1e-4)
+
+
+MULTIPLIED = {
+    "broadcast": lambda a, b: jnp.sum(a[:, :, None] * b, 1),
+    "einsum in two": lambda a, b: jnp.einsum("ij,jk->ijk", a, b).sum(1),
+    "vmap of vmap": lambda a, b: jax.vmap(lambda u: jax.vmap(lambda v: jnp.sum(u * v))(b.T))(a),
+    "other axes": lambda a, b: jnp.sum(b.T[:, None] * a, -1),
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_multiplied_and_summed_is_a_product(name: str) -> None:
+    """In a gradient nothing is repeated to be multiplied and summed: all of it is matrix products."""
+    f = MULTIPLIED[name]
+    g = jax.grad(lambda a, b: jnp.sum(jnp.sin(f(a, b))), (0, 1))
+    before, after, fired = passed(g, A, B)
+    largest = [max(v.aval.size for eqn in p.jaxpr.eqns for v in eqn.outvars) for p in (before, after)]
+    assert fired
+    assert largest == [N**3, N**2], after
+    assert_near(run(after, A, B), run(before, A, B))
+
+
+def test_a_known_number_on_a_diagonal() -> None:
+    """A product of identities is one: nothing but its shape is left."""
+    before, after, _ = passed(lambda: 2 * jnp.eye(N) @ jnp.eye(N) @ jnp.diag(jnp.full(N, 3.0)))
+    assert all(eqn.primitive.name != "dot_general" for eqn in after.jaxpr.eqns)
+    assert_near(run(after), run(before))
+
+
+def pairs(x: Any, y: Any) -> Any:
+    """The features of both ends of each edge of a complete graph."""
+    n, m = len(x), len(y)
+    return jnp.concatenate([jnp.broadcast_to(x[:, None], (n, m, x.shape[1])), jnp.broadcast_to(y, (n, *y.shape))], -1)
+
+
+REPEATED = {
+    "edges of a graph": lambda x, y, w: pairs(x, y) @ w,
+    "edges, weights first": lambda x, y, w: jnp.einsum("co,ijc->oij", w, pairs(x, y)),
+    "a query beside each row": lambda x, y, w: jax.vmap(lambda row: jnp.concatenate([row, y[0]]) @ w)(x),
+    "a query, repeated by hand": lambda x, y, w: jnp.hstack([jnp.tile(y[:1], (len(x), 1)), x]) @ w,
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("grad", [False, True], ids=["value", "gradient"])
+def test_what_repeats_in_a_joined_operand_is_multiplied_once(name: str, grad: bool) -> None:
+    """A product with repeated rows next to others is a sum of products, also in gradients that JAX wrote."""
+    f = REPEATED[name]
+    g = jax.grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2)) if grad else f
+    rows = 64 if "edges" in name else 2000
+    args = values(rows, 48), values(64, 48, seed=1), values(96, 32) / 10
+    assert_cheaper(g, *args, times=1.4, tolerance=1e-4)
+
+
+NEAR_MISSES = {
+    "joined, but nothing repeats": lambda a, b, x: jnp.concatenate([a, b], 1) @ jnp.concatenate([b, a]),
+    "slices of a product": lambda a, b, x: jnp.split(a @ b, 2, 1),
+    "slices of a product, summed with others": lambda a, b, x: (lambda y: (y[:, :64].sum(0), y[:, 64:], y))(a @ b),
+    "the product is returned": lambda a, b, x: (a @ b, a @ b @ x),
+    "the product is read entry by entry": lambda a, b, x: jnp.tanh(a @ b) @ x,
+    "the order is the cheapest": lambda a, b, x: a @ (b @ x),
+    "square matrices": lambda a, b, x: a @ b @ a,
+    "few columns of many": lambda a, b, x: (a @ b) @ b[:, :100],
+    "a shifted identity": lambda a, b, x: jnp.eye(N, k=1) @ a,
+    "two bands": lambda a, b, x: (jnp.eye(N) + jnp.eye(N, k=1)) @ a,
+    "a trace of a function of a product": lambda a, b, x: jnp.trace(jnp.exp(a @ b)),
+    "a diagonal of a sum": lambda a, b, x: jnp.diag(jnp.cumsum(a @ b, 0)),
+    "not one-hot": lambda a, b, x: (jnp.argsort(x)[:, None] >= jnp.arange(N)).astype(a.dtype) @ a,
+    "a small product": lambda a, b, x: a[:3, :3] @ b[:3, :3] @ x[:3],
+    "a scale that keeps float16 from overflowing": lambda a, b, x: (
+        (a.astype(jnp.float16) / 128 @ b.astype(jnp.float16)) @ x.astype(jnp.float16)
+    ),
+    "integers": lambda a, b, x: a.astype(jnp.int32) @ b.astype(jnp.int32) @ x.astype(jnp.int32),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_stay(name: str) -> None:
+    """What is read otherwise, is cheapest as it is, or only looks structured, stays as it is."""
+    before, after, fired = passed(NEAR_MISSES[name], A, B, V)
+    assert after is before, fired
+
+
+def test_a_product_that_two_chains_share_goes_only_with_both() -> None:
+    """Two readers that each can do without the product leave none; a third that cannot leaves all as it was."""
+    assert_cheaper(lambda a, b, x: (a @ b @ x, x @ (a @ b)), A, B, V)
+    before, after, _ = passed(lambda a, b, x: (a @ b @ x, x @ (a @ b), jnp.sin(a @ b)), A, B, V)
+    assert after is before
+
+
+def test_what_two_sites_make_is_made_once() -> None:
+    """Value and gradient of linear attention share the two small products, as an expert's do: six in all."""
+
+    def f(q: Any, k: Any, v: Any) -> Any:
+        return jnp.sin((q @ k.T / 8) @ v).sum()
+
+    args = tuple(values(400, 32, seed=s) for s in range(3))
+    after = assert_cheaper(jax.value_and_grad(f, (0, 1, 2)), *args, tolerance=1e-4)
+    assert sum(eqn.primitive.name == "dot_general" for eqn in after.jaxpr.eqns) == 6
+
+
+def test_products_keep_their_precision() -> None:
+    """A chain keeps the precision that it was given; what was multiplied entry by entry keeps all of it."""
+    for f, want in {
+        lambda a, b, x: lax.dot(lax.dot(a, b, precision="high"), x, precision="high"): lax.Precision.HIGH,
+        lambda a, b, x: jax.grad(lambda a: jnp.sin((a[:, :, None] * b).sum(1)).sum())(a): lax.Precision.HIGHEST,
+        lambda a, b, x: a @ b @ x: None,
+    }.items():
+        _, after, fired = passed(f, A, B, V)
+        found = {eqn.params["precision"] for eqn in after.jaxpr.eqns if eqn.primitive.name == "dot_general"}
+        assert fired
+        assert found == {want if want is None else (want, want)}
+
+
+def test_an_identity_times_what_is_rewritten_itself() -> None:
+    """The result of one site may be that of another."""
+
+    def f(a: Any, b: Any, x: Any) -> Any:
+        y = a @ b @ jnp.outer(x, x)
+        return jnp.eye(N) @ y, jnp.tanh(y / N**2)
+
+    assert_cheaper(f, A, B, V, tolerance=1e-4)
+
+
+def test_strict_leaves_the_order() -> None:
+    """Under strict no sum is taken in another order, and nothing is said."""
+    program = normalize(traced(CHAINS["at"][0], A, B, V))[0]
+    assert ContractionOrder()(program, STRICT) == (program, [])
+
+
+def test_the_report_says_what_was_done() -> None:
+    """`explain` names the line, the times and the exactness."""
+    report = ag.explain(lambda a, x: jnp.diag(x) @ a)(A, V)
+    (decision,) = [d for d in report.fired if d.rule == "contraction"]
+    assert "off a diagonal" in decision.what
+    assert "test_contraction.py" in decision.where
+    assert decision.exactness == "finite"
+    assert decision.flops_saved > N**3
+
+
+@pytest.fixture
+def always() -> Iterator[None]:
+    """Every network is contracted in its own order, whether that pays or not."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"MARGIN": 1e12, "LEAST_SECONDS": -1e12, "MORE_BYTES": 1 << 60}.items():
+            patch.setattr(contractions, name, value)
+        yield
+
+
+def drawn(seed: int, sign: float) -> Callable[..., Any]:
+    """Random sums of products of 4 by 4 matrices; `sign` stands for every minus."""
+    rng = random.Random(seed)
+
+    def f(x: Any, t: Any) -> Any:
+        one_hot = jax.nn.one_hot(t, 4)
+        pool = [x, x.T, jnp.eye(4), jnp.diag(x[0]), jnp.ones((4, 4)), one_hot, jnp.kron(x[:2, :2], x[2:, 2:])]
+        pool += [jnp.broadcast_to(x[0], (4, 4)), jnp.broadcast_to(x[1][:, None], (4, 4)), jnp.exp(x)]
+        for _ in range(7):
+            a, b, c = (rng.choice(pool) for _ in range(3))
+            pool.append(
+                rng.choice([
+                    lambda a=a, b=b: a @ b,
+                    lambda a=a, b=b: a @ b.T,
+                    lambda a=a, b=b: a * b,
+                    lambda a=a, b=b, c=c: jnp.einsum("ij,jk,ik->ki", a, b, c),
+                    lambda a=a: sign * a / 2,
+                    lambda a=a, b=b: a.sum(0) * b,
+                    lambda a=a, b=b: (a * b).sum(1)[:, None] * b,
+                    lambda a=a, b=b: jnp.trace(a) * b,
+                    lambda a=a, b=b: jnp.diag(jnp.diag(a @ b)),
+                    lambda a=a: a.reshape(2, 2, 4).swapaxes(0, 1).reshape(4, 4),
+                    lambda a=a: a.reshape(4, 2, 2).sum(1).repeat(2, 1),
+                    lambda a=a: jnp.where(jnp.eye(4, dtype=bool), a, 0),
+                    lambda a=a, b=b: jax.vmap(lambda u, v: jnp.outer(u, v) @ a)(a, b).sum(0),
+                    lambda a=a: a**2,
+                    lambda a=a, b=b, c=c: jnp.concatenate([a[:, :3], b[:, :1]], 1) @ c,
+                    lambda a=a, b=b: jnp.concatenate([jnp.broadcast_to(a[:1, :2], (4, 2)), b[:, 1:3]], 1) @ b,
+                    lambda a=a, b=b: jnp.outer((a @ b)[:, 2:].sum(1), (a @ b)[1]),
+                    lambda a=a, b=b: jnp.einsum("ai,bj->abij", a, b).reshape(16, 16)[:, :4].reshape(4, 4, 4).sum(0),
+                ])()
+            )  # fmt: skip
+        m = pool[-1] @ pool[-2]
+        return [m, m.sum(), jnp.trace(m), jnp.diag(m @ pool[-3])]
+
+    return f
+
+
+def with_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """All results, and the gradient of a weighted sum of them."""
+
+    def total(x: Any, t: Any) -> tuple[Any, Any]:
+        ys = f(x, t)
+        return sum((y * (1 + k)).sum() for k, y in enumerate(ys)), ys
+
+    return lambda x, t: jax.value_and_grad(total, has_aux=True)(x, t)
+
+
+@pytest.mark.parametrize("seeds", [range(8), range(8, 14)], ids=["value and gradient", "vmap"])
+def test_drawn_networks_keep_their_numbers(always: None, seeds: range) -> None:
+    """Random networks give the same in the order that is chosen, as far as rounding of sums of their sizes allows."""
+    x = jnp.asarray(np.random.default_rng(seeds[0]).normal(size=(4, 4)), jnp.float32)
+    args = (x, jnp.asarray([2, -1, 4, 0]))
+    change = with_gradient
+    if seeds[0]:
+        change, args = jax.vmap, (jnp.stack([x, -x]), jnp.stack([args[1], 3 - args[1]]))
+    changed = 0
+    for seed in seeds:
+        program, bounds = (normalize(traced(change(drawn(seed, sign)), *args))[0] for sign in (-1.0, 1.0))
+        after, _ = ContractionOrder()(program, FAST)
+        changed += after is not program
+
+        def all_three(xs: Any, t: Any, programs: Any = (after, program, bounds)) -> Any:
+            return [evaluate(p, (jnp.abs(xs) if p is programs[2] else xs, t)) for p in programs]
+
+        got, want, limits = jax.jit(all_three, compiler_options={"xla_backend_optimization_level": 0})(*args)
+        for g, w, limit in zip(got, want, limits, strict=True):
+            assert (g.shape, g.dtype) == (w.shape, w.dtype)
+            error = np.abs(np.asarray(g, np.float64) - np.asarray(w, np.float64))
+            assert np.all(error <= 1e-5 * np.asarray(limit) + 1e-6), (seed, program.jaxpr, after.jaxpr)
+    assert changed >= len(seeds) - 1

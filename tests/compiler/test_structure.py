@@ -1,0 +1,205 @@
+"""What is known of a value is so: every record that `structure` keeps is looked up in the value itself."""
+
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aerogel._jax import ClosedJaxpr, DropVar, evaluate
+from aerogel.compiler.normalize import normalize
+from aerogel.compiler.program import with_equations
+from aerogel.compiler.records import (
+    Constant,
+    Counted,
+    Diagonal,
+    Finite,
+    Identity,
+    NonNegative,
+    OneHot,
+    Record,
+    Repeated,
+    Sorted,
+    Spread,
+    Symmetric,
+)
+from aerogel.compiler.structure import structure
+from compiler.programs_of import traced
+from strategies import draw_program
+
+
+def values_of(program: ClosedJaxpr, args: list[Any]) -> dict[Any, Any]:
+    """Every value of the outermost level, by variable."""
+    made = [v for eqn in program.jaxpr.eqns for v in eqn.outvars if not isinstance(v, DropVar)]
+    wanted = [*program.jaxpr.constvars, *program.jaxpr.invars, *made]
+    whole = with_equations(program.jaxpr, program.jaxpr.eqns, wanted)
+    return dict(zip(wanted, evaluate(ClosedJaxpr(whole, program.consts), args), strict=True))
+
+
+def holds(record: Record, value: Any, env: dict[Any, Any]) -> bool:
+    """Whether a value is as a record says."""
+    x = np.asarray(value)
+    x = x.astype(np.float64) if x.dtype.kind == "V" else x
+    places = np.indices(x.shape)
+    match record:
+        case Constant(number):
+            return bool(np.all(x == np.asarray(number, x.dtype)))
+        case Repeated(dim):
+            return x.shape[dim] == 0 or bool(np.array_equal(x, np.repeat(x.take([0], dim), x.shape[dim], dim), True))
+        case Counted(dim, scale, offset):
+            return bool(np.all(x == scale * places[dim] + offset))
+        case Identity(a, b):
+            return bool(np.all(x == (places[a] == places[b])))
+        case Diagonal(a, b):
+            return bool(np.all(x[places[a] != places[b]] == 0))
+        case OneHot(dim, index, along):
+            return bool(np.all(x == (spread(env[index], along, x.ndim) == places[dim])))
+        case Spread(source, along):
+            return bool(
+                np.array_equal(x, np.broadcast_to(spread(env[source], along, x.ndim), x.shape), x.dtype != bool)
+            )
+        case Symmetric(a, b):
+            return bool(np.allclose(x, np.swapaxes(x, a, b), equal_nan=True))
+        case Sorted(dim):
+            return bool(np.all(np.diff(x.astype(np.float64), axis=dim) >= 0))
+        case NonNegative():
+            return bool(np.all(x >= 0))
+        case Finite():
+            return bool(np.all(np.isfinite(x)))
+
+
+def spread(source: Any, along: tuple[int, ...], ndim: int) -> Any:
+    """A value with its dimensions where they lie in another, the rest of size 1."""
+    source = np.asarray(source)
+    source = source.astype(np.float64) if source.dtype.kind == "V" else source
+    kept = [d for d, to in enumerate(along) if to >= 0]
+    order = sorted(kept, key=lambda d: along[d])
+    shape = [1] * ndim
+    for d in kept:
+        shape[along[d]] = source.shape[d]
+    rest = [d for d in range(source.ndim) if d not in kept]
+    return np.transpose(source, [*order, *rest]).reshape(shape)
+
+
+def check(f: Any, *args: Any) -> set[type]:
+    """Asserts every record of every value of `f`; the kinds that were seen."""
+    program = normalize(traced(f, *args))[0]
+    facts = structure(program.jaxpr)
+    env = values_of(program, jax.tree.leaves(args))
+    seen: set[type] = set()
+    for var, value in env.items():
+        known = facts.of(var)
+        seen |= {type(r) for r in known}
+        if known and jnp.issubdtype(var.aval.dtype, jnp.number) | (var.aval.dtype == bool):
+            assert [r for r in known if not holds(r, value, env)] == [], (var, program.jaxpr)
+    return seen
+
+
+X, D, T = jnp.arange(12.0).reshape(4, 3) - 5, jnp.arange(4.0) - 1, jnp.array([2, -1, 7, 0])
+
+SPELLINGS: dict[str, tuple[Any, type]] = {
+    "eye": (lambda: jnp.eye(4), Identity),
+    "eye of integers": (lambda: jnp.eye(4, dtype=jnp.int8), Identity),
+    "compared counters": (lambda: jnp.where(jnp.arange(4)[:, None] == jnp.arange(4), 1.0, 0.0), Identity),
+    "identity that vmap repeats": (lambda: jax.vmap(lambda x: jnp.eye(4))(D), Identity),
+    "diag": (lambda: jnp.diag(D), Diagonal),
+    "scaled identity": (lambda: 3 * jnp.eye(4), Diagonal),
+    "masked matrix": (lambda: jnp.eye(4) * jnp.outer(D, D), Diagonal),
+    "one_hot": (lambda: jax.nn.one_hot(T, 3), OneHot),
+    "one_hot along the first axis": (lambda: jax.nn.one_hot(T, 3, axis=0, dtype=jnp.bfloat16), OneHot),
+    "one_hot by hand": (lambda: (T[:, None] == jnp.arange(3)).astype(jnp.float32), OneHot),
+    "one_hot of one number": (lambda: jnp.where(jnp.arange(5) == T[0], 1.0, 0.0), OneHot),
+    "one_hot under vmap": (lambda: jax.vmap(lambda t: jax.nn.one_hot(t, 3))(T), OneHot),
+    "one_hot transposed": (lambda: jax.nn.one_hot(T, 3).T[None], OneHot),
+    "ones": (lambda: jnp.ones((4, 3)) * 1.0, Constant),
+    "broadcast row": (lambda: jnp.broadcast_to(D, (3, 4)) + 1, Repeated),
+    "tiled row": (lambda: jnp.tile(D, (3, 1)), Repeated),
+    "outer with ones": (lambda: jnp.outer(jnp.ones(3), D), Repeated),
+    "counter": (lambda: 5 - 2 * lax.iota(jnp.int32, 4), Counted),
+    "wrapped counter": (lambda: jnp.where(jnp.arange(4) < 0, jnp.arange(4) + 4, jnp.arange(4)), Counted),
+    "gram": (lambda: X @ X.T, Symmetric),
+    "sorted": (lambda: jnp.sort(T), Sorted),
+    "square": (lambda: jax.nn.sigmoid(jnp.sin(jnp.eye(3))) ** 2, NonNegative),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_structure_is_seen_and_so(name: str) -> None:
+    """However a structured value is spelled, its record is found, and every record along the way is true."""
+    f, kind = SPELLINGS[name]
+    program = normalize(traced(f))[0]
+    assert kind in {type(r) for r in structure(program.jaxpr).of(program.jaxpr.outvars[0])}, program.jaxpr
+    check(f)
+
+
+NEAR = {
+    "shifted identity": lambda: jnp.eye(4, k=1),
+    "wide identity": lambda: jnp.eye(3, 4),
+    "fractions compared": lambda: (D[:, None] == jnp.arange(3.0)).astype(jnp.float32),
+    "a wrapping counter": lambda: lax.iota(jnp.int8, 100) * jnp.int8(2),
+    "two of three": lambda: jax.nn.one_hot(T, 3) + jax.nn.one_hot(T + 1, 3),
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_near_misses_are_not_taken_for_more(name: str) -> None:
+    """What only looks structured gets no record that is not so."""
+    program = normalize(traced(NEAR[name]))[0]
+    known = structure(program.jaxpr).of(program.jaxpr.outvars[0])
+    assert not {type(r) for r in known} & {Identity, OneHot, Diagonal, Constant, Counted}
+    check(NEAR[name])
+
+
+def drawn(seed: int) -> Any:
+    """A random program of moves, masks and arithmetic on structured values, all of it 3 by 3 or batches of that."""
+    rng = random.Random(seed)
+
+    def f(x: Any, t: Any) -> Any:
+        one, row = jnp.float32, [x, x[0][None], x[:, :1], jnp.float32(rng.choice([0, 1, -2]))]
+        pool = [jnp.eye(3), jnp.diag(x[0]), jnp.ones((3, 3)), jnp.zeros((3, 3)), jax.nn.one_hot(t, 3), x, *row[1:3]]
+        pool += [jnp.broadcast_to(lax.iota(jnp.int32, 3), (3, 3)), jnp.broadcast_to(t[:, None], (3, 3)), x @ x.T]
+        for _ in range(10):
+            a, b, c = (jnp.broadcast_to(rng.choice(pool), (3, 3)) for _ in range(3))
+            pool.append(
+                rng.choice([
+                    lambda a=a: a.T,
+                    lambda a=a: -a,
+                    lambda a=a, b=b: a.astype(one) * b.astype(one),
+                    lambda a=a, b=b: a.astype(one) + b.astype(one),
+                    lambda a=a, b=b: a.astype(one) - b.astype(one),
+                    lambda a=a: a.astype(jnp.int8),
+                    lambda a=a: (a * 2 + 1),
+                    lambda a=a, b=b: (a == b).astype(one),
+                    lambda a=a, b=b: a.astype(jnp.int32) < b.astype(jnp.int32),
+                    lambda a=a, b=b, c=c: jnp.where(a != 0, b.astype(one), c.astype(one)),
+                    lambda a=a, b=b: a.astype(one) @ b.astype(one),
+                    lambda a=a: a.sum(0, keepdims=True),
+                    lambda a=a: jnp.tile(a[:2], (2, 1))[:3],
+                    lambda a=a, b=b: jnp.concatenate([a[:1].astype(one), b[1:].astype(one)]),
+                    lambda a=a: jax.vmap(lambda v: jnp.flip(v) * v)(a),
+                    lambda a=a: jnp.tanh(a.astype(one)) ** 2,
+                ])()
+            )  # fmt: skip
+        return pool
+
+    return f
+
+
+def test_drawn_records_are_so() -> None:
+    """In random programs, every record of every value is so (integers wrap, indices run out of bounds)."""
+    x, t = jnp.array([[0.5, -1, 2], [0, 3, -2], [1, 1, 4.0]]), jnp.array([2, -1, 3])
+    seen: set[type] = set()
+    for seed in range(12):
+        seen |= check(drawn(seed), x, t)
+    assert seen >= {Constant, Repeated, Counted, Identity, Diagonal, OneHot, Symmetric, Sorted, NonNegative, Finite}
+
+
+def test_records_of_the_corpus_are_so() -> None:
+    """In programs of all kinds of primitives and types, too."""
+    for seed in range(0, 30, 3):
+        program = draw_program(seed)
+        if "special" not in program.source:
+            check(program.function(), *program.args())
