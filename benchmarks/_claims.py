@@ -14,6 +14,7 @@ CLAIMS = (
     "map_and_fori_loop_fuse_like_scan",
     "loop_fusion_survives_its_surroundings",
     "hoisting_acts_only_where_it_pays",
+    "gates_of_an_input_are_read_one_by_one",
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "optimising_adds_a_quarter_of_trace_and_compile",
     "a_warm_call_costs_what_jit_costs",
