@@ -5,6 +5,7 @@ It exposes `CASES`, programs in natural and expert form, or `findings(quick)`, r
 
 CLAIMS = (
     "issue_4968_examples_need_no_stack",
+    "formulas_over_all_pairs_take_no_memory",
     "a_reduced_scan_output_is_never_stacked",
     "a_partly_used_scan_output_costs_what_is_used",
     "a_trajectory_seen_through_views_is_never_stacked",
@@ -17,6 +18,7 @@ CLAIMS = (
     "gates_of_an_input_are_read_one_by_one",
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "optimising_adds_a_quarter_of_trace_and_compile",
+    "two_hundred_rules_add_a_quarter_of_trace_and_compile",
     "a_warm_call_costs_what_jit_costs",
     "a_module_crosses_jit_for_what_its_list_costs",
     "a_module_crosses_faster_than_elsewhere",

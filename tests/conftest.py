@@ -32,6 +32,7 @@ _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in FLAGS.items() if k not in _given)]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("AEROGEL_STRICT", "1")  # a pass that fails raises; users get a warning
+os.environ["AEROGEL_CACHE"] = str(HERE / "no-such-folder")  # decisions hang on the tables, not on the machine
 
 # One seed for a whole run: workers of xdist start after this and inherit it.
 SEED = int(os.environ.setdefault("AEROGEL_SEED", str(random.SystemRandom().randrange(2**32))))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import aerogel
-from aerogel import _errors, compat, module, transform
+from aerogel import _errors, compat, module, nn, transform
 from aerogel._errors import (
     AerogelError,
     Disagreement,
@@ -36,6 +36,7 @@ from aerogel.module import (
     TieError,
 )
 from aerogel.module.files._errors import Difference
+from aerogel.nn import InputError, MissingKeyError
 from aerogel.transform import ArgumentsError, CarryError, GradientError, TooManyTraces
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
@@ -181,6 +182,20 @@ SAMPLES: dict[str, AerogelError] = {
         namespace="aerogel.compat.equinox",
         to_fix="JAX replaced pmap by jit over shardings: use filter_jit and filter_shard",
     ),
+    "AG601": InputError(
+        what="the input has another shape than the layer takes.",
+        place="model.layers[0] (Linear)",
+        got="f32[8,5]",
+        wanted="f32[...,3]",
+    ),
+    "AG601-channels": InputError(
+        what="the input has another shape than the layer takes.",
+        place="GroupNorm",
+        got="f32[8,6]",
+        wanted="f32[...,6,space,space]",
+        to_fix="channels come before space; say how many axes of space there are: num_spatial_dims=",
+    ),
+    "AG602": MissingKeyError(place="model.dropout (Dropout)"),
 }
 
 HOMES = (
@@ -190,6 +205,7 @@ HOMES = (
     module.files._errors,
     transform._errors,
     compat._errors,
+    nn._errors,
 )  # the files in which errors are written
 CLASSES = list(
     {c: None for home in HOMES for c in vars(home).values() if isinstance(c, type) and issubclass(c, AerogelError)}

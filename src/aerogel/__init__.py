@@ -11,10 +11,11 @@ from ._errors import UsageError as UsageError
 if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and editors
     from . import audit as audit
     from . import compiler as compiler
+    from . import nn as nn
     from .compiler import RuleCheckError as RuleCheckError
     from .compiler import RuleError as RuleError
+    from .compiler import assume as assume
     from .compiler import rule as rule
-    from .compiler import rules as rules
     from .module import AbstractField as AbstractField
     from .module import At as At
     from .module import FieldError as FieldError
@@ -37,6 +38,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import field as field
     from .module import freeze as freeze
     from .module import frozen as frozen
+    from .module import inference as inference
     from .module import load as load
     from .module import map_leaves as map_leaves
     from .module import partition as partition
@@ -44,6 +46,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import tie as tie
     from .module import ties as ties
     from .module import trainable as trainable
+    from .module import training as training
     from .module import unfreeze as unfreeze
     from .module import untie as untie
     from .transform import ArgumentsError as ArgumentsError
@@ -54,6 +57,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import TooManyTraces as TooManyTraces
     from .transform import assert_max_traces as assert_max_traces
     from .transform import assign as assign
+    from .transform import check_pass as check_pass
     from .transform import check_rule as check_rule
     from .transform import checkpoint as checkpoint
     from .transform import cond as cond
@@ -71,6 +75,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import linearize as linearize
     from .transform import make_jaxpr as make_jaxpr
     from .transform import optimize as optimize
+    from .transform import rules as rules
     from .transform import scan as scan
     from .transform import stateful as stateful
     from .transform import summary as summary
@@ -82,16 +87,16 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import while_loop as while_loop
 
 _NAMES = {
-    ".compiler": "RuleCheckError RuleError rule rules",
+    ".compiler": "RuleCheckError RuleError assume rule",
     ".module": """
     AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError StateError
-    StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen load map_leaves
-    partition save tie ties trainable unfreeze untie
+    StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen inference load
+    map_leaves partition save tie ties trainable training unfreeze untie
     """,
     ".transform": """
-    ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign check_rule checkpoint
-    cond custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr
-    optimize scan stateful summary switch value_and_grad verify vjp vmap while_loop
+    ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign check_pass check_rule
+    checkpoint cond custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize
+    make_jaxpr optimize rules scan stateful summary switch value_and_grad verify vjp vmap while_loop
     """,
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
@@ -103,7 +108,7 @@ __all__ += list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 # takes a second or two. What needs JAX is therefore imported when it is first asked for. This is the one place that
 # does so; every other file imports what it needs at its top.
 def __getattr__(name: str) -> _typing.Any:
-    if name in ("audit", "compiler"):
+    if name in ("audit", "compiler", "nn"):
         return _import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -112,4 +117,4 @@ def __getattr__(name: str) -> _typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "audit", "compiler"})
+    return sorted({*globals(), *__all__, "audit", "compiler", "nn"})

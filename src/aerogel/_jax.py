@@ -17,7 +17,7 @@ from jax._src import api, api_util, core, dtypes, literals, pjit, source_info_ut
 from jax._src import config as jax_config
 from jax._src import linear_util as lu
 from jax._src.compute_on import extend_compute_type
-from jax._src.interpreters import ad, batching, mlir  # noqa: F401  (mlir: tests lower primitives of their own)
+from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax as lax_internal
 from jax._src.sharding_impls import UnspecifiedValue
@@ -58,6 +58,8 @@ exclude_from_tracebacks(os.path.join(os.path.dirname(__file__), "module") + os.s
 # A jit-cache-sensitive context: what is traced inside another optimised function must not be cached as if it had
 # been traced alone. Public since jax 0.8.
 inside_optimize = jax.make_user_context(False)
+# The rule set of `ag.rules.use`; part of the key of every compiled function for the same reason.
+rules_in_use = jax.make_user_context(None)
 
 
 def is_traced(x: Any) -> bool:
@@ -652,6 +654,24 @@ def place_primitives(refuse: Callable[[str, str], Exception]) -> tuple[Primitive
     pe.partial_eval_jaxpr_custom_rules[read] = lambda _, __, ___, eqn: (eqn, None, [False], [False], [])
     pe.partial_eval_jaxpr_custom_rules[write] = lambda _, __, ___, eqn: (eqn, None, [], [], [])
     return read, write
+
+
+def marker_primitive(name: str) -> Primitive:
+    """An operation that returns its argument, and does no more: `p.bind(x, **params)` says something about `x`.
+
+    Derivatives pass it by; of a batch it is said in front of the batched dimension. XLA never sees it.
+    """
+    marker = core.Primitive(name)
+
+    def batched(args: Any, dims: Any, **params: Any) -> Any:
+        return marker.bind(batching.moveaxis(args[0], dims[0], 0), **params), 0
+
+    marker.def_impl(lambda x, **params: x)
+    marker.def_abstract_eval(lambda x, **params: x)
+    ad.primitive_jvps[marker] = lambda primals, tangents, **params: (marker.bind(*primals, **params), tangents[0])
+    batching.primitive_batchers[marker] = batched
+    mlir.register_lowering(marker, lambda ctx, x, **params: [x])
+    return marker
 
 
 def can_be_traced(x: Any) -> bool:

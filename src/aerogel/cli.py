@@ -1,6 +1,6 @@
 """The command `aerogel`. It parses and starts the script; the work is in `aerogel.audit`, in the script's process.
 
-Exit status: the script's own; 2 for a command line that cannot be understood.
+Exit status: the script's own; of `rules check`, 1 where a rule fails; 2 for a command line that cannot be understood.
 """
 
 import argparse
@@ -37,11 +37,20 @@ examples:
   aerogel run --report run.json train.py
       write what the table shows, and more, as data
 """
+RULES_DESCRIPTION = """\
+Rewrite rules: those that come with Aerogel, those that installed packages offer
+by an entry point of the group `aerogel.rules`, and those in a module.
+"""
+CALIBRATE_DESCRIPTION = """\
+Times a few small programs (some seconds), and keeps this machine's rates in the
+user's cache directory, or in $AEROGEL_CACHE. From then on the cost model uses
+them in the place of its table. Run it while the machine is idle.
+"""
 WITH_VALUE = {"--report", "--numerics"}
 
 
-def parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of the whole command, and that of `run`, which gets its own options only."""
+def parser() -> tuple[argparse.ArgumentParser, ...]:
+    """The parser of the whole command, that of `run`, which gets its own options only, and that of `rules`."""
     whole = argparse.ArgumentParser("aerogel", description=DESCRIPTION, allow_abbrev=False)
     whole.add_argument("--version", action=ShowVersion, nargs=0, help="show the versions and exit")
     commands = whole.add_subparsers(dest="command", metavar="command", required=True)
@@ -69,7 +78,19 @@ def parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="fast (default) allows sums in another order and what differs only for inf and nan; "
         "strict only what is at least as accurate",
     )
-    return whole, run
+    rules = commands.add_parser(
+        "rules", help="list, show and check rewrite rules", description=RULES_DESCRIPTION, allow_abbrev=False
+    )
+    rules.add_argument("action", choices=["list", "show", "check"])
+    rules.add_argument("names", nargs="*", metavar="rule", help="names of rules; `check` takes all unless given")
+    rules.add_argument(
+        "--from", dest="targets", action="append", default=[], metavar="MODULE[:NAME]", help="where more rules are"
+    )
+    calibrate = commands.add_parser(
+        "calibrate", help="measure this machine for the cost model", description=CALIBRATE_DESCRIPTION
+    )
+    calibrate.add_argument("--forget", action="store_true", help="remove what was measured")
+    return whole, run, rules
 
 
 def report_path(text: str) -> str:
@@ -121,10 +142,59 @@ def split_target(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:index]), list(arguments[index:])
 
 
+def rules_command(options: argparse.Namespace) -> int:
+    """`aerogel rules`: prints, and returns the exit status."""
+    from aerogel._errors import UsageError  # JAX takes seconds that a run of a script does not pay here
+    from aerogel.transform import rules_command as command
+
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        found = command.sources(options.targets)
+        chosen = command.named(found, options.names)
+    except (UsageError, ImportError, AttributeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.action == "list":
+        print(command.listed({where: tuple(r for r in rules if r in chosen) for where, rules in found.items()}))
+    elif options.action == "show":
+        print("\n\n\n".join(map(command.shown, chosen)))
+    else:
+        wrong = 0
+        for rule, fault in command.checked(chosen):
+            wrong += bool(fault)
+            print(f"{'fails' if fault else 'holds'}  {rule.name}" + (f"\n{fault}" if fault else ""))
+        return int(wrong > 0)
+    return 0
+
+
+def calibrate_command(options: argparse.Namespace) -> int:
+    """`aerogel calibrate`: prints what was measured beside the table's rates, and returns the exit status."""
+    import jax  # as above
+
+    from aerogel.audit._calibrate import calibrate
+    from aerogel.compiler.cost.calibrated import calibration_file, forget
+    from aerogel.compiler.cost.machine import table
+
+    platform = jax.default_backend()
+    if options.forget:
+        path = calibration_file(platform)
+        print(f"{path} is gone" if forget(path) else "nothing was measured")
+        return 0
+    rates, path = calibrate()
+    for name, rate in rates.items():
+        print(f"{name:26} {rate:10.3g}   table {getattr(table(platform), name):10.3g}")
+    print(path)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command. Returns only by `SystemExit`, or not at all: the script takes the process over."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    whole, run = parser()
+    whole, run, rules = parser()
+    if given[:1] == ["rules"]:
+        raise SystemExit(rules_command(rules.parse_intermixed_args(given[1:])))
+    if given[:1] == ["calibrate"]:
+        raise SystemExit(calibrate_command(whole.parse_args(given)))
     if given[:1] != ["run"]:
         if given and not given[0].startswith("-") and os.path.exists(given[0]):
             whole.error(f"to run a script: aerogel run {shlex.join(given)}")

@@ -84,6 +84,11 @@ def trajectories(x0: Any) -> Any:
     return whole.mean(0), (jnp.diff(whole, axis=0) ** 2).sum(), jnp.cumsum(ys, 0).max(0)
 
 
+def pairs(x: Any, y: Any, v: Any) -> Any:
+    """A formula over all pairs, large enough to be cut."""
+    return jnp.exp(-((x[:, None] - y[None]) ** 2).sum(-1)) @ v
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -103,6 +108,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["weak"] = weak, (3, normal(0, 5))
     found["joined"] = joined, (normal(0, 4, 3), normal(1, 5, 4, 3))
     found["trajectories"] = trajectories, (normal(0, 4096),)
+    found["pairs"] = pairs, (normal(0, 1030, 3), normal(1, 4096, 3), normal(2, 4096))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

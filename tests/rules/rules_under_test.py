@@ -9,6 +9,7 @@ import numpy as np
 
 import aerogel as ag
 from aerogel.compiler import Report, Rule
+from aerogel.compiler.rules import AnyRule
 
 
 def made(before: Callable[..., Any], after: Callable[..., Any], exactness: str = "reassociates", **more: Any) -> Rule:
@@ -29,7 +30,7 @@ def scaled_sum(x: Any, *, axis: int = -1, scale: float = 2.0) -> Any:
 scale_first = made(scaled_sum, lambda x, *, axis, scale: jnp.sum(scale * x, axis), name="scale-first")
 
 
-def report_of(f: Callable[..., Any], rules: Iterable[Rule], *args: Any, **options: Any) -> Report:
+def report_of(f: Callable[..., Any], rules: Iterable[AnyRule], *args: Any, **options: Any) -> Report:
     """What the rules alone do to a program; its results must stay what they were."""
     reports: list[Report] = []
     optimized = jax.jit(ag.optimize(f, rules=rules, passes=(), on_report=reports.append, **options))
@@ -43,12 +44,12 @@ def report_of(f: Callable[..., Any], rules: Iterable[Rule], *args: Any, **option
     return reports[-1]
 
 
-def fired(f: Callable[..., Any], rule: Rule, *args: Any, **options: Any) -> int:
+def fired(f: Callable[..., Any], rule: AnyRule, *args: Any, **options: Any) -> int:
     """How often a rule fires."""
     return sum(d.rule == rule.name for d in report_of(f, [rule], *args, **options).fired)
 
 
-def refusals(f: Callable[..., Any], rule: Rule, *args: Any, **options: Any) -> list[str]:
+def refusals(f: Callable[..., Any], rule: AnyRule, *args: Any, **options: Any) -> list[str]:
     """Why a rule does not fire, at each of its sites; that it does not."""
     report = report_of(f, [rule], *args, **options)
     assert not report.fired

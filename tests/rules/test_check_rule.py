@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import aerogel as ag
+from aerogel.compiler import Site, on
 from rules.rules_under_test import log1p, made, normal, regular
 
 RuleCheckError = ag.RuleCheckError
@@ -43,6 +44,40 @@ def _wrong_slope(x: Any) -> Any:
 
 _wrong_slope.defjvp(lambda primals, tangents: (_wrong_slope(*primals), 2 * tangents[0]))
 
+
+def length(x: Any) -> Any:
+    """A pattern that overflows for no number."""
+    return jnp.hypot(x, 0.5 * x)
+
+
+def beside_an_overflow(x: Any) -> Any:
+    """The pattern in a program another part of which overflows at large numbers."""
+    return jnp.stack([length(x), x * x / (1 + x * x)])
+
+
+overflows = made(length, lambda x: jnp.sqrt(x * x + 0.25 * x * x))
+exact = made(length, lambda x: jnp.hypot(0.5 * x, x))
+
+
+def test_overflow_is_judged_entry_by_entry() -> None:
+    """What overflows without the rule as well is no fault of it, and no excuse for another entry."""
+    ag.check_rule(exact, fires_on=[length, beside_an_overflow], under=[])
+    for example in (length, beside_an_overflow):
+        with pytest.raises(RuleCheckError, match=r"argument 0 8.50706e\+37\n.*got +inf"):
+            ag.check_rule(overflows, fires_on=[example], under=[])
+
+
+def test_random_programs_around_the_site() -> None:
+    """A rule that is right where it stands alone, and wrong in a loop, does not pass."""
+
+    @on("exp", exactness="bitwise")
+    def wrong_in_loops(x: Any, *, site: Site) -> Any:
+        return jnp.exp(x) * 1.5 if site.in_loop else jnp.exp(1 * x)
+
+    with pytest.raises(RuleCheckError, match="in a random program"):
+        ag.check_rule(wrong_in_loops, fires_on=[lambda x: jnp.exp(x) + 1], under=[])
+
+
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "other numbers": (made(log1p.before, lambda x: jnp.log1p(x) * 1.001), {}, "is not `reassociates`"),
     "less exact than it says": (made(log1p.before, jnp.log1p, "bitwise"), {}, "is not `bitwise`"),
@@ -53,7 +88,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no site": (log1p, {"fires_on": [jnp.sin]}, "holds no first operation"),
     "another site": (log1p, {"fires_on": NEAR_LOGS[:1]}, "expected the number 1.0, found the number 2.0"),
     "no arguments": (log1p, {"fires_on": [lambda x: x["a"]]}, "cannot be tried"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -159,8 +159,11 @@ def test_an_after_of_another_type_is_an_error() -> None:
     ):
         jax.jit(ag.optimize(jnp.exp, rules=[wrong]))(X)
     several = made(lambda x: jnp.exp(x), lambda x: (x, x), name="several")
-    with pytest.raises(RuleError, match="cannot trace `after` at f32"):
+    with pytest.raises(RuleError, match=r"got +f32\[3\], f32\[3\]   \(wanted f32\[3\]\)"):
         jax.jit(ag.optimize(jnp.exp, rules=[several]))(X)
+    named = made(lambda x: jnp.exp(x), lambda x: {"x": x}, name="named")
+    with pytest.raises(RuleError, match=r"cannot trace `after` at f32\[3\](.*\n)*.*returns dict, not an array"):
+        jax.jit(ag.optimize(jnp.exp, rules=[named]))(X)
     large = np.ones(1000, "float32")
     closing = made(lambda x: jnp.exp(x), lambda x: x + jnp.asarray(large)[:3].sum() + large.sum(), name="closing")
     with pytest.raises(RuleError, match="closes over an array"):
@@ -176,6 +179,22 @@ def test_a_before_that_cannot_be_traced_is_told() -> None:
     report = report_of(jnp.exp, [made(strange, jnp.exp), made(lambda x: x, jnp.exp, name="nothing")], X)
     told = ["`before` cannot be traced at small arrays: ValueError: no", "`before` returns what it is given"]
     assert [d.reason for d in report.refused] == told
+
+
+def test_mistakes_of_a_rule_are_not_hidden() -> None:
+    """An attribute that is misspelt and an assertion that fails are errors with their line; a number has no shape."""
+    misspelt = made(lambda x: jnp.exp(x.shaped), jnp.exp, name="misspelt")
+    with pytest.raises(RuleError, match=r"'misspelt' has a function that raises AttributeError.*\n.*driver.py:\d+"):
+        jax.jit(ag.optimize(jnp.exp, rules=[misspelt]))(X)
+
+    def asserting(x: Any) -> Any:
+        assert x.dtype == "int8"
+        return jnp.exp(x)
+
+    with pytest.raises(RuleError, match="raises AssertionError"):
+        jax.jit(ag.optimize(jnp.exp, rules=[made(asserting, jnp.exp)]))(X)
+    shaped = made(lambda x, y: (x + y) * x.shape[0], lambda x, y: x.shape[0] * (x + y))
+    assert fired(lambda x: (2.0 + x) * 3, shaped, X) == 1  # the number was tried for `x` first
 
 
 def test_sets_are_values() -> None:

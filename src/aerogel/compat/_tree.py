@@ -13,8 +13,9 @@ from aerogel.module import Module
 from aerogel.module._display import show
 from aerogel.module._edit import edited
 from aerogel.module._form import MISSING
+from aerogel.module._inference import with_inference
 from aerogel.module._paths import Path
-from aerogel.module._steps import home, is_node, key_of_step, part, parts_below, static_keys, value_at
+from aerogel.module._steps import home, is_node, part, parts_below, static_keys, value_at
 
 from ._errors import CompatError
 from ._leaves import is_array
@@ -133,19 +134,7 @@ def _places(copy: Any) -> dict[int, Path]:
 
 def tree_inference(pytree: Any, value: bool = True) -> Any:
     """The tree with another value in every attribute that is called `inference`."""
-    changes = {home(pytree, path)[0]: value for path in _inferences(pytree, ())}
-    return edited(pytree, changes)
-
-
-def _inferences(node: Any, path: Path) -> Iterator[Path]:
-    """The paths of all attributes of that name, in structure too: a dropout layer holds no data."""
-    key = key_of_step(node, "inference", statics=True) if hasattr(node, "inference") else None
-    if key is not None:
-        yield (*path, key)
-    for below in (*(key for key, _ in parts_below(node)), *static_keys(node)):
-        value = part(node, below)
-        if (key is None or below != key) and is_node(value):
-            yield from _inferences(value, (*path, below))
+    return with_inference(pytree, value)
 
 
 def tree_equal(*pytrees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0) -> Any:

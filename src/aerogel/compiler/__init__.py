@@ -2,6 +2,7 @@
 
 from .._errors import PassFailedWarning as PassFailedWarning
 from .._errors import ProgramCheckError as ProgramCheckError
+from .assume import assume as assume
 from .axes import MONOIDS as MONOIDS
 from .axes import Axis as Axis
 from .axes import Mapped as Mapped
@@ -16,16 +17,28 @@ from .cost import machine as machine
 from .cost import program_cost as program_cost
 from .default import DEFAULT_PASSES as DEFAULT_PASSES
 from .exactness import Exactness as Exactness
+from .level import Edit as Edit
+from .level import apply_edits as apply_edits
+from .levels import rewrite_levels as rewrite_levels
 from .pipeline import Context as Context
 from .pipeline import Pass as Pass
+from .program import Builder as Builder
 from .program import Program as Program
 from .report import Decision as Decision
 from .report import Report as Report
+from .rules import Enclosing as Enclosing
+from .rules import LoopView as LoopView
 from .rules import Operand as Operand
+from .rules import PrimitiveRule as PrimitiveRule
+from .rules import Reads as Reads
 from .rules import RewriteCycle as RewriteCycle
 from .rules import Rule as Rule
 from .rules import RuleCheckError as RuleCheckError
 from .rules import RuleError as RuleError
 from .rules import Rules as Rules
 from .rules import RuleSet as RuleSet
+from .rules import Site as Site
+from .rules import Stage as Stage
+from .rules import on as on
+from .rules import on_loop as on_loop
 from .rules import rule as rule

@@ -190,7 +190,7 @@ def _ties(eqn: JaxprEqn, link: Centered, readers: dict[Var, list[int]]) -> tuple
         return lax.full(m.shape, worst, m.dtype), lax.full(n.shape, 0, n.dtype)
 
     chain = link.chain if alone else link.chain[1:] if private else ()
-    return Reduced((None,), Monoid(link.form, combine, identity), block, finish), replace(link, chain=chain)
+    return Reduced((None,), Monoid(link.form, combine, identity, False), block, finish), replace(link, chain=chain)
 
 
 def _center(center: Any, axes: Sequence[int], shape: Sequence[int]) -> Any:

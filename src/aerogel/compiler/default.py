@@ -9,6 +9,7 @@ from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.orientation import Orientation
 from .passes.residual_choice import ResidualChoice
+from .passes.streaming import Streaming
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
@@ -18,6 +19,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopParts(),
     LoopFusion(),
     ResidualChoice(),
+    Streaming(),
     Orientation(),
     LoopOnce(),
     LoopPieces(),

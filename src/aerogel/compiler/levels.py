@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from aerogel._jax import ClosedJaxpr, Jaxpr
+from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .normalize import map_inner
 from .program import Program, with_equations
+
+Around = tuple[JaxprEqn, ...]
 
 
 def rewrite_levels(program: Program, level: Callable[[Jaxpr], Jaxpr]) -> Program:
@@ -16,7 +19,15 @@ def rewrite_levels(program: Program, level: Callable[[Jaxpr], Jaxpr]) -> Program
     Each nested jaxpr is rewritten once and stays shared, since JAX lowers each object once; the same object comes back
     when nothing changed.
     """
-    new = _Levels(level).walk(program.jaxpr)
+    return rewrite_nested(program, lambda jaxpr, _: level(jaxpr))
+
+
+def rewrite_nested(program: Program, level: Callable[[Jaxpr, Around], Jaxpr]) -> Program:
+    """`rewrite_levels`; `level` is also given the equations that the level stands in, from the outside.
+
+    A body that stands in several places is rewritten as it stands in the first of them.
+    """
+    new = _Levels(level).walk(program.jaxpr, ())
     return program if new is program.jaxpr else ClosedJaxpr(new, program.consts)
 
 
@@ -28,19 +39,19 @@ class _Levels:
     they close over, until the garbage collector runs.
     """
 
-    level: Callable[[Jaxpr], Jaxpr]
+    level: Callable[[Jaxpr, Around], Jaxpr]
     done: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # by identity: the old body, kept alive, and the new
 
-    def walk(self, jaxpr: Jaxpr) -> Jaxpr:
-        jaxpr = self.level(jaxpr)
-        eqns = [map_inner(eqn, self.nested) for eqn in jaxpr.eqns]
+    def walk(self, jaxpr: Jaxpr, around: Around) -> Jaxpr:
+        jaxpr = self.level(jaxpr, around)
+        eqns = [map_inner(eqn, partial(self.nested, (*around, eqn))) for eqn in jaxpr.eqns]
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return with_equations(jaxpr, eqns)
 
-    def nested(self, inner: Any) -> Any:
+    def nested(self, around: Around, inner: Any) -> Any:
         if id(inner) not in self.done:
-            new = self.walk(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
+            new = self.walk(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner, around)
             if isinstance(inner, ClosedJaxpr):
                 new = inner if new is inner.jaxpr else ClosedJaxpr(new, inner.consts)
             self.done[id(inner)] = inner, new

@@ -127,7 +127,7 @@ def _widen(x: Any, dtype: Any) -> Any:
 
 # No rounding: the result's elements are elements of the inputs, or no floats.
 _EXACT = frozenset(
-    "abs and argmax argmin broadcast_in_dim ceil clamp clz concatenate conj copy cummax cummin dynamic_slice "
+    "abs and argmax argmin assume broadcast_in_dim ceil clamp clz concatenate conj copy cummax cummin dynamic_slice "
     "dynamic_update_slice empty empty2 eq eq_to floor gather ge gt imag iota is_finite le le_to lt lt_to max min name "
     "ne neg not optimization_barrier or pad population_count real complex reduce_and reduce_max reduce_min reduce_or "
     "reduce_xor reshape rev round scatter scatter-max scatter-min select_n shift_left shift_right_arithmetic "

@@ -16,6 +16,8 @@ from ._frozen import freeze as freeze
 from ._frozen import frozen as frozen
 from ._frozen import trainable as trainable
 from ._frozen import unfreeze as unfreeze
+from ._inference import inference as inference
+from ._inference import training as training
 from ._methods import BoundMethod as BoundMethod
 from ._module import Module as Module
 from ._partition import cast as cast

@@ -1,5 +1,6 @@
 """Transformations of functions."""
 
+from . import rules as rules
 from ._errors import ArgumentsError as ArgumentsError
 from ._errors import CarryError as CarryError
 from ._errors import GradientError as GradientError
@@ -25,8 +26,9 @@ from .loops import fori_loop as fori_loop
 from .loops import scan as scan
 from .loops import while_loop as while_loop
 from .optimize import optimize as optimize
+from .pass_check import check_pass as check_pass
 from .recompiles import assert_max_traces as assert_max_traces
-from .rules import check_rule as check_rule
+from .rule_check import check_rule as check_rule
 from .stateful import assign as assign
 from .stateful import stateful as stateful
 from .summary import Row as Row

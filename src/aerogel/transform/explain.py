@@ -11,7 +11,7 @@ from aerogel._errors import Disagreement
 from aerogel.compiler.agree import Difference, compare, float64_reference
 from aerogel.compiler.exactness import Exactness, allowed
 from aerogel.compiler.report import Report
-from aerogel.compiler.rules import Rule, rule_set
+from aerogel.compiler.rules import AnyRule, rule_set
 
 from ._split import divider, joined, through
 from ._static import is_static
@@ -27,7 +27,7 @@ LOOSEST = (Exactness.NO_WORSE, Exactness.REASSOCIATES, Exactness.FINITE)
 
 
 def explain(
-    f: Callable[P, Any], *, numerics: str = "fast", rules: Iterable[Rule] | None = None, **jit_options: Any
+    f: Callable[P, Any], *, numerics: str = "fast", rules: Iterable[AnyRule] | None = None, **jit_options: Any
 ) -> Callable[P, Report]:
     """A function that takes the arguments of `f` and returns the `Report` of optimising it for them.
 
@@ -88,7 +88,7 @@ def _divide(f: Any, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Any:
 
 
 def verify(
-    f: Callable[P, R], *, numerics: str = "fast", rules: Iterable[Rule] | None = None, **jit_options: Any
+    f: Callable[P, R], *, numerics: str = "fast", rules: Iterable[AnyRule] | None = None, **jit_options: Any
 ) -> Callable[P, R]:
     """A function that runs `f` both as it stands and optimised, and returns the optimised result if they agree.
 

@@ -11,7 +11,7 @@ import jax
 from aerogel import _jax
 from aerogel._errors import UsageError
 from aerogel.compiler.pipeline import Pass
-from aerogel.compiler.rules import Rule, rule_set
+from aerogel.compiler.rules import AnyRule, rule_set
 from aerogel.module import BoundMethod, Module
 
 from ._compiled import compiled as compile_
@@ -73,7 +73,7 @@ def jit(
     /,
     *,
     numerics: str = ...,
-    rules: Iterable[Rule] | None = ...,
+    rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
@@ -83,7 +83,7 @@ def jit(
 def jit(
     *,
     numerics: str = ...,
-    rules: Iterable[Rule] | None = ...,
+    rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
@@ -94,7 +94,7 @@ def jit(
     /,
     *,
     numerics: str = "fast",
-    rules: Iterable[Rule] | None = None,
+    rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
     donate: Donate = "none",
     explain_recompiles: bool = False,

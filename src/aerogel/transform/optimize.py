@@ -14,7 +14,7 @@ from aerogel.compiler.exactness import allowed
 from aerogel.compiler.pipeline import Context, Pass, run_passes
 from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
-from aerogel.compiler.rules import Rule, Rules, RuleSet, rule_set
+from aerogel.compiler.rules import AnyRule, Rules, RuleSet, Stage, rule_set
 from aerogel.compiler.rules import default as default_rules
 
 _jax.exclude_from_tracebacks(__file__)
@@ -29,7 +29,7 @@ def optimize(
     f: F,
     *,
     numerics: str = "fast",
-    rules: Iterable[Rule] | None = None,
+    rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
     on_report: OnReport | None = None,
 ) -> F:
@@ -43,8 +43,8 @@ def optimize(
         f: any function that `jax.jit` takes. What is static for the enclosing `jit` reaches `f` untouched.
         numerics: "fast" allows sums in another order and rewrites that differ only for inf and nan; "strict" only
             results whose error against float64 is no larger.
-        rules: a `RuleSet` or a list of rules (`ag.rule`), which are applied before the passes; without it the rules of
-            `ag.rules.default`.
+        rules: a `RuleSet` or a list of rules (`ag.rule`, `ag.compiler.on`), each of which is applied at its stage;
+            without it those of `ag.rules.use`, or else of `ag.rules.default`.
         passes: instead of the default ones; `()` leaves every program as it is.
         on_report: called with a `Report` each time `f` is traced.
 
@@ -60,22 +60,29 @@ def optimize(
     """
     _jax.check_callable(f)
     exact = allowed(numerics, "optimize")
-    known = default_rules if rules is None else rule_set(rules)
-    chosen = with_rules(known, DEFAULT_PASSES if passes is None else _checked(passes))
+    known = None if rules is None else rule_set(rules)
+    chosen = DEFAULT_PASSES if passes is None else _checked(passes)
     if passes is None and on_report is None and isinstance(f, types.FunctionType):
-        return _memoised(f, (numerics, known), lambda: _wrap(f, exact, chosen, None))
-    return _wrap(f, exact, chosen, None if on_report is None else lambda _, report: on_report(report))
+        return _memoised(f, (numerics, known), lambda: _wrap(f, exact, known, chosen, None))
+    return _wrap(f, exact, known, chosen, None if on_report is None else lambda _, report: on_report(report))
 
 
 def with_rules(rules: RuleSet, passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
-    """The passes after one that applies the rules, if there are any."""
-    return (Rules(rules), *passes) if rules else passes
+    """The passes between those that apply the rules of each stage that there are."""
+    first, then, last = ((Rules(rules, stage),) if rules.at(stage) else () for stage in Stage)
+    return (*first, *passes, *then, *last)
+
+
+def in_use() -> RuleSet:
+    """The rules that apply where none are given."""
+    found = _jax.rules_in_use.value
+    return default_rules if found is None else found
 
 
 def watched(f: F, numerics: str, on_trace: OnTrace) -> F:
     """`optimize(f)`; `on_trace` is called with the program as it stood, and a report, each time `f` is traced."""
     _jax.check_callable(f)
-    return _wrap(f, allowed(numerics), with_rules(default_rules, DEFAULT_PASSES), on_trace)
+    return _wrap(f, allowed(numerics), None, DEFAULT_PASSES, on_trace)
 
 
 def _checked(passes: Any) -> tuple[Pass, ...]:
@@ -105,7 +112,7 @@ def _memoised(f: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     return wrappers[key]
 
 
-def _wrap(f: Any, exact: Any, passes: tuple[Pass, ...], on_trace: OnTrace | None) -> Any:
+def _wrap(f: Any, exact: Any, rules: RuleSet | None, passes: tuple[Pass, ...], on_trace: OnTrace | None) -> Any:
     @_jax.wraps(f)
     @_jax.api_boundary
     def optimized(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +120,8 @@ def _wrap(f: Any, exact: Any, passes: tuple[Pass, ...], on_trace: OnTrace | None
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
         context = Context(exact, jax.default_backend(), _jax.differentiating(), _jax.compiled_over_devices())
-        outcome = run_passes(program, passes, context, function_name(f))
+        whole = with_rules(in_use() if rules is None else rules, passes)
+        outcome = run_passes(program, whole, context, function_name(f))
         if on_trace is not None:
             on_trace(outcome.before, outcome.report(function_name(f), function_place(f)))
         return jax.tree.unflatten(out_tree(), _jax.evaluate(outcome.after, dynamic))

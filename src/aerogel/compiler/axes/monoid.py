@@ -22,11 +22,13 @@ class Monoid:
         name: the name in reports.
         combine: `combine(a_tuple, b_tuple) -> tuple`, elementwise on arrays of equal shapes.
         identity: `identity(avals) -> tuple of arrays`; an aval is anything with `shape` and `dtype`.
+        rounds: whether another order or grouping changes floating-point results.
     """
 
     name: str
     combine: Callable[[Values, Values], Values]
     identity: Callable[[Sequence[Any]], Values]
+    rounds: bool = True
 
 
 def lowest(dtype: Any) -> Any:
@@ -50,11 +52,15 @@ def _extreme(dtype: Any, sign: int) -> Any:
     return infinity if np.isinf(infinity) else np.array(jnp.finfo(dtype).max if sign > 0 else jnp.finfo(dtype).min)
 
 
-def _single(name: str, combine: Callable[[Any, Any], Any], identity: Callable[[Any], Any]) -> Monoid:
+def single(
+    name: str, combine: Callable[[Any, Any], Any], identity: Callable[[Any], Any], rounds: bool = False
+) -> Monoid:
+    """The monoid of an operation on single arrays; `identity` gives a number for a dtype."""
     return Monoid(
         name,
         lambda a, b: (combine(a[0], b[0]),),
         lambda avals: tuple(lax.full(aval.shape, identity(aval.dtype), aval.dtype) for aval in avals),
+        rounds,
     )
 
 
@@ -63,13 +69,13 @@ def _all_ones(dtype: Any) -> Any:
     return np.bool_(True) if dtype == np.bool_ else np.invert(np.zeros((), dtype))
 
 
-ADD = _single("add", lax.add, lambda dtype: 0)
-MUL = _single("mul", lax.mul, lambda dtype: 1)
-MAX = _single("max", lax.max, lowest)
-MIN = _single("min", lax.min, highest)
-AND = _single("and", lax.bitwise_and, _all_ones)
-OR = _single("or", lax.bitwise_or, lambda dtype: 0)
-XOR = _single("xor", lax.bitwise_xor, lambda dtype: 0)
+ADD = single("add", lax.add, lambda dtype: 0, True)
+MUL = single("mul", lax.mul, lambda dtype: 1, True)
+MAX = single("max", lax.max, lowest)
+MIN = single("min", lax.min, highest)
+AND = single("and", lax.bitwise_and, _all_ones)
+OR = single("or", lax.bitwise_or, lambda dtype: 0)
+XOR = single("xor", lax.bitwise_xor, lambda dtype: 0)
 
 
 def _arg_best(name: str, better: Callable[[Any, Any], Any], worst: Callable[[Any], Any]) -> Monoid:
@@ -91,7 +97,7 @@ def _arg_best(name: str, better: Callable[[Any, Any], Any], worst: Callable[[Any
             lax.full(index.shape, highest(index.dtype), index.dtype),
         )
 
-    return Monoid(name, combine, identity)
+    return Monoid(name, combine, identity, False)
 
 
 ARGMAX = _arg_best("argmax", lax.gt, lowest)

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+from .calibrated import stored_rates
 from .primitives import CALLBACKS, RANDOM
 
 
@@ -161,6 +163,16 @@ _TPU = Machine(
 _MACHINES = {"cpu": _CPU, "gpu": _GPU, "tpu": _TPU}
 
 
+@lru_cache(maxsize=8)
 def machine(platform: str) -> Machine:
-    """The table of a platform as `jax.default_backend()` names it; one that is not known (a plug-in's) is a GPU."""
+    """The table of a platform as `jax.default_backend()` names it, with what `aerogel calibrate` measured here.
+
+    Read once in a process.
+    """
+    known = table(platform)
+    return replace(known, **stored_rates(platform, known))
+
+
+def table(platform: str) -> Machine:
+    """The table of a platform; one that is not known (a plug-in's) is a GPU."""
     return _MACHINES[platform] if platform in _MACHINES else replace(_GPU, name=platform)

@@ -24,7 +24,7 @@ VIEW = frozenset(
     """reshape squeeze bitcast_convert_type optimization_barrier sharding_constraint random_wrap random_unwrap
     random_clone name reshard layout_constraint stop_gradient pvary pbroadcast to_edtype from_edtype after_all dce_sink
     reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast_p stage pin unpin device_put inspect_sharding preduced tie
-    new_ref freeze free_ref""".split()
+    new_ref freeze free_ref assume""".split()
 )
 
 # Flops per output element. Moving data costs no flops. Transcendentals: about what a vectorised polynomial takes.

@@ -221,7 +221,7 @@ def _refusal(site: Site, context: Context) -> str | None:
         return "its values are spread over devices: it would communicate in every step"
     if isinstance(site.answer, Reduced):
         name = site.answer.monoid.name
-        exact = name not in ("add", "mul", "moments", "online softmax") or not rounds(site)
+        exact = not site.answer.monoid.rounds or not rounds(site)
         if not exact and Exactness.REASSOCIATES not in context.allowed:
             return "it would sum in another order, and numerics is strict"
         if context.before_differentiation and name not in ("add",):
@@ -286,7 +286,7 @@ def _exactness(site: Site) -> Exactness:
         return Exactness.BITWISE
     if site.late:
         return Exactness.FINITE
-    return Exactness.REASSOCIATES if site.answer.monoid.name in ("add", "mul") else Exactness.BITWISE
+    return Exactness.REASSOCIATES if site.answer.monoid.rounds else Exactness.BITWISE
 
 
 def _input_decision(level: Level, loop: Loop, x: Var) -> Decision:

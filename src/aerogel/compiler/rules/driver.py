@@ -1,6 +1,6 @@
 """The driver: every rule at every site, in rounds, until nothing fires."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -9,22 +9,26 @@ import numpy as np
 from jax import lax
 
 from ... import _jax
-from ..._jax import Atom, Jaxpr, JaxprEqn, Var
+from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 from ..exactness import Exactness
 from ..level import Edit, apply_edits
-from ..levels import rewrite_levels
+from ..levels import Around, rewrite_nested
 from ..normalize import normalize
 from ..pipeline import Context
-from ..program import Builder, Program, is_var, where
+from ..program import Builder, Program, inner_jaxprs, is_var, where
 from ..report import Decision
 from ..same import Body
 from .errors import RewriteCycle, RuleError
 from .graph import Graph, Node
-from .loose import NoMatch, Skeleton, skeletons
-from .match import Match, match_at
-from .rule import Rule, place_of
-from .ruleset import RuleSet
+from .loose import NoMatch
+from .match import Level, Match, match_at, primitive_match
+from .on import PrimitiveRule, nodes_of
+from .place import place_of
+from .rule import Rule
+from .ruleset import AnyRule, RuleSet
+from .skeleton import Skeleton, skeletons, starts_of
 from .spelling import PLUMBING, operation
+from .stage import Stage, elsewhere
 from .traces import Pattern
 
 MOST_ROUNDS = 24
@@ -34,10 +38,10 @@ _ORDER = list(Exactness)
 
 @dataclass(frozen=True)
 class Rules:
-    """The pass that applies rules.
+    """The pass that applies the rules of one stage.
 
     Each round looks at every site of every rule once, in the order of the rules, then of the program; sites that
-    overlap wait for the next round. Bound: 24 rounds.
+    overlap wait for the next round. What a rule of the last stage writes is no site for any. Bound: 24 rounds.
 
     Raises:
         RewriteCycle: rules undo each other, or fire without end.
@@ -45,7 +49,12 @@ class Rules:
     """
 
     rules: RuleSet
-    name: str = "rules"
+    stage: Stage = Stage.BEFORE
+
+    @property
+    def name(self) -> str:
+        """The name in reports."""
+        return "rules" if self.stage is Stage.BEFORE else f"rules-{self.stage}"
 
     @property
     def exactness(self) -> Exactness:
@@ -55,15 +64,16 @@ class Rules:
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with the rules applied, and a decision for each site."""
         decisions: list[Decision] = []
-        written: dict[Var, Rule] = {}
+        written: dict[Var, AnyRule] = {}
+        rules = self.rules.at(self.stage)
         current, seen = program, [(Body(program.jaxpr), len(decisions))]
         for _ in range(MOST_ROUNDS):
             values = dict(zip(current.jaxpr.constvars, current.consts, strict=True))
-            one = _Round(self.rules, context, values, written)
-            new = rewrite_levels(current, one.level)
+            one = _Round(rules, context, values, written, self.stage is not Stage.FINAL)
+            new = rewrite_nested(current, one.level)
             decisions += one.fired
             if new is current:
-                return current, [*decisions, *one.refused, *_useless(self.rules)]
+                return current, [*decisions, *one.refused, *_useless(rules)]
             current, tidied = normalize(new)
             decisions += tidied
             body = Body(current.jaxpr)
@@ -77,10 +87,10 @@ class Rules:
 def _useless(rules: RuleSet) -> Iterator[Decision]:
     """A decision for each rule that nothing is known of that could be looked for."""
     for rule in rules:
-        if not skeletons(rule):
+        if isinstance(rule, Rule) and not skeletons(rule):
             why = rule.kept.get("untraceable")
             reason = f"`before` cannot be traced at small arrays: {why}" if why else "`before` returns what it is given"
-            yield Decision(rule.name, "its pattern", place_of(rule.before), False, reason)
+            yield Decision(rule.name, "its pattern", rule.line, False, reason)
 
 
 def _cycle(decisions: list[Decision], rounds: int | None) -> RewriteCycle:
@@ -96,55 +106,89 @@ class _Round:
     rules: RuleSet
     context: Context
     values: dict[Var, Any]
-    written: dict[Var, Rule]  # by which rule
+    written: dict[Var, AnyRule]  # by which rule
+    rewritable: bool  # whether what a rule wrote is a site for others
     fired: list[Decision] = field(default_factory=list)
     refused: list[Decision] = field(default_factory=list)
+    lines: dict[int, tuple[str, str]] = field(default_factory=dict)  # what and where a site is, by its equation
 
-    def level(self, jaxpr: Jaxpr) -> Jaxpr:
+    def level(self, jaxpr: Jaxpr, around: Around) -> Jaxpr:
         """One level with the rules applied; the same object where none fires."""
         graph = Graph(jaxpr, self.values)
+        level = Level(graph, self.context, around)
         taken: set[int] = set()
         matches: list[Match] = []
         for rule in self.rules:
-            for start, found in sites(graph, rule, self.context.allowed):
+            for start, found in self.sites(level, rule):
                 if isinstance(found, NoMatch):
-                    own = any(self.written.get(v) is rule for v in start.eqn.outvars)
-                    if own or start.call is not None:
-                        continue  # it is no site of the user's, or is looked at in the body of the function as well
-                    self.refused.append(_refused(rule, start, found))
+                    if start.call is None:  # else it is looked at in the body of the function as well
+                        self.refused.append(self._refusal(rule, start, found))
                     continue
                 touched = {id(node.eqn) for node in found.found.nodes}
-                if taken.isdisjoint(touched):
+                if taken.isdisjoint(touched) and self._may_touch(found):
                     taken |= touched
                     matches.append(found)
         if not matches:
             return jaxpr
         written = [_written(match) for match in matches]
         for match, (_, eqns, _) in zip(matches, written, strict=True):
-            self.written.update((v, match.rule) for eqn in eqns for v in eqn.outvars)
-        new, _ = apply_edits(jaxpr, _edits(graph, matches, written))
-        self.fired += [_fired(match) for match in matches]
+            self._note(eqns, match.rule)
+        edits = _edits(graph, matches, written)
+        new, made = apply_edits(jaxpr, edits)
+        places = {edit.place for edit in edits[:made]}  # the first only, where all together wait for each other
+        self.fired += [_fired(match) for match, one in zip(matches, written, strict=True) if one[0] in places]
         return new
 
-
-def sites(graph: Graph, rule: Rule, allowed: frozenset[Exactness]) -> Iterator[tuple[Node, Match | NoMatch]]:
-    """The places of a rule's first operation, and what came of each."""
-    starts: dict[str, list[Skeleton]] = {}
-    for skeleton in skeletons(rule):
-        starts.setdefault(operation(skeleton.path[0]), []).append(skeleton)
-    for start in graph.nodes(frozenset(starts)):
-        best = NoMatch("", -1)
-        for skeleton in starts[operation(start.eqn)]:
-            found = match_at(graph, rule, skeleton, start, allowed)
-            if isinstance(found, Match):
+    def sites(self, level: Level, rule: AnyRule) -> Iterator[tuple[Node, Match | NoMatch]]:
+        """The places of a rule's first operation, and what came of each; not what it wrote itself."""
+        misplaced = elsewhere(rule, self.context)
+        for start, find in self._tried(level, rule):
+            own = any(self.written.get(v) is rule for v in start.eqn.outvars)
+            if own and isinstance(rule, PrimitiveRule):
+                continue
+            found = find() if misplaced is None else NoMatch(misplaced)
+            if not (own and isinstance(found, NoMatch)):
                 yield start, found
-                break
-            best = max(best, found, key=lambda one: one.depth)
-        else:
-            yield start, best
+
+    def _tried(self, level: Level, rule: AnyRule) -> Iterator[tuple[Node, Callable[[], Match | NoMatch]]]:
+        """The places of a rule's first operation, and what looks whether it is there."""
+        if isinstance(rule, PrimitiveRule):
+            for start in nodes_of(level.graph, rule):
+                yield start, partial(primitive_match, level, rule, start)
+            return
+        starts = starts_of(rule)
+        for start in level.graph.nodes(starts.keys()):
+            yield start, partial(_best_match, level, rule, starts[operation(start.eqn)], start)
+
+    def _refusal(self, rule: AnyRule, start: Node, found: NoMatch) -> Decision:
+        key = id(start.eqn)
+        if key not in self.lines:
+            self.lines[key] = f"a site of `{start.eqn.primitive.name}`", where(start.eqn)
+        return Decision(rule.name, *self.lines[key], False, found.reason, exactness=rule.exactness.value)
+
+    def _may_touch(self, match: Match) -> bool:
+        return self.rewritable or not any(v in self.written for node in match.found.nodes for v in node.eqn.outvars)
+
+    def _note(self, eqns: Sequence[JaxprEqn], rule: AnyRule) -> None:
+        """Remembers who wrote equations, and those in them."""
+        for eqn in eqns:
+            self.written.update(dict.fromkeys(eqn.outvars, rule))
+            for inner in inner_jaxprs(eqn):
+                self._note(inner.eqns, rule)
 
 
-Written = tuple[int, list[JaxprEqn], Atom]  # where it stands, its equations and its result
+def _best_match(level: Level, rule: Rule, tried: list[Skeleton], start: Node) -> Match | NoMatch:
+    """The first match, or what came nearest to one."""
+    best = NoMatch("", -1)
+    for skeleton in tried:
+        found = match_at(level, rule, skeleton, start)
+        if isinstance(found, Match):
+            return found
+        best = max(best, found, key=lambda one: one.depth)
+    return best
+
+
+Written = tuple[int, list[JaxprEqn], list[Atom]]  # where it stands, its equations and its results
 
 
 def _edits(graph: Graph, matches: list[Match], written: list[Written]) -> list[Edit]:
@@ -152,9 +196,10 @@ def _edits(graph: Graph, matches: list[Match], written: list[Written]) -> list[E
     entered = {node.call for match in matches for node in match.found.nodes if node.call is not None}
     entered |= {call for match in matches for call in map(graph.call_of, match.atoms) if call is not None}
     found = {call: graph.inlining(call) for call in sorted(entered)}
-    for match, (place, eqns, value) in zip(matches, written, strict=True):
+    for match, (place, eqns, values) in zip(matches, written, strict=True):
         old = found.get(place, Edit(place, frozenset(), [], {}, frozenset((place,))))
-        found[place] = replace(old, eqns=[*old.eqns, *eqns], results={**old.results, match.result: value})
+        new = {v: x for v, x in zip(match.found.results, values, strict=True) if not isinstance(v, DropVar)}
+        found[place] = replace(old, eqns=[*old.eqns, *eqns], results={**old.results, **new})
     return _resolved(list(found.values()))
 
 
@@ -176,15 +221,20 @@ def _written(match: Match) -> Written:
     builder = Builder(top.eqn)
     consts = [_constant(builder, match.rule, after, v) for v in after.jaxpr.constvars]
     whole = _jax.convert_constvars(after.jaxpr) if consts else after.jaxpr
-    (out,) = builder.inline(whole, [*consts, *(match.atoms[i] for i in after.inputs)], like=builder.like)
-    aval = match.result.aval
-    if not _jax.same_type(out.aval, aval):  # one gives way to other types, the other does not
-        weak = bool(getattr(aval, "weak_type", False))
-        (out,) = builder.call(lambda x: _jax.convert_element_type(x, aval.dtype, weak), out)
-    return top.place, builder.eqns, out
+    outs = builder.inline(whole, [*consts, *(match.atoms[i] for i in after.inputs)], like=builder.like)
+    fitting = [_fitted(builder, out, v.aval) for out, v in zip(outs, match.found.results, strict=True)]
+    return top.place, builder.eqns, fitting
 
 
-def _constant(builder: Builder, rule: Rule, after: Pattern, v: Var) -> Atom:
+def _fitted(builder: Builder, out: Atom, aval: Any) -> Atom:
+    """A value of a type that gives way to others where one was, or none where none was."""
+    if _jax.same_type(out.aval, aval):
+        return out
+    weak = bool(getattr(aval, "weak_type", False))
+    return builder.call(lambda x: _jax.convert_element_type(x, aval.dtype, weak), out)[0]
+
+
+def _constant(builder: Builder, rule: AnyRule, after: Pattern, v: Var) -> Atom:
     """A small array that `after` closes over, written out.
 
     Raises:
@@ -195,7 +245,7 @@ def _constant(builder: Builder, rule: Rule, after: Pattern, v: Var) -> Atom:
         raise RuleError(
             rule=rule.name,
             what="closes over an array in `after`.",
-            where="" if rule.after is None else place_of(rule.after),
+            where=rule.line if isinstance(rule, PrimitiveRule) else place_of(rule.after),
             got=aval.str_short(True),
             wanted=f"at most {LARGEST_CONSTANT} elements",
             to_fix="make it inside of `after`, from jnp.arange or jnp.eye say, or take it as an argument",
@@ -212,14 +262,9 @@ def _spelt(value: np.ndarray) -> Any:
 def _fired(match: Match) -> Decision:
     top = match.found.nodes[0].eqn
     old = _listed([node.eqn for node in reversed(match.found.nodes)])
-    what = f"{old} becomes {_listed(match.after.jaxpr.eqns)}" + (" of each example" if match.reading.maps else "")
+    what = f"{old} becomes {_listed(match.after.jaxpr.eqns)}" + (" of each example" if match.batched else "")
     rule = match.rule
     return Decision(rule.name, what, where(top), True, rule.reason, exactness=rule.exactness.value)
-
-
-def _refused(rule: Rule, start: Node, found: NoMatch) -> Decision:
-    what = f"a site of `{start.eqn.primitive.name}`"
-    return Decision(rule.name, what, where(start.eqn), False, found.reason, exactness=rule.exactness.value)
 
 
 def _listed(eqns: list[JaxprEqn]) -> str:

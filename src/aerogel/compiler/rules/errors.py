@@ -36,7 +36,7 @@ class RuleError(AerogelError, TypeError):
 
 @dataclass(eq=False, kw_only=True)
 class RuleCheckError(AerogelError, AssertionError):
-    """A rule that does not do what it claims.
+    """A rule, or a pass, that does not do what it claims.
 
     Attributes:
         rule: its name.
@@ -45,6 +45,7 @@ class RuleCheckError(AerogelError, AssertionError):
         got: what came out.
         wanted: what should have.
         to_fix: what to do.
+        noun: "rule" or "pass".
     """
 
     code: ClassVar[str] = "AG204"
@@ -55,10 +56,11 @@ class RuleCheckError(AerogelError, AssertionError):
     to_fix: str
     got: str | None = None
     wanted: str | None = None
+    noun: str = "rule"
 
     def text(self) -> ErrorText:
         """The parts of the message."""
-        return ErrorText(f"rule '{self.rule}' {self.what}", self.where, self.got, self.wanted, self.to_fix)
+        return ErrorText(f"{self.noun} '{self.rule}' {self.what}", self.where, self.got, self.wanted, self.to_fix)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -20,12 +20,13 @@ class Found:
     """A pattern that is there.
 
     Attributes:
-        nodes: its equations in the program, that of the result first; those that depend on no operand are left out.
-        result: the value that it is.
+        nodes: its equations in the program, that of the first result first; those that depend on no operand are left
+            out.
+        results: the values that it makes.
     """
 
     nodes: tuple[Node, ...]
-    result: Atom
+    results: tuple[Var, ...]
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,11 @@ class ExactSearch:
                 late.update(eqn.outvars)
         return late
 
-    def run(self, result: Atom) -> Found | NoMatch:
-        """The pattern, if its result is `result`."""
-        state = next(self._atoms(self.pattern.result, result, _State({}, ())), None)
-        return self.worst if state is None else Found(state.nodes, result)
+    def run(self, results: Sequence[Var]) -> Found | NoMatch:
+        """The pattern, if its results are `results`."""
+        pairs: list[tuple[Atom, Atom]] = list(zip(self.pattern.results, results, strict=True))
+        state = next(each(pairs, _State({}, ()), self._atoms), None)
+        return self.worst if state is None else Found(state.nodes, tuple(results))
 
     def _fail(self, reason: str, state: _State) -> None:
         self.worst = max(self.worst, NoMatch(reason, len(state.made)), key=lambda one: one.depth)

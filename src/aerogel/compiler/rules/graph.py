@@ -4,12 +4,14 @@ A function that is called from several places stays one (`normalize`), so a patt
 Its equations are then looked at as if they stood at the place of the call; an edit that relies on them puts them there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
+from ..assume import assume_p
 from ..level import Edit, Level
 from ..normalize import inline_call, is_plain_call
 from ..program import inner_jaxprs, is_var, substitute
@@ -48,6 +50,7 @@ class Graph:
         self._alias: dict[Var, Atom] = {}
         self._outer: dict[Var, list[Var]] = {}
         self._nodes: dict[int, Node] = {}
+        self._behind: dict[tuple[int, bool], list[Node | None]] = {}  # by identity of the equation
 
     def node(self, place: int) -> Node:
         """The equation at a place of the level."""
@@ -66,13 +69,39 @@ class Graph:
         return None if place is None else self.node(place)
 
     def seen(self, x: Atom) -> Atom:
-        """The value inside a call that `x` is the result of; else `x`."""
+        """The value inside a call that `x` is the result of, or that something is assumed of; else `x`."""
+        while is_var(x):
+            place = self.level.made_by.get(x)
+            if place is not None and self._can_enter(place):
+                self._enter(place)
+            under = self._alias.get(x, x)
+            maker = self._made(under)
+            under = maker.invars[0] if maker is not None and maker.primitive is assume_p else under
+            if under is x:
+                break
+            x = under
+        return x
+
+    def _made(self, x: Atom) -> JaxprEqn | None:
         if not is_var(x):
-            return x
+            return None
+        if x in self._inside:
+            return self._inside[x].eqn
         place = self.level.made_by.get(x)
-        if place is not None and self._can_enter(place):
-            self._enter(place)
-        return self._alias.get(x, x)
+        return None if place is None else self.jaxpr.eqns[place]
+
+    def assumed(self, x: Atom) -> frozenset[str]:
+        """What the user says of a value, by whatever name it goes."""
+        return self._assumed.get(x, frozenset()) if is_var(x) else frozenset()
+
+    @cached_property
+    def _assumed(self) -> dict[Var, frozenset[str]]:
+        found: dict[Var, frozenset[str]] = {}
+        for node in self.nodes(frozenset((assume_p.name,))):
+            value = self.seen(node.eqn.invars[0])
+            if is_var(value):
+                found[value] = found.get(value, frozenset()) | frozenset(node.eqn.params["facts"])
+        return found
 
     def readers(self, x: Var) -> Iterator[Node | None]:
         """The equations that read a value, calls looked into; None stands for the level's results."""
@@ -82,10 +111,42 @@ class Graph:
             elif self._can_enter(place):
                 self._enter(place)
             else:
-                yield self.node(place)
-        yield from self._read_inside.get(x, ())
+                yield from self._reader(self.node(place))
+        for node in self._read_inside.get(x, ()):
+            yield from self._reader(node)
         for outer in self._outer.get(x, ()):
             yield from self.readers(outer)
+
+    def _reader(self, node: Node) -> Iterator[Node | None]:
+        """An equation; of one that only says something of a value, those that read it."""
+        if node.eqn.primitive is assume_p:
+            yield from self.readers(node.eqn.outvars[0])
+        else:
+            yield node
+
+    def readers_behind(self, node: Node, plumbing: frozenset[str]) -> list[Node | None]:
+        """The equations that read the results of one, `plumbing` looked past; None for the level's results.
+
+        Remembered: the rules of a set ask it of one equation again and again.
+        """
+        key = (id(node.eqn), bool(plumbing))
+        if key not in self._behind:
+            self._behind[key] = list(self.reading(node.eqn.outvars, plumbing))
+        return self._behind[key]
+
+    def reading(self, values: Iterable[Var], plumbing: frozenset[str]) -> Iterator[Node | None]:
+        """The equations that read some values, `plumbing` looked past; None for the level's results."""
+        stack, seen = list(values), set[Var]()
+        while stack:
+            v = stack.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            for reader in self.readers(v):
+                if reader is not None and reader.eqn.primitive.name in plumbing:
+                    stack += reader.eqn.outvars
+                else:
+                    yield reader
 
     def _can_enter(self, place: int) -> bool:
         return place in self._calls
@@ -111,9 +172,11 @@ class Graph:
             if is_var(inner):
                 self._outer.setdefault(inner, []).append(outer)
 
-    def nodes(self, operations: frozenset[str]) -> list[Node]:
+    def nodes(self, operations: AbstractSet[str]) -> list[Node]:
         """All equations of some operations, in order, those in calls included."""
         found: list[Node] = []
+        if self._places.keys().isdisjoint(operations):
+            return found
         for place in sorted({place for name in operations for place in self._places.get(name, ())}):
             if self._can_enter(place):
                 self._enter(place)
@@ -130,6 +193,14 @@ class Graph:
         for place, eqn in enumerate(self.jaxpr.eqns):
             for name in _operations(eqn) if self._can_enter(place) else (operation(eqn),):
                 found.setdefault(name, []).append(place)
+        return found
+
+    @cached_property
+    def by_primitive(self) -> dict[str, list[int]]:
+        """Where the equations of each primitive stand, calls not looked into."""
+        found: dict[str, list[int]] = {}
+        for place, eqn in enumerate(self.jaxpr.eqns):
+            found.setdefault(eqn.primitive.name, []).append(place)
         return found
 
     def inlining(self, call: int) -> Edit:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._jax import Atom, JaxprEqn, Literal
 from .rule import Rule
-from .traces import Reading
+from .traces import Map, Reading
 
 MOST_BINDINGS = 64
 MOST_READINGS = 32
@@ -64,29 +64,32 @@ def _plain(value: Any) -> Iterator[Any]:
         yield int(value)
 
 
-def batched_readings(atoms: Sequence[Atom], result: tuple[int, ...]) -> Iterator[Reading]:
+def batched_readings(atoms: Sequence[Atom], results: Sequence[tuple[int, ...]]) -> Iterator[Reading]:
     """The ways in which a site could be the batched form of what a rule is written for.
 
-    One `vmap` over any axes of one size in operands and result, those in front first; then two, of operands' axes in
+    One `vmap` over any axes of one size in operands and results, those in front first; then two, of operands' axes in
     front. (JAX's batching rules put the axis of a result where it costs nothing.)
     """
     shapes = [tuple(x.aval.shape) for x in atoms]
-    once = list(itertools.islice(_maps(shapes, result), MOST_READINGS))
+    once = list(itertools.islice(_maps(shapes, results), MOST_READINGS))
     for one in once:
         yield Reading((one,))
     for outer in once:
-        ins, out = outer
+        ins, outs = outer
         if any(a not in (0, None) for a in ins):
             continue
-        rest = result[:out] + result[out + 1 :]
+        rest = [shape[:out] + shape[out + 1 :] for shape, out in zip(results, outs, strict=True)]
         for inner in itertools.islice(_maps(Reading((outer,)).example(shapes), rest), MOST_READINGS):
             if all(a in (0, None) for a in inner[0]):
                 yield Reading((outer, inner))
 
 
-def _maps(shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> Iterator[tuple[tuple[int | None, ...], int]]:
-    for out, size in enumerate(result):
-        choices = [[*(a for a, n in enumerate(shape) if n == size), None] for shape in shapes]
+def _maps(shapes: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> Iterator[Map]:
+    for outs in itertools.product(*(range(len(shape)) for shape in results)):
+        sizes = {shape[out] for shape, out in zip(results, outs, strict=True)}
+        if len(sizes) != 1:
+            continue
+        choices = [[*(a for a, n in enumerate(shape) if n in sizes), None] for shape in shapes]
         for ins in itertools.product(*choices):
             if any(a is not None for a in ins):
-                yield ins, out
+                yield ins, outs

@@ -1,13 +1,16 @@
 """Rules: pairs of ordinary functions, a claim and a reason."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..._errors import UsageError
 from ..exactness import Exactness
 from .errors import RuleError
+from .place import is_own, place_of
+from .profit import profit_of
+from .stage import Stage, platforms_of, stage_of
 
 
 @dataclass(eq=False)
@@ -19,13 +22,19 @@ class Rule:
 
     Attributes:
         name: in reports.
-        before: the function to look for. It returns one array.
+        before: the function to look for. It returns an array, or several in a tuple.
         exactness: what the rewrite may do to numbers.
         reason: why the other form is better, as a clause for reports.
         shared: whether the rule also fires where something else reads a value from the middle of the pattern, which
             is then computed besides what the rule writes.
+        stage: where in the compiler it has its place.
+        platforms: the backends that it is for; None for all.
+        profit: None, "model", or a function of the site.
         after: the function that stands in its place; `to` sets it.
         condition: of the operands, whether the rule fires; `when` sets it.
+        spellings: `before`, and other functions to look for; `also` adds them.
+        fires_on: programs in which it must fire; `examples` sets them.
+        leaves_alone: near misses.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> @ag.rule(exactness="no_worse", reason="log(1 + x) loses x below 6e-8")
@@ -43,17 +52,35 @@ class Rule:
     exactness: Exactness
     reason: str
     shared: bool = False
+    stage: Stage = Stage.BEFORE
+    platforms: tuple[str, ...] | None = None
+    profit: Any = None
     after: Callable[..., Any] | None = None
     condition: Callable[..., Any] | None = None
+    fires_on: tuple[Any, ...] = field(init=False, default=(), repr=False)
+    leaves_alone: tuple[Any, ...] = field(init=False, default=(), repr=False)
+    asks_site: bool = field(init=False, default=False)
+    spellings: list[Callable[..., Any]] = field(init=False, default_factory=list, repr=False)
     arrays: tuple[str, ...] = field(init=False)
     parameters: dict[str, Any] = field(init=False)
     kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # what `before` and `after` trace to
 
     def __post_init__(self) -> None:
         self.arrays, self.parameters = _arguments(self)
+        self.spellings.append(self.before)
 
     def __repr__(self) -> str:
         return f"Rule({self.name!r}, {self.exactness})"
+
+    @property
+    def line(self) -> str:
+        """Where it is written."""
+        return place_of(self.before)
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """What it says, for its fingerprint."""
+        return (self.shared, *self.spellings, self.after, self.condition, self.profit)
 
     def to(self, after: Callable[..., Any]) -> Callable[..., Any]:
         """Decorator: the function to write in place of `before`, with the same arguments.
@@ -64,15 +91,36 @@ class Rule:
         self.after = self._fitting("after", self.after, after)
         return after
 
+    def examples(self, *, fires_on: Sequence[Any] = (), leaves_alone: Sequence[Any] = ()) -> None:
+        """Keeps programs that the rule is checked on: what `ag.check_rule` takes by these names."""
+        self.fires_on, self.leaves_alone = tuple(fires_on), tuple(leaves_alone)
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it comes with Aerogel, whose tests check it."""
+        return is_own(self.before)
+
+    def also(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: another spelling of what `before` computes, with the same arguments, to look for too.
+
+        Raises:
+            RuleError: its arguments are others.
+        """
+        self.spellings.append(fitting(self, "also", before))
+        self.kept.clear()
+        return before
+
     def when(self, condition: Callable[..., Any]) -> Callable[..., Any]:
         """Decorator: says of the operands at a site whether the rule fires there: True, or the reason against it.
 
-        The function takes what `before` takes, an `Operand` in the place of each array.
+        The function takes what `before` takes, an `Operand` in the place of each array; and the `Site`, if it has a
+        keyword argument `site`.
 
         Raises:
             RuleError: there is one already, or its arguments are others.
         """
         self.condition = self._fitting("when", self.condition, condition)
+        self.asks_site = "site" in inspect.signature(condition).parameters and "site" not in self.parameters
         return condition
 
     def _fitting(self, part: str, old: Any, new: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,10 +134,13 @@ def fitting(rule: Rule, part: str, function: Callable[..., Any]) -> Callable[...
     found = inspect.signature(function).parameters.values()
     arrays = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     parameters = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
+    asked = int(part == "when" and "site" in parameters and "site" not in rule.parameters)
+    if asked:
+        parameters.remove("site")
     if (
         len(arrays) != len(rule.arrays)
         or set(parameters) != set(rule.parameters)
-        or len(found) != len(arrays + parameters)
+        or len(found) != len(arrays + parameters) + asked
     ):
         raise RuleError(
             rule=rule.name,
@@ -132,13 +183,16 @@ def _arguments(rule: Rule) -> tuple[tuple[str, ...], dict[str, Any]]:
     return tuple(arrays), parameters
 
 
-def place_of(function: Callable[..., Any]) -> str:
-    """File and line of a function."""
-    code = getattr(function, "__code__", None)
-    return "" if code is None else f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
-
-
-def rule(*, exactness: str, reason: str, name: str | None = None, shared: bool = False) -> Callable[..., Rule]:
+def rule(
+    *,
+    exactness: str,
+    reason: str,
+    name: str | None = None,
+    shared: bool = False,
+    stage: str = "before",
+    platforms: Sequence[str] | None = None,
+    profit: Any = None,
+) -> Callable[..., Rule]:
     """Decorator that makes a `Rule` of the function to look for; `.to` and `.when` of the result complete it.
 
     Args:
@@ -148,9 +202,14 @@ def rule(*, exactness: str, reason: str, name: str | None = None, shared: bool =
         reason: why the other form is better.
         name: in reports; the name of the function, with hyphens, unless given.
         shared: whether the rule also fires where something else reads a value from the middle of the pattern.
+        stage: "before", "after" or "final": `aerogel.compiler.Stage` says what they mean.
+        platforms: the backends that it is for, as `jax.default_backend()` names them; all of them unless given.
+        profit: "model", if the rule is to fire only where what it writes takes less time than what goes, by the model
+            of the machine; or a function of the site (`aerogel.compiler.Site`) that returns True, or the reason
+            against it. Without it the rule fires wherever it matches.
 
     Raises:
-        UsageError: `exactness` is another word.
+        UsageError: `exactness`, `stage`, `platforms` or `profit` is something else.
         RuleError: the function has arguments that a rule cannot bind.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
@@ -170,11 +229,12 @@ def rule(*, exactness: str, reason: str, name: str | None = None, shared: bool =
     words = [e.value for e in Exactness]
     if exactness not in words:
         raise UsageError(argument="exactness", got=exactness, wanted=words, function="rule")
+    settled = stage_of(stage, "rule"), platforms_of(platforms, "rule"), profit_of(profit, "rule")
 
     def decorate(before: Callable[..., Any]) -> Rule:
         said = name or getattr(before, "__name__", "").strip("_").replace("_", "-")
         if not said or said == "<lambda>":
             raise UsageError(argument="name", got=name, wanted="a name, since the function has none", function="rule")
-        return Rule(said, before, Exactness(exactness), reason, shared)
+        return Rule(said, before, Exactness(exactness), reason, shared, *settled)
 
     return decorate

@@ -4,11 +4,15 @@ import hashlib
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..._errors import UsageError
 from .errors import RuleError
-from .rule import Rule, place_of
+from .on import PrimitiveRule
+from .rule import Rule
+from .stage import Stage
+
+AnyRule: TypeAlias = Rule | PrimitiveRule
 
 
 @dataclass(frozen=True)
@@ -27,31 +31,31 @@ class RuleSet:
     True
     """
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[AnyRule, ...] = ()
 
     def __post_init__(self) -> None:
-        names: dict[str, Rule] = {}
+        names: dict[str, AnyRule] = {}
         for rule in self.rules:
-            if not isinstance(rule, Rule):
-                wanted = "rules, which `ag.rule` makes"
+            if not isinstance(rule, AnyRule):
+                wanted = "rules, which `ag.rule` and `ag.compiler.on` make"
                 raise UsageError(argument="rules", got=rule, wanted=wanted, function="optimize")
-            if rule.after is None:
+            if isinstance(rule, Rule) and rule.after is None:
                 raise RuleError(
                     rule=rule.name,
                     what="does not say what to write.",
-                    where=place_of(rule.before),
+                    where=rule.line,
                     to_fix=f"@{rule.before.__name__}.to on a function of {', '.join(rule.arrays)}",
                 )
             if names.setdefault(rule.name, rule) is not rule:
                 raise RuleError(
                     rule=rule.name,
                     what="has the name of another rule in this set.",
-                    where=place_of(rule.before),
+                    where=rule.line,
                     to_fix="give one of them another: ag.rule(name=...)",
                 )
         object.__setattr__(self, "rules", tuple(names.values()))
 
-    def __iter__(self) -> Iterator[Rule]:
+    def __iter__(self) -> Iterator[AnyRule]:
         return iter(self.rules)
 
     def __len__(self) -> int:
@@ -60,12 +64,16 @@ class RuleSet:
     def __contains__(self, rule: object) -> bool:
         return rule in self.rules
 
-    def __add__(self, more: "Rule | Iterable[Rule]") -> "RuleSet":
+    def __add__(self, more: "AnyRule | Iterable[AnyRule]") -> "RuleSet":
         return RuleSet((*self.rules, *_several(more)))
 
-    def __sub__(self, less: "Rule | Iterable[Rule]") -> "RuleSet":
+    def __sub__(self, less: "AnyRule | Iterable[AnyRule]") -> "RuleSet":
         gone = _several(less)
         return RuleSet(tuple(rule for rule in self.rules if rule not in gone))
+
+    def at(self, stage: Stage) -> "RuleSet":
+        """The rules of one stage."""
+        return RuleSet(tuple(rule for rule in self.rules if rule.stage is stage))
 
     @property
     def fingerprint(self) -> str:
@@ -73,7 +81,7 @@ class RuleSet:
 
         Values that a rule's functions close over count where they are numbers, strings or functions.
         """
-        said = [(r.name, r.exactness, r.shared, *map(_said, (r.before, r.after, r.condition))) for r in self.rules]
+        said = [(r.name, r.exactness, r.stage, r.platforms, *map(_said, r.functions)) for r in self.rules]
         return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
@@ -82,7 +90,7 @@ def rule_set(rules: Any) -> RuleSet:
     return rules if isinstance(rules, RuleSet) else RuleSet(_several(rules))
 
 
-def _several(rules: Any) -> tuple[Rule, ...]:
+def _several(rules: Any) -> tuple[AnyRule, ...]:
     return tuple(rules) if isinstance(rules, Iterable) else (rules,)
 
 

@@ -1,6 +1,9 @@
 """What the functions of a rule trace to, in normal form: at the types of a site, and at example types."""
 
+import inspect
 import itertools
+import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +16,14 @@ from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ..normalize import inline_call, is_plain_call, normalize
 from ..program import producers, rename, substitute, with_equations
 from ..same import literal_key
+from .errors import RuleError
 from .rule import Rule
 
 # What a function may raise when it is traced at types that it is not meant for.
 REFUSALS = (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, AttributeError, NotImplementedError)
+LIBRARIES = tuple(os.path.dirname(str(module.__file__)) for module in (jax, np))
 KEPT = 512  # traces of each rule
+Map = tuple[tuple[int | None, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -25,15 +31,15 @@ class Reading:
     """How the operands of a site are given to a rule that is written for one example.
 
     Attributes:
-        maps: for each `vmap` around the functions, from the outside: the axes of the operands and that of the result.
+        maps: for each `vmap` around the functions, from the outside: the axes of the operands and those of the results.
     """
 
-    maps: tuple[tuple[tuple[int | None, ...], int], ...] = ()
+    maps: tuple[Map, ...] = ()
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` under these `vmap`s."""
-        for ins, out in reversed(self.maps):
-            function = jax.vmap(function, in_axes=ins, out_axes=out)
+        """`function`, which returns a tuple, under these `vmap`s."""
+        for ins, outs in reversed(self.maps):
+            function = jax.vmap(function, in_axes=ins, out_axes=outs)
         return function
 
     def example(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -46,7 +52,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """A function of a rule as a program: it takes those operands that are no literals, and returns one array."""
+    """A function of a rule as a program: it takes those operands that are no literals."""
 
     jaxpr: Jaxpr
     consts: dict[Var, Any]
@@ -54,27 +60,33 @@ class Pattern:
     inputs: tuple[int, ...]  # for each variable that it takes, which operand that is
 
     @property
-    def result(self) -> Atom:
+    def results(self) -> Sequence[Atom]:
         """What it returns."""
-        return self.jaxpr.outvars[0]
+        return self.jaxpr.outvars
 
 
 class Refused(ValueError):
     """The function cannot be traced so."""
 
 
-def pattern_of(rule: Rule, part: str, atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading) -> Pattern:
-    """The `part` ("before" or "after") of a rule at the types of `atoms`; literals are given as the numbers they are.
+def pattern_of(
+    rule: Rule, function: Callable[..., Any], atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading
+) -> Pattern:
+    """A function of a rule at the types of `atoms`; literals are given as the numbers they are.
 
     Raises:
-        Refused: it raises an error, or does not return one array.
+        Refused: it raises an error, or returns something else than arrays.
+        RuleError: what it raises says that it is wrong at any types.
     """
     types = tuple(literal_key(x) if _is_number(x) else (x.aval, _is_weak(x)) for x in atoms)
-    key = (part, types, tuple(sorted((k, type(v), v) for k, v in parameters.items())), reading, _jax.trace_key())
+    key = (function, types, tuple(sorted((k, type(v), v) for k, v in parameters.items())), reading, _jax.trace_key())
     if key not in rule.kept:
         if len(rule.kept) >= KEPT:
             del rule.kept[next(iter(rule.kept))]
-        rule.kept[key] = _traced(rule, part, atoms, parameters, reading)
+        try:
+            rule.kept[key] = _traced(function, atoms, parameters, reading)
+        except (AttributeError, AssertionError) as error:
+            raise _mistake(rule, error) from error
     found = rule.kept[key]
     if isinstance(found, str):
         raise Refused(found)
@@ -95,25 +107,66 @@ def number(x: Literal) -> Any:
     return value.item() if _is_weak(x) else value[()]
 
 
-def _traced(rule: Rule, part: str, atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading) -> Any:
+def _traced(function: Callable[..., Any], atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading) -> Any:
     inputs = tuple(i for i, x in enumerate(atoms) if not _is_number(x))
-    function = getattr(rule, part)
 
     def flat(*arrays: Any) -> list[Any]:
         given = dict(zip(inputs, arrays, strict=True))
         full = [number(x) if isinstance(x, Literal) and i not in given else given[i] for i, x in enumerate(atoms)]
         with _jax.inside_optimize(True):
-            out = reading.around(lambda *xs: function(*xs, **parameters))(*full)
-        if not isinstance(out, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
-            raise TypeError(f"returns {type(out).__name__}, not one array")
-        return [out]
+            return list(reading.around(lambda *xs: arrays_of(function(*xs, **parameters)))(*full))
 
     names = _jax.argument_names(function, (), {}, ()).with_unknown_names()
     try:
         program = _jax.trace_flat(flat, names, [atoms[i].aval for i in inputs])
     except REFUSALS as error:
+        if _is_mistake(error):
+            raise
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return as_pattern(program, inputs)
+
+
+def arrays_of(out: Any) -> tuple[Any, ...]:
+    """The arrays that a function of a rule returns: one, or several in a tuple or a list.
+
+    Raises:
+        TypeError: it returns something else.
+    """
+    found = tuple(out) if isinstance(out, tuple | list) else (out,)
+    for x in found:
+        if not isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+            raise TypeError(f"returns {type(x).__name__}, not an array")
+    return found
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Whether an assertion, or an attribute that is not there, is one of the function itself and not of JAX.
+
+    A number of the program is given as a Python number, which has no shape: that is no mistake.
+    """
+    if not isinstance(error, AttributeError | AssertionError) or error.__traceback__ is None:
+        return False
+    if isinstance(error, AttributeError) and isinstance(error.obj, bool | int | float | complex):
+        return False
+    hidden = any("JAX" in note for note in getattr(error, "__notes__", ()))  # its own frames are cut off
+    return not hidden and not _last_frame(error).filename.startswith(LIBRARIES)
+
+
+def _last_frame(error: BaseException) -> traceback.FrameSummary:
+    """Where an error was raised; of an attribute, where it was asked for."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next(frame for frame in reversed(frames) if frame.name != "__getattr__")
+
+
+def _mistake(rule: Rule, error: BaseException) -> RuleError:
+    last = _last_frame(error)
+    return RuleError(
+        rule=rule.name,
+        what=f"has a function that raises {type(error).__name__}.",
+        where=f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}",
+        got=str(error) or last.line or "no message",
+        to_fix="mend it; types that it is not meant for, it refuses with a ValueError, or `when` does",
+    )
 
 
 def as_pattern(program: ClosedJaxpr, inputs: tuple[int, ...]) -> Pattern:
@@ -143,6 +196,17 @@ MOST_EXAMPLES = 32
 KINDS = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.complex64}
 
 
+def dtype_of(annotation: Any) -> Any:
+    """The dtype of an argument that is annotated with a Python type or with `jax.dtypes.prng_key`; else None."""
+    if isinstance(annotation, str):  # from __future__ import annotations
+        names = {kind.__name__: kind for kind in KINDS} | {"prng_key": jax.dtypes.prng_key}
+        annotation = names.get(annotation.rsplit(".", 1)[-1])
+    if annotation is jax.dtypes.prng_key:
+        return jax.eval_shape(lambda: jax.random.key(0)).dtype
+    kind = KINDS.get(annotation)
+    return None if kind is None else np.dtype(kind)
+
+
 def ranks_tried(count: int) -> Iterator[tuple[int, ...]]:
     """Ranks of so many arguments: all of one rank first."""
     uniform = [(rank,) * count for rank in (2, 1, 0, 3)][: 4 if count else 1]
@@ -150,35 +214,37 @@ def ranks_tried(count: int) -> Iterator[tuple[int, ...]]:
     yield from (ranks for ranks in itertools.product((1, 2, 0, 3), repeat=count) if ranks not in uniform)
 
 
-def examples(rule: Rule) -> Iterator[Pattern]:
-    """`before` at small arrays of the ranks that it takes: of floats, or of the type of an argument's annotation.
+def examples(rule: Rule, before: Callable[..., Any]) -> Iterator[tuple[tuple[int, ...], Pattern]]:
+    """`before` at small arrays of the ranks that it takes, with these: of floats, or of the types of annotations.
 
-    Ranks up to three are tried, all arguments of one rank first. A function of integers only is found by integers.
+    Ranks up to three are tried, all arguments of one rank first; a key is one key. A function of integers only is
+    found by integers.
     """
-    annotated = [KINDS.get(rule.before.__annotations__.get(name)) for name in rule.arrays]
-    count = len(rule.arrays)
+    annotated = [dtype_of(before.__annotations__.get(name)) for name in inspect.signature(before).parameters]
+    annotated = annotated[: len(rule.arrays)]
+    is_key = [kind is not None and not isinstance(kind, np.dtype) for kind in annotated]
     found, reason = False, ""
     for default in (np.float32, np.int32, np.bool_):
-        for ranks in itertools.islice(ranks_tried(count), MOST_EXAMPLES):
-            avals = [
-                _jax.ShapedArray((SIZE,) * rank, np.dtype(kind or default))
-                for rank, kind in zip(ranks, annotated, strict=True)
-            ]
+        for ranks in itertools.islice(ranks_tried(is_key.count(False)), MOST_EXAMPLES):
+            rest = iter(ranks)
+            shapes = [() if key else (SIZE,) * next(rest) for key in is_key]
+            avals = [_jax.ShapedArray(s, kind or np.dtype(default)) for s, kind in zip(shapes, annotated, strict=True)]
             try:
-                yield pattern_of(rule, "before", [_jax.new_var(aval) for aval in avals], rule.parameters, Reading())
+                pattern = pattern_of(rule, before, [_jax.new_var(aval) for aval in avals], rule.parameters, Reading())
             except Refused as error:
                 reason = reason or str(error)
                 continue
             found = True
+            yield ranks, pattern
         if found:
             return
     rule.kept["untraceable"] = reason
 
 
-def at_size(rule: Rule, example: Pattern, size: int) -> Pattern | None:
+def at_size(rule: Rule, before: Callable[..., Any], example: Pattern, size: int) -> Pattern | None:
     """An example with arrays of another size; None where the function does not take them."""
     types = [_jax.ShapedArray((size,) * len(v.aval.shape), v.aval.dtype) for v in example.jaxpr.invars]
     try:
-        return pattern_of(rule, "before", [_jax.new_var(aval) for aval in types], rule.parameters, Reading())
+        return pattern_of(rule, before, [_jax.new_var(aval) for aval in types], rule.parameters, Reading())
     except Refused:
         return None

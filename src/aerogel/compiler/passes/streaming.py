@@ -1,0 +1,97 @@
+"""Streaming: what is large inside a formula only is computed block by block, and need not exist.
+
+Around the large values of a program a stream is grown along each axis they have (`streams.py`); the one that is
+predicted to cost least, if any pays, becomes loops over blocks (`streaming.py`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from aerogel._jax import Jaxpr, JaxprEqn, Var
+
+from ..canonical import canonical
+from ..cost import nbytes
+from ..exactness import Exactness
+from ..level import Edit, Level, apply_edits
+from ..levels import rewrite_levels
+from ..pipeline import Context
+from ..program import Program, inner_jaxprs, where
+from ..report import Decision
+from ..stream_plan import Form, Left, Sizes, best, sizes_of, written
+
+NAME = "streaming"
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """The pass. Bound: a level is looked at once, each large value of it once along each of its axes.
+
+    Attributes:
+        sizes: what is large; as the machine has it, unless given.
+    """
+
+    sizes: Sizes | None = None
+    name: str = NAME
+    exactness: Exactness = Exactness.REASSOCIATES
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with its large values in blocks, and a decision for each group of them."""
+        walk = _Walk(context, self.sizes or sizes_of(context.machine))
+        return rewrite_levels(program, walk.level), walk.decisions
+
+
+@dataclass
+class _Walk:
+    """One walk over the levels of a program."""
+
+    context: Context
+    sizes: Sizes
+    decisions: list[Decision] = field(default_factory=list)
+    ours: set[Var] = field(default_factory=set)  # what the bodies of our own loops make
+
+    def level(self, jaxpr: Jaxpr) -> Jaxpr:
+        """A level with its large values in blocks; the same object if none is."""
+        least = self.sizes.least_bytes
+        if not any(nbytes(v.aval) >= least for eqn in jaxpr.eqns for v in eqn.outvars):
+            return jaxpr
+        inside = any(v in self.ours for eqn in jaxpr.eqns for v in eqn.outvars)
+        level = Level(canonical(jaxpr), self.context.over_devices)
+        edits: list[Edit] = []
+        seen: set[Var] = set()  # values that were looked at, or belong to a stream
+        taken: set[int] = set()  # equations that do
+        for seed in written(level, least):
+            if seed in seen:
+                continue
+            found = best(level, seed, frozenset(taken), self.context, self.sizes, inside)
+            self.decisions.append(_decision(level, seed, found))
+            seen.update(found.looked_at)
+            if isinstance(found, Form):
+                edits.append(found.edit)
+                taken |= found.edit.gone
+        if not edits:
+            return jaxpr
+        new, _ = apply_edits(level.jaxpr, edits)
+        self.ours.update(v for eqn in new.eqns if eqn.primitive.name == "scan" for v in _made_in(eqn))
+        return new
+
+
+def _made_in(scan: JaxprEqn) -> Iterator[Var]:
+    return (v for inner in inner_jaxprs(scan) for eqn in inner.eqns for v in eqn.outvars)
+
+
+def _decision(level: Level, seed: Var, found: Form | Left) -> Decision:
+    eqn = level.eqns[level.made_by[seed]]
+    what = f"{seed.aval.str_short(True)} of `{eqn.primitive.name}`"
+    if isinstance(found, Left):
+        return Decision(NAME, what, where(eqn), False, found.reason)
+    size, saved = found.size, found.peak_bytes_saved
+    return Decision(
+        NAME,
+        f"{what} is made {size} of {found.stream.length} at a time",
+        where(eqn),
+        True,
+        "it need not exist as a whole",
+        bytes_saved=2 * saved,
+        peak_bytes_saved=saved,
+        exactness=found.stream.exactness,
+    )

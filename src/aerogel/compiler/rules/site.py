@@ -1,0 +1,181 @@
+"""A site as a rule sees it: what is known of its operands, who reads its results, and where it stands."""
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ... import _jax
+from ..._jax import Atom, JaxprEqn, Literal, Var
+from ..cost import Machine
+from ..levels import Around
+from ..pipeline import Context
+from ..program import where
+from .facts import facts_at
+from .graph import Graph
+from .spelling import PLUMBING
+
+LOOPS = ("scan", "while")
+
+
+@dataclass(frozen=True)
+class Enclosing:
+    """What a site stands in.
+
+    Attributes:
+        name: of the primitive: "scan", "while", "cond", "jit", ...
+        length: how many steps a scan takes; else None.
+    """
+
+    name: str
+    length: int | None = None
+
+
+@dataclass
+class Site:
+    """One place in a program, for the condition of a rule, its profit, or what `on` decorates.
+
+    What a function asks is noted: what it made of one site serves for others of the same types where all answers are
+    the same.
+    """
+
+    _graph: Graph
+    _eqn: JaxprEqn
+    _operands: Sequence[Atom]
+    _results: Sequence[Atom]
+    _context: Context
+    _around: Around = ()
+    _asked: dict[tuple[Hashable, ...], Hashable] = field(default_factory=dict)
+
+    @property
+    def primitive(self) -> str:
+        """The name of the primitive; of a pattern, that of the operation that makes its first result."""
+        return self._ask("primitive")
+
+    @property
+    def where(self) -> str:
+        """The user's line, as "model.py:12 in attend"."""
+        return self._ask("where")
+
+    @property
+    def platform(self) -> str:
+        """The backend, as `jax.default_backend()` names it."""
+        return self._ask("platform")
+
+    @property
+    def machine(self) -> Machine:
+        """Its speeds."""
+        return self._ask("machine")
+
+    @property
+    def before_differentiation(self) -> bool:
+        """Whether the derivative of the program is still to be taken."""
+        return self._ask("before_differentiation")
+
+    @property
+    def over_devices(self) -> bool:
+        """Whether values may be spread over devices though their types do not say so."""
+        return self._ask("over_devices")
+
+    @property
+    def around(self) -> tuple[Enclosing, ...]:
+        """The loops, branches and calls that it stands in, from the outside."""
+        return self._ask("around")
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether it is computed in each step of a loop."""
+        return self._ask("in_loop")
+
+    @property
+    def steps(self) -> int:
+        """How often it is computed, as far as that is known: the product of the lengths of the scans around it."""
+        return self._ask("steps")
+
+    def value(self, operand: int) -> Any:
+        """The array or number that an operand is, where the program holds it as a constant; else None."""
+        self._ask("value", operand)
+        return self._value(operand)
+
+    def facts(self, operand: int) -> frozenset[str]:
+        """What is known of an operand: `Operand.facts` says what that may be."""
+        return self._ask("facts", operand)
+
+    def maker(self, operand: int) -> str | None:
+        """The name of the primitive that makes an operand, what only moves or converts it looked past.
+
+        None for arguments, constants and what a loop carries.
+        """
+        return self._ask("maker", operand)
+
+    def readers(self, result: int = 0) -> tuple[str, ...]:
+        """The names of the primitives that read a result, sorted; "result" is the program's own, or its body's."""
+        return self._ask("readers", result)
+
+    def anew(self) -> "Site":
+        """The same site, of which nothing has been asked yet."""
+        return replace(self, _asked={})
+
+    # --- what is asked, and what was answered ---------------------------------------------------------------------
+
+    def _ask(self, question: str, *args: Hashable) -> Any:
+        key = (question, *args)
+        if key not in self._asked:
+            self._asked[key] = _ANSWERS[question](self, *args)
+        return self._asked[key]
+
+    def answers(self) -> tuple[tuple[tuple[Hashable, ...], Hashable], ...]:
+        """All that was asked so far, with the answers."""
+        return tuple(self._asked.items())
+
+    def agrees(self, answers: Sequence[tuple[tuple[Hashable, ...], Hashable]]) -> bool:
+        """Whether the answers would be the same here."""
+        return all(self._ask(*key) == answer for key, answer in answers)  # pyright: ignore[reportArgumentType]
+
+    def _value(self, operand: int) -> Any:
+        x = self._operands[operand]
+        if isinstance(x, Literal):
+            return np.asarray(x.val, x.aval.dtype)[()]
+        return self._graph.values.get(self._graph.seen(x))  # pyright: ignore[reportArgumentType]
+
+    def _value_key(self, operand: int) -> Hashable:
+        value = self._value(operand)
+        if value is None or not isinstance(value.dtype, np.dtype):
+            return id(value)
+        array = np.asarray(value)
+        return array.shape, str(array.dtype), array.tobytes()
+
+    def _maker(self, operand: int) -> str | None:
+        makers = [self._graph.maker(x) for x in self._graph.stripped(self._operands[operand])]
+        names = [one.eqn.primitive.name for one in makers if one is not None]
+        return next((name for name in names if name not in PLUMBING), names[-1] if names else None)
+
+    def _readers(self, result: int) -> tuple[str, ...]:
+        x = self._results[result]
+        if not isinstance(x, Var) or isinstance(x, _jax.DropVar):
+            return ()
+        readers = {id(one and one.eqn): one for one in self._graph.readers(x)}.values()
+        return tuple(sorted("result" if one is None else one.eqn.primitive.name for one in readers))
+
+    def _enclosing(self) -> tuple[Enclosing, ...]:
+        found = [(eqn.primitive.name, eqn.params.get("length")) for eqn in self._around]
+        return tuple(Enclosing(name, n if name == "scan" and isinstance(n, int) else None) for name, n in found)
+
+
+_ANSWERS: dict[str, Callable[..., Hashable]] = {
+    "primitive": lambda site: site._eqn.primitive.name,
+    "where": lambda site: where(site._eqn),
+    "platform": lambda site: site._context.platform,
+    "machine": lambda site: site._context.machine,
+    "before_differentiation": lambda site: site._context.before_differentiation,
+    "over_devices": lambda site: site._context.over_devices,
+    "around": Site._enclosing,
+    "in_loop": lambda site: any(one.name in LOOPS for one in site._enclosing()),
+    "steps": lambda site: math.prod(one.length or 1 for one in site._enclosing()),
+    "value": Site._value_key,
+    "facts": lambda site, k: facts_at(site._graph, site._operands[k]),
+    "maker": Site._maker,
+    "readers": Site._readers,
+}

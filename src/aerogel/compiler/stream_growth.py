@@ -1,0 +1,165 @@
+"""How a stream grows from one value along one axis, and in which loop each of its equations can run."""
+
+from collections import deque
+from collections.abc import Collection
+
+from aerogel._jax import Var
+
+from .axes import Axis, Mapped, No, Reduced, along, along_output
+from .cost import nbytes
+from .level import Level
+from .loop import is_float
+from .program import is_var
+from .streams import Stream, is_light
+
+
+def grow(
+    level: Level, large: frozenset[Var], scope: frozenset[int], seed: Var, axis: Axis, reduced: Collection[str] | None
+) -> Stream:
+    """The stream along the axis that stands at `axis` in `seed`.
+
+    Args:
+        level: its equations.
+        large: the values that should not exist.
+        scope: the places of the equations that may belong to it.
+        seed: one of the large values.
+        axis: plain: a dimension of it.
+        reduced: the names of the monoids that may combine blocks; all, if None.
+    """
+    stream = Stream(level, seed.aval.shape[axis.dim], set(large), {seed: axis})
+    waiting = deque(_around(level, seed))
+    while waiting:
+        place = waiting.popleft()
+        if place not in scope or place in stream.answers or place in stream.refusals:
+            continue
+        answer = _answer(stream, place)
+        if answer is None:
+            continue
+        if isinstance(answer, Reduced):
+            results = level.eqns[place].outvars
+            stream.large.difference_update(
+                v for v in results if 2 * nbytes(v.aval) <= nbytes(seed.aval) and v not in stream.where
+            )
+        reason = answer.reason if isinstance(answer, No) else _conflict(stream, place, answer, reduced)
+        if reason is not None:
+            stream.refusals[place] = reason
+            continue
+        assert not isinstance(answer, No)
+        stream.answers[place] = answer
+        for v in _learnt(stream, place, answer):
+            waiting.extend(_around(level, v))
+    _order(stream)
+    _compare(stream)
+    return stream
+
+
+def _around(level: Level, v: Var) -> list[int]:
+    maker = level.made_by.get(v)
+    return [*([] if maker is None else [maker]), *(k for k in level.readers(v) if k >= 0)]
+
+
+def _answer(stream: Stream, place: int) -> Mapped | Reduced | No | None:
+    """What an equation is, as far as the axis is known to stand in what it reads or makes."""
+    eqn = stream.level.eqns[place]
+    known = stream.where
+    outs = {k: known[v] for k, v in enumerate(eqn.outvars) if v in known}
+    ins = {k: known[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in known and _in_blocks(stream, x)}
+    if outs and not ins:
+        return along_output(eqn, outs, stream.length)
+    return along(eqn, ins, stream.length) if ins else None
+
+
+def _in_blocks(stream: Stream, x: Var) -> bool:
+    return x in stream.large or stream.level.made_by.get(x) in stream.answers
+
+
+def _conflict(stream: Stream, place: int, answer: Mapped | Reduced, reduced: Collection[str] | None) -> str | None:
+    """Why an answer does not fit what is known already: large values stand in one way."""
+    eqn, known = stream.level.eqns[place], stream.where
+    for x, axis in zip(eqn.invars, answer.ins, strict=True):
+        if is_var(x) and x in stream.large and axis != known.get(x, axis):
+            return "it reads a large value along another axis"
+        if is_var(x) and x in stream.large and axis is None:
+            return "it reads the whole of a large value"
+    if isinstance(answer, Reduced):
+        if any(v in stream.large for v in eqn.outvars):
+            return "what it makes of all blocks is large itself"
+        if reduced is not None and answer.monoid.name not in reduced:
+            return f"`{answer.monoid.name}` over blocks is left: numerics is strict, or a derivative is to come"
+        return None
+    for v, axis in zip(eqn.outvars, answer.outs, strict=True):
+        if v in known and known[v] != axis:
+            return "it makes a value along another axis"
+        if v in stream.large and axis is None:
+            return "it makes the whole of a large value"
+    return None
+
+
+def _learnt(stream: Stream, place: int, answer: Mapped | Reduced) -> list[Var]:
+    """The values of which an answer tells where the axis stands."""
+    eqn, new = stream.level.eqns[place], list[Var]()
+    for x, axis in zip(eqn.invars, answer.ins, strict=True):
+        if is_var(x) and axis is not None and x not in stream.where and x in stream.large:
+            stream.where[x] = axis
+            new.append(x)
+    if isinstance(answer, Mapped):
+        for v, axis in zip(eqn.outvars, answer.outs, strict=True):
+            if axis is not None and v not in stream.where:
+                stream.where[v] = axis
+                new.append(v)
+    return new
+
+
+def _order(stream: Stream) -> None:
+    """The phase of each equation, the same for what its blocks are read in.
+
+    What comes out of a loop as a whole (a reduction over the blocks, or what something outside makes of its results)
+    is there for the next one.
+    """
+    ready: dict[Var, int] = {}
+    for place, eqn in enumerate(stream.level.eqns):
+        if place not in stream.answers:
+            phase = max((_ready_outside(stream, ready, x) for x in eqn.invars if is_var(x)), default=0)
+            ready.update(dict.fromkeys(eqn.outvars, phase))
+            continue
+        inputs = [
+            ready.get(x, 0) if stream.maker(x, axis) is not None else _ready_outside(stream, ready, x)
+            for x, axis in stream.reads(place)
+            if is_var(x)
+        ]
+        phase = max(inputs, default=0)
+        stream.phase[place] = phase
+        blocks = stream.blocks_of(place)
+        ready.update({v: phase if v in blocks else phase + 1 for v in eqn.outvars})
+
+
+def _compare(stream: Stream) -> None:
+    """Notes what large values are compared with, and refuses what has it from another loop."""
+    for place, answer in stream.answers.items():
+        eqn = stream.level.eqns[place]
+        large = [x for x in eqn.invars if is_var(x) and x in stream.large and is_float(x.aval.dtype)]
+        if eqn.primitive.name != "eq" or not large:
+            continue
+        stack = [(x, axis) for x, axis in zip(eqn.invars, answer.ins, strict=True) if x not in large]
+        seen: set[Var] = set()
+        while stack:
+            x, axis = stack.pop()
+            maker = stream.level.made_by.get(x) if is_var(x) else None
+            if maker is None or x in seen or x in stream.large:
+                continue
+            assert is_var(x)
+            seen.add(x)
+            if stream.maker(x, axis) is not None:
+                stream.compared.add(x)
+                stack += stream.reads(maker)
+            elif isinstance(stream.answers.get(maker), Reduced):
+                stream.refusals[place] = "it looks for a maximum that another loop found: the last bit may differ"
+            elif is_light(stream.level.eqns[maker]):
+                stack += [(y, None) for y in stream.level.eqns[maker].invars]
+
+
+def _ready_outside(stream: Stream, ready: dict[Var, int], x: Var) -> int:
+    """The first loop that can read the whole of `x`."""
+    maker = stream.level.made_by.get(x)
+    in_blocks = maker is not None and maker in stream.answers and x in stream.blocks_of(maker)
+    return ready.get(x, 0) + (1 if in_blocks else 0)

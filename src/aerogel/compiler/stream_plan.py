@@ -1,0 +1,229 @@
+"""Whether a stream pays, along which axis, and how large its blocks are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aerogel import _jax
+from aerogel._jax import Atom, DropVar, JaxprEqn, Var
+
+from .axes import Axis
+from .components import LONGEST, REDUCTIONS
+from .cost import Machine, jaxpr_seconds, nbytes
+from .cost.account import jaxpr_cost
+from .cost.work import dot_shape
+from .exactness import Exactness
+from .level import Edit, Level
+from .loop import is_float
+from .normalize import drop_dead
+from .pipeline import Context
+from .program import is_var
+from .spread import is_spread
+from .stream_growth import grow
+from .streaming import stream_loops
+from .streams import LIGHT, ORDERLESS, Stream, group_of, read_outside, scope_of
+
+# What is so many times smaller than the value that a stream grows around may exist.
+NEARLY_AS_LARGE = 4
+LEAST_BLOCKS = 4
+# What must be gone of the memory that the equations take, and how much slower they may be predicted to become.
+FEWER_BYTES = 2
+SLOWER = 1.0
+# The same along an axis of examples: what is left is cut along another one then.
+FEWER_EXAMPLES = 1.3
+SLOWER_EXAMPLES = 1.1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """From which sizes on values are large, by what their stream holds, and how large blocks are.
+
+    Attributes:
+        least_bytes: a value of this size no longer stays in a cache.
+        at_any_price: whether all that is so large is taken, whatever time is predicted.
+    """
+
+    least_bytes: int = 16 << 20
+    at_any_price: bool = False
+
+    def least_with(self, products: Sequence[JaxprEqn]) -> int:
+        """The size from which on a stream with these products of matrices is taken.
+
+        Several cores share a large product better than one block after the other, and batched ones better still
+        (measured with 2 and 4 cores, scores of attention of 256 MiB: 0.6 to 0.9 of plain JAX's time, and 0.8 to 1.4).
+        """
+        if self.at_any_price:
+            return self.least_bytes
+        batched = any(dot_shape(eqn)[0] > 1 for eqn in products)
+        return self.least_bytes * (64 if batched else 16 if products else 1)
+
+    def block_bytes(self, products: Sequence[JaxprEqn]) -> int:
+        """What the largest value of a block may take: several cores share a product that has many rows."""
+        return self.least_bytes // (2 if products else 8)
+
+
+def sizes_of(machine: Machine) -> Sizes:
+    """The sizes for a machine: elsewhere than on a CPU a kernel must be large to pay for its start."""
+    return Sizes() if machine.name == "cpu" else Sizes(512 << 20)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a stream becomes."""
+
+    stream: Stream
+    size: int
+    edit: Edit
+    peak_bytes_saved: int
+    seconds: float
+    looked_at: frozenset[Var]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Why nothing is done around a value, and the values of which that is known now."""
+
+    reason: str
+    looked_at: frozenset[Var]
+
+
+def written(level: Level, least_bytes: int) -> list[Var]:
+    """The values that are written to memory and no longer in a cache when they are read, the largest first.
+
+    Products and what is sorted are; so is what has a reader that does not fuse, or several of which one reduces it.
+    """
+    found = []
+    for eqn in level.eqns:
+        for v in eqn.outvars:
+            if isinstance(v, DropVar) or nbytes(v.aval) < least_bytes:
+                continue
+            readers = level.readers(v)
+            reads = any(_reads_memory(level, k, eqn) for k in readers)
+            if eqn.primitive.name not in LIGHT or len(readers) > 1 or reads:
+                found.append(v)
+    return sorted(found, key=lambda v: -nbytes(v.aval))
+
+
+def _reads_memory(level: Level, place: int, maker: JaxprEqn) -> bool:
+    """Whether an equation (the results, at -1) reads what `maker` makes from memory.
+
+    Sums of what is no float do. A reduction of a reduction does not, and is as slow as if it did.
+    """
+    eqn = level.eqns[place]
+    if place < 0 or eqn.primitive.name not in LIGHT:
+        return True
+    reduces = eqn.primitive.name in REDUCTIONS
+    return reduces and (maker.primitive.name in REDUCTIONS or not is_float(eqn.invars[0].aval.dtype))
+
+
+def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes: Sizes, inside: bool) -> Form | Left:
+    """The form around `seed` that is predicted to cost least; or why there is none that pays.
+
+    `taken` are the places of equations that belong to other streams; `inside` says whether the level is a block of a
+    stream itself.
+    """
+    large, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
+    looked_at = frozenset((seed,))
+    if any(is_spread(level.eqns[k], context.over_devices) for k in touching):
+        return Left("its values are spread over devices", large)
+    if any(level.eqns[k].ctx.compute_type for k in touching):
+        return Left("`compute_on` puts it elsewhere", large)
+    scope = scope_of(level, touching) - taken
+    found: Form | Left | None = None
+    for dim in range(len(seed.aval.shape)):
+        if seed.aval.shape[dim] == 1:
+            continue
+        stream = grow(level, large, scope, seed, Axis(dim), _monoids(context))
+        looked_at |= stream.where.keys()
+        small = None if inside else _too_small(stream, seed, sizes)
+        form = _form(stream, seed, context, sizes) if small is None else Left(small, frozenset(stream.where))
+        if isinstance(form, Form) and stream.is_of_examples:
+            found = form
+            break  # each is a smaller problem of the same kind, with products as large as they were
+        if found is None or (isinstance(form, Form) and (isinstance(found, Left) or form.seconds < found.seconds)):
+            found = form
+    found = found or Left("it has one entry", looked_at)
+    return replace(found, looked_at=found.looked_at | looked_at)
+
+
+def _too_small(stream: Stream, seed: Var, sizes: Sizes) -> str | None:
+    """Why a stream with products of matrices is left as it is."""
+    least = sizes.least_with(_products(stream))
+    if nbytes(seed.aval) >= least:
+        return None
+    return f"with products of matrices in it, it would have to take {least / 1e6:.0f} MB"
+
+
+def _monoids(context: Context) -> frozenset[str] | None:
+    """The names of those that may combine blocks; None: all."""
+    if Exactness.REASSOCIATES not in context.allowed:
+        return frozenset(ORDERLESS)
+    return frozenset({"add"}) if context.before_differentiation else None
+
+
+def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | Left:
+    level = stream.level
+    looked_at = frozenset(stream.where)
+    if not stream.answers:
+        return Left("no equation runs along one of its axes", looked_at)
+    uncertain = [reason for place, reason in stream.refusals.items() if place in stream.answers]
+    if uncertain:
+        return Left(uncertain[0], looked_at)
+    if stream.crossing:
+        k = next(k for v in stream.crossing for k in level.readers(v) if not stream.reads_blocks(k, v))
+        why = stream.refusals.get(k, "something reads the whole") if k >= 0 else "it is a result"
+        return Left(f"it exists anyway: {why}", looked_at)
+    size = block_size(stream, seed, sizes)
+    edit = stream_loops(stream, size, context.before_differentiation)
+    read = dict.fromkeys(v for k in stream.answers for v in level.eqns[k].outvars if read_outside(stream, v))
+    old = _cost(level, [level.eqns[k] for k in sorted(stream.answers)], list(read), context.machine)
+    new = _cost(level, edit.eqns, [edit.results[v] for v in read], context.machine)
+    old = replace(old, peak_bytes=max(old.peak_bytes, nbytes(seed.aval)))  # it is written
+    fewer, slower = (FEWER_EXAMPLES, SLOWER_EXAMPLES) if stream.is_of_examples else (FEWER_BYTES, SLOWER)
+    if new.peak_bytes * fewer > old.peak_bytes and not sizes.at_any_price:
+        left = (
+            f"of the {old.peak_bytes / 1e6:.1f} MB of memory that it takes {new.peak_bytes / 1e6:.1f} MB would be left"
+        )
+        return Left(left, looked_at)
+    if new.seconds > slower * old.seconds and not sizes.at_any_price:
+        return Left(f"it would take {1e3 * new.seconds:.1f} ms instead of {1e3 * old.seconds:.1f} ms", looked_at)
+    return Form(stream, size, edit, old.peak_bytes - new.peak_bytes, new.seconds, looked_at)
+
+
+@dataclass(frozen=True)
+class _Cost:
+    seconds: float
+    peak_bytes: int
+
+
+def _cost(level: Level, eqns: Sequence[JaxprEqn], outs: Sequence[Atom], machine: Machine) -> _Cost:
+    """What equations take that compute `outs`."""
+    made = {v for eqn in eqns for v in eqn.outvars}
+    read = dict.fromkeys(x for eqn in eqns for x in eqn.invars if is_var(x) and x not in made)
+    jaxpr = drop_dead(_jax.new_jaxpr(level.jaxpr, list(read), list(outs), list(eqns), ()))
+    return _Cost(jaxpr_seconds(jaxpr, machine), jaxpr_cost(jaxpr).peak_bytes)
+
+
+def block_size(stream: Stream, seed: Var, sizes: Sizes) -> int:
+    """How many indices a block holds: its largest value stays in a cache; the last block is whole if that is near."""
+    per_index = max(_bytes_of_component(v) for v in stream.large) // stream.length
+    most_bytes = min(sizes.block_bytes(_products(stream)), nbytes(seed.aval) // LEAST_BLOCKS)
+    least_blocks = 2 if stream.is_of_examples else LEAST_BLOCKS
+    most = max(1, min(stream.length // least_blocks, most_bytes // max(1, per_index)))
+    return next((b for b in range(most, max(1, most // 2), -1) if stream.length % b == 0), most)
+
+
+def _products(stream: Stream) -> list[JaxprEqn]:
+    return [eqn for k in stream.answers if _is_product(eqn := stream.level.eqns[k])]
+
+
+def _is_product(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a product of matrices, not of one with a vector nor the outer product of two vectors."""
+    if eqn.primitive.name != "dot_general":
+        return False
+    batch, m, n, k = dot_shape(eqn)
+    return min(m, n) > 1 and (k > 1 or batch > 1)
+
+
+def _bytes_of_component(v: Var) -> int:
+    shape = v.aval.shape
+    return nbytes(v.aval) // (shape[-1] if 0 < shape[-1] <= LONGEST else 1)

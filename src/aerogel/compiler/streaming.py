@@ -1,0 +1,258 @@
+"""Loops over the blocks of a stream, in place of its equations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+
+from .accumulate import accumulate
+from .axes import Axis, Mapped, Reduced, stack_blocks, take_block
+from .axes.rebind import bind
+from .components import by_component
+from .level import Edit
+from .loop import LoopBuilder
+from .producers import blocks_in_front
+from .program import Builder, is_var
+from .streams import Stream, needed, results_of
+from .unit_batches import without_unit_batches
+from .window import Window
+
+
+def stream_loops(stream: Stream, size: int, recomputed: bool) -> Edit:
+    """The edit that runs a stream in loops over blocks of `size` indices, and over the rest behind them.
+
+    With `recomputed`, the derivative of a loop computes each block again instead of keeping it.
+    """
+    return _Streaming(stream, size, recomputed).run()
+
+
+@dataclass
+class _Streaming:
+    stream: Stream
+    size: int
+    recomputed: bool
+    results: dict[Var, Atom] = field(default_factory=dict)
+    eqns: list[JaxprEqn] = field(default_factory=list)
+
+    def run(self) -> Edit:
+        stream = self.stream
+        roots = results_of(stream)
+        for phase in range(stream.phases):
+            if roots[phase]:
+                self.eqns += _Phase(self, phase, needed(stream, roots, phase), roots[phase]).equations()
+        gone = frozenset(stream.answers)
+        return Edit(min(gone), gone, self.eqns, self.results, gone)
+
+
+@dataclass
+class _Phase:
+    """One loop, and the rest behind it: blocks that are made in the body have one atom there and one of the rest."""
+
+    whole: _Streaming
+    phase: int
+    places: Sequence[int]
+    roots: set[int]
+    blocks: dict[tuple[Atom, Axis], Atom] = field(default_factory=dict)
+    rest: dict[tuple[Atom, Axis], Atom] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        stream, size = self.whole.stream, self.whole.size
+        self.stream = stream
+        self.steps = stream.length // size
+        self.covered = self.steps * size
+        like = stream.level.eqns[min(self.roots)]
+        self.new = LoopBuilder(scan_like(like), self.steps, False)
+        index = self.new.index()
+        (self.start,) = self.new.body.call(lambda t: t * np.int32(size), index)
+
+    def equations(self) -> list[JaxprEqn]:
+        new = self.new
+        for place in self.places:
+            eqn = self.stream.level.eqns[place]
+            answer = self.stream.answers[place]
+            for builder in (new.before, new.body, new.after):
+                builder.like = eqn
+            outs = self._run(place, answer)
+            behind = self._run_rest(place, answer) if self.covered < self.stream.length else None
+            if isinstance(answer, Reduced):
+                self._reduce(eqn, answer, self._reads(place), outs, behind)
+            else:
+                self._keep(place, eqn, answer, outs, behind)
+        loop = new.equation()
+        body = ClosedJaxpr(without_unit_batches(by_component(loop.params["jaxpr"].jaxpr)), ())
+        loop = loop.replace(params=loop.params | {"jaxpr": _recomputing(body) if self.whole.recomputed else body})
+        return [*new.before.eqns, loop, *new.after.eqns]
+
+    def _run(self, place: int, answer: Mapped | Reduced) -> list[Atom]:
+        """What one step makes."""
+        eqn, size, reads = self.stream.level.eqns[place], self.whole.size, self._reads(place)
+        whole = [k for k, axis in enumerate(answer.ins) if axis is None]
+        turned = transposed(eqn, whole) if isinstance(answer, Mapped) else None
+        if turned is not None:
+            for k, order in turned.orders.items():
+                (x,) = self.new.before.call(partial(lax.transpose, permutation=order), self._seen(eqn.invars[k]))
+                reads[k] = self.new.const(x)
+            return self.new.body.call(turned.run, *reads)
+        if not answer.uses_start:
+            return self.new.body.call(lambda *values: list(answer.block(np.int32(0), size, *values)), *reads)
+        return self.new.body.call(lambda start, *values: list(answer.block(start, size, *values)), self.start, *reads)
+
+    def _run_rest(self, place: int, answer: Mapped | Reduced) -> list[Atom]:
+        """The same for what is left behind the last whole block, after the loop."""
+        start, size = self.covered, self.stream.length - self.covered
+        reads = [self._rest_of(x, axis) for x, axis in self.stream.reads(place)]
+        return self.new.after.call(lambda *values: list(answer.block(np.int32(start), size, *values)), *reads)
+
+    def _reads(self, place: int) -> list[Atom]:
+        return [self._block(x, axis) for x, axis in self.stream.reads(place)]
+
+    def _block(self, x: Atom, axis: Axis | None) -> Atom:
+        if isinstance(x, Literal):
+            return x
+        seen = self._seen(x)
+        if axis is None:
+            return self.new.const(seen)
+        if (x, axis) not in self.blocks:
+            length, steps, covered, size = self.stream.length, self.steps, self.covered, self.whole.size
+            wide = Axis(axis.dim, axis.outer, axis.inner * size)
+            (rows,) = self.new.before.call(
+                lambda v: blocks_in_front(take_block(v, axis, length, 0, covered), wide, steps), seen
+            )
+            assert is_var(rows)
+            self.blocks[x, axis] = self.new.x(rows)
+        return self.blocks[x, axis]
+
+    def _rest_of(self, x: Atom, axis: Axis | None) -> Atom:
+        if isinstance(x, Literal):
+            return x
+        seen = self._seen(x)
+        if axis is None:
+            return seen
+        if (x, axis) not in self.rest:
+            length, covered = self.stream.length, self.covered
+            (self.rest[x, axis],) = self.new.after.call(
+                lambda v: take_block(v, axis, length, covered, length - covered), seen
+            )
+        return self.rest[x, axis]
+
+    def _seen(self, x: Atom) -> Atom:
+        """What stands for a value after the loops before this one."""
+        return x if isinstance(x, Literal) else self.whole.results.get(x, x)
+
+    def _reduce(
+        self, eqn: JaxprEqn, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom], behind: list[Atom] | None
+    ) -> None:
+        step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
+        totals = accumulate(self.new, answer.monoid, parts, Window(0, 1, self.steps), step_size)
+        if behind is not None:
+            n = len(totals)
+            totals = self.new.after.call(
+                lambda *values: list(answer.monoid.combine(tuple(values[:n]), tuple(values[n:]))), *totals, *behind
+            )
+        outs = self.new.after.call(answer.finish, *totals)
+        for var, out in zip(eqn.outvars, outs, strict=True):
+            self._stand_for(var, out)
+
+    def _keep(self, place: int, eqn: JaxprEqn, answer: Mapped, outs: Sequence[Atom], behind: list[Atom] | None) -> None:
+        """Notes the blocks that an equation made, and stacks those that something else reads."""
+        for k, (var, axis) in enumerate(zip(eqn.outvars, answer.outs, strict=True)):
+            if axis is None:  # the same in every step
+                continue
+            self.blocks[var, axis] = outs[k]
+            if behind is not None:
+                self.rest[var, axis] = behind[k]
+            if place in self.roots and var not in self.whole.results and self._is_wanted(var):
+                rows = self.new.y(outs[k])
+                self._stand_for(var, self._joined(rows, axis, None if behind is None else behind[k]))
+
+    def _is_wanted(self, var: Var) -> bool:
+        """Whether the whole of a value that a root makes is wanted: another loop may read what is not large."""
+        stream = self.stream
+        return var not in stream.large or any(not stream.reads_blocks(k, var) for k in stream.level.readers(var))
+
+    def _joined(self, rows: Var, axis: Axis, behind: Atom | None) -> Atom:
+        covered = self.covered
+        (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, covered), rows)
+        if behind is not None:
+            (whole,) = self.new.after.call(lambda a, b: _appended(a, b, axis), whole, behind)
+        return whole
+
+    def _stand_for(self, var: Var, atom: Atom) -> None:
+        """Lets `atom` stand for a variable of the program, with its weak type."""
+        weak = getattr(var.aval, "weak_type", False)
+        if weak != getattr(atom.aval, "weak_type", False):
+            (atom,) = self.new.after.call(lambda v: _jax.convert_element_type(v, var.aval.dtype, weak), atom)
+        self.whole.results[var] = atom
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A product whose operands are transposed beforehand: the orders, by operand, and the product of these."""
+
+    eqn: JaxprEqn
+    orders: dict[int, tuple[int, ...]]
+    numbers: Any
+
+    def run(self, *values: Any) -> list[Any]:
+        """The product."""
+        return bind(self.eqn, values, self.eqn.params | {"dimension_numbers": self.numbers})
+
+
+def transposed(eqn: JaxprEqn, whole: Sequence[int]) -> Turned | None:
+    """A product that would transpose an operand that is the same in all steps, with its batch dimensions in front."""
+    if eqn.primitive.name != "dot_general":
+        return None
+    contract, batch = eqn.params["dimension_numbers"]
+    orders = {
+        k: (*batch[k], *(d for d in range(len(eqn.invars[k].aval.shape)) if d not in batch[k]))
+        for k in whole
+        if tuple(batch[k]) != tuple(range(len(batch[k])))
+    }
+    if not orders:
+        return None
+
+    def moved(side: int, dims: Sequence[int]) -> tuple[int, ...]:
+        return tuple(orders[side].index(d) for d in dims) if side in orders else tuple(dims)
+
+    numbers = tuple(tuple(moved(side, dims[side]) for side in (0, 1)) for dims in (contract, batch))
+    return Turned(eqn, orders, numbers)
+
+
+def _appended(a: Any, b: Any, axis: Axis) -> Any:
+    """`b` behind `a` along an axis."""
+    if axis.outer == 1:
+        return lax.concatenate([a, b], axis.dim)
+    d, shape = axis.dim, a.shape
+    split = [lax.reshape(x, (*shape[:d], axis.outer, x.shape[d] // axis.outer, *shape[d + 1 :])) for x in (a, b)]
+    whole = lax.concatenate(split, d + 1)
+    return lax.reshape(whole, (*shape[:d], a.shape[d] + b.shape[d], *shape[d + 1 :]))
+
+
+def scan_like(eqn: JaxprEqn) -> JaxprEqn:
+    """A scan with the source line and context of `eqn`, for `LoopBuilder`."""
+    builder = Builder(eqn)
+    builder.call(lambda x: lax.scan(lambda c, v: (c, v), (), x)[1], _sample())
+    (scan,) = (one for one in builder.eqns if one.primitive.name == "scan")
+    return scan
+
+
+def _sample() -> Var:
+    return _jax.new_var(_jax.ShapedArray((2,), np.dtype(np.float32)))
+
+
+def _recomputing(body: ClosedJaxpr) -> ClosedJaxpr:
+    """A loop's body under `jax.checkpoint`."""
+
+    def whole(*args: Any) -> list[Any]:
+        return jax.checkpoint(lambda *values: list(_jax.evaluate(body, values)), prevent_cse=False)(*args)
+
+    traced = _jax.trace_small(whole, body.in_avals)
+    assert not traced.consts, "the body closes over nothing"
+    return ClosedJaxpr(traced.jaxpr, ())

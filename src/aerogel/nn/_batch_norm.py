@@ -1,0 +1,133 @@
+"""Normalisation by the statistics of a batch, and of all batches seen in inference."""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aerogel.module import Module, Variable
+
+from ._adapter import Parameter
+from ._check import check_channels, shown
+from ._errors import InputError
+from ._init import default_dtype
+from ._layer_norm import scaled, widened
+from ._position import position_of
+
+
+class BatchNorm(Module):
+    """Each channel with mean 0 and variance 1 over batch and space, times `weight` plus `bias`.
+
+    Inputs are [..., channels, *space]; statistics are taken over all axes but that of the channels, and over the axes
+    of `axis_name`. In training they also move the running ones, which are `ag.Variable`s: call the model by
+    `ag.stateful`. In inference the running ones normalise.
+
+    Attributes:
+        weight, bias: [channels], or None.
+        running_mean, running_var: variables of [channels]; None without `track_running_stats`.
+
+    Args:
+        channels: the number of channels.
+        axis_name: of `jax.vmap`, or several: mapped axes to take statistics over too.
+        eps: is added to the variance.
+        momentum: the weight of the new statistics in the running ones.
+        channelwise_affine: whether there are weight and bias.
+        track_running_stats: whether there are running statistics; else the batch's are used in inference too.
+        inference: whether the running ones are used. `ag.inference(model)` sets this everywhere.
+        num_spatial_dims: the number of axes behind the channels: 2 for images, 0 for vectors.
+        dtype: of the parameters and statistics.
+
+    Raises:
+        InputError: called in training with one value per channel, which has no variance.
+        StateError: called in training outside of `ag.stateful`.
+
+    >>> import jax, jax.numpy as jnp, aerogel as ag
+    >>> norm = ag.nn.BatchNorm(3)
+    >>> out, norm = ag.stateful(ag.nn.BatchNorm.__call__)(norm, jnp.arange(12.0).reshape(4, 3))
+    >>> out.mean(0).tolist(), norm.running_mean.value.round(3).tolist()
+    ([0.0, 0.0, 0.0], [0.45000001788139343, 0.550000011920929, 0.6500000357627869])
+    """
+
+    weight: Parameter | None
+    bias: Parameter | None
+    running_mean: Variable | None
+    running_var: Variable | None
+    channels: int
+    axis_name: tuple[Hashable, ...]
+    eps: float
+    momentum: float
+    inference: bool
+    num_spatial_dims: int
+
+    def __init__(
+        self,
+        channels: int,
+        axis_name: Hashable | Sequence[Hashable] = (),
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        channelwise_affine: bool = True,
+        track_running_stats: bool = True,
+        inference: bool = False,
+        *,
+        num_spatial_dims: int = 0,
+        dtype: Any = None,
+    ) -> None:
+        dtype = default_dtype(dtype)
+        self.weight = jnp.ones(channels, dtype) if channelwise_affine else None
+        self.bias = jnp.zeros(channels, dtype) if channelwise_affine else None
+        self.running_mean = Variable(jnp.zeros(channels, dtype)) if track_running_stats else None
+        self.running_var = Variable(jnp.ones(channels, dtype)) if track_running_stats else None
+        self.channels = channels
+        self.axis_name = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+        self.eps = eps
+        self.momentum = momentum
+        self.inference = inference
+        self.num_spatial_dims = num_spatial_dims
+
+    def __call__(self, x: Any, *, key: jax.Array | None = None, inference: bool | None = None) -> jax.Array:
+        """The result for `x`; `inference` stands for the attribute, where it is given. `key` is not used."""
+        check_channels(self, x, self.channels, self.num_spatial_dims)
+        wide = widened(x)
+        if (self.inference if inference is None else inference) and self.running_mean is not None:
+            mean, var = widened(self.running_mean.get()), widened(self.running_var.get())  # type: ignore[union-attr]
+        else:
+            mean, var = self._of_batch(wide)
+        shape = (self.channels, *[1] * self.num_spatial_dims)
+        out = (wide - mean.reshape(shape)) * jax.lax.rsqrt(var + self.eps).reshape(shape)
+        return scaled(out, self.weight, self.bias, self.num_spatial_dims).astype(jnp.result_type(x))
+
+    def _of_batch(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of a batch; they move the running ones."""
+        at = x.ndim - 1 - self.num_spatial_dims
+        axes = tuple(axis for axis in range(x.ndim) if axis != at)
+        count = math.prod(x.shape[axis] for axis in axes) * _size(self.axis_name)
+        if count == 1:
+            raise InputError(
+                what="in training, statistics need more than one value per channel.",
+                place=position_of(self),
+                got=shown(x),
+                wanted="a batch, or an axis_name of a vmap",
+                to_fix="call it with a leading batch axis; give the vmap's axis_name; or ag.inference(model)",
+            )
+        mean = _over(jnp.mean(x, axes), self.axis_name)
+        centred = x - mean.reshape(self.channels, *[1] * self.num_spatial_dims)
+        var = _over(jnp.mean(centred * centred, axes), self.axis_name)
+        if self.running_mean is not None and self.running_var is not None:
+            # As in PyTorch, the running variance is the unbiased one, and the batch is normalised with the biased one.
+            self._move(self.running_mean, mean)
+            self._move(self.running_var, var * (count / max(count - 1, 1)))
+        return mean, var
+
+    def _move(self, running: Variable, new: jax.Array) -> None:
+        old = running.get()
+        running.set((old + self.momentum * (jax.lax.stop_gradient(new) - old)).astype(old.dtype))
+
+
+def _size(axis_name: tuple[Hashable, ...]) -> int:
+    return jax.lax.axis_size(axis_name) if axis_name else 1
+
+
+def _over(mean: jax.Array, axis_name: tuple[Hashable, ...]) -> jax.Array:
+    return jax.lax.pmean(mean, axis_name) if axis_name else mean

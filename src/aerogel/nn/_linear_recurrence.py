@@ -1,0 +1,115 @@
+"""Recurrences that are linear in the state: all steps at once, in logarithmic depth."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aerogel.module import Module
+
+from ._adapter import Parameter, value_of
+from ._check import check_last_axes
+from ._init import default_dtype
+from ._layer_norm import widened
+
+
+def linear_recurrence(decay: Any, x: Any, state: Any = None, *, reverse: bool = False) -> jax.Array:
+    """All `h[t] = decay[t] * h[t - 1] + x[t]` along the last axis but one: [..., time, size], by an associative scan.
+
+    Args:
+        decay: broadcasts against `x`.
+        x: [..., time, size].
+        state: h before the first step, [..., size]; zeros if None.
+        reverse: whether time runs backwards.
+
+    >>> import jax.numpy as jnp, aerogel as ag
+    >>> ag.nn.linear_recurrence(0.5, jnp.ones((3, 1)))[:, 0].tolist()
+    [1.0, 1.5, 1.75]
+    """
+    x = jnp.asarray(x)
+    decays = jnp.broadcast_to(jnp.asarray(decay), x.shape)
+    if state is not None and x.shape[-2]:
+        first = -1 if reverse else 0
+        x = x.at[..., first, :].add(decays[..., first, :] * state)
+
+    def joined(one: Any, two: Any) -> Any:
+        return one[0] * two[0], two[0] * one[1] + two[1]
+
+    return jax.lax.associative_scan(joined, (decays, x), reverse=reverse, axis=x.ndim - 2)[1]
+
+
+class LinearRecurrentUnit(Module):
+    """A diagonal linear state-space layer, the LRU of Orvieto et al. (2023): from [..., time, size] to the same shape.
+
+    `h[t] = a * h[t - 1] + sqrt(1 - |a|²) * B x[t]` with complex states and decays, `y[t] = Re(C h[t]) + D * x[t]`.
+    Returns the results of all steps and the last state.
+
+    Attributes:
+        log_rate, log_phase: [state_size]: `a = exp(-exp(log_rate) + i exp(log_phase))`.
+        into: [2, state_size, size], real and imaginary part of B.
+        out: [2, size, state_size], of C.
+        skip: [size], D.
+
+    Args:
+        size: of input and result.
+        state_size: the number of complex states.
+        r_min: |a| is drawn above this.
+        r_max: |a| is drawn below this.
+        max_phase: below this the angle of a is drawn.
+        dtype: of the parameters.
+        key: for the parameters.
+
+    >>> import jax, jax.numpy as jnp, aerogel as ag
+    >>> outs, state = ag.nn.LinearRecurrentUnit(3, 8, key=jax.random.key(0))(jnp.ones((5, 20, 3)))
+    >>> outs.shape, state.shape, state.dtype.name
+    ((5, 20, 3), (5, 8), 'complex64')
+    """
+
+    log_rate: Parameter
+    log_phase: Parameter
+    into: Parameter
+    out: Parameter
+    skip: Parameter
+    size: int
+    state_size: int
+
+    def __init__(
+        self,
+        size: int,
+        state_size: int,
+        r_min: float = 0.0,
+        r_max: float = 1.0,
+        max_phase: float = 2 * math.pi,
+        *,
+        dtype: Any = None,
+        key: jax.Array,
+    ) -> None:
+        dtype = default_dtype(dtype)
+        of_rate, of_phase, of_into, of_out, of_skip = jax.random.split(key, 5)
+        tiny = 1e-6  # keeps both logarithms finite
+        # |a|² is uniform, so that the states fill the ring evenly.
+        squares = jax.random.uniform(of_rate, (state_size,), dtype, r_min**2 + tiny, r_max**2 - tiny)
+        self.log_rate = jnp.log(-0.5 * jnp.log(squares))
+        self.log_phase = jnp.log(jax.random.uniform(of_phase, (state_size,), dtype, tiny, max_phase))
+        self.into = jax.random.normal(of_into, (2, state_size, size), dtype) / math.sqrt(2 * max(size, 1))
+        self.out = jax.random.normal(of_out, (2, size, state_size), dtype) / math.sqrt(max(state_size, 1))
+        self.skip = jax.random.normal(of_skip, (size,), dtype)
+        self.size = size
+        self.state_size = state_size
+
+    def __call__(self, x: Any, state: Any = None, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        """The results and the last state for `x`, from `state`, [..., state_size], or zeros; `key` is not used."""
+        check_last_axes(self, x, "time", self.size)
+        wide = widened(x)  # complex numbers have no narrower parts
+        rate, phase, into, out, skip = (
+            value_of(each).astype(wide.dtype)
+            for each in (self.log_rate, self.log_phase, self.into, self.out, self.skip)
+        )
+        rate, phase = jnp.exp(rate), jnp.exp(phase)
+        size, gain = jnp.exp(-rate), jnp.sqrt(-jnp.expm1(-2 * rate))
+        decay = jax.lax.complex(size * jnp.cos(phase), size * jnp.sin(phase))
+        entering = jax.lax.complex(gain * (wide @ into[0].T), gain * (wide @ into[1].T))
+        states = linear_recurrence(decay, entering, state)
+        seen = states.real @ out[0].T - states.imag @ out[1].T + skip * wide
+        return seen.astype(jnp.result_type(x)), states[..., -1, :]

@@ -1,0 +1,296 @@
+"""Streaming: formulas whose inside is large run in blocks, with the same results, value and gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aerogel as ag
+from aerogel.compiler import Context, Exactness
+from aerogel.compiler.components import by_component
+from aerogel.compiler.exactness import allowed
+from aerogel.compiler.passes.streaming import Streaming
+from aerogel.compiler.program import inner_jaxprs
+from aerogel.compiler.stream_plan import Sizes
+from aerogel.compiler.unit_batches import without_unit_batches
+from compiler.loop_patterns import normal
+from compiler.programs_of import run, traced
+
+SIZES = Sizes(1 << 12, at_any_price=True)  # 4 KiB are large
+SMALL = Streaming(SIZES)
+N, M = 96, 89  # neither divides the other, nor has a block's length
+
+
+def distances(x: Any, y: Any) -> Any:
+    """All squared distances."""
+    return ((x[:, None] - y[None]) ** 2).sum(-1)
+
+
+def kernel(x: Any, y: Any) -> Any:
+    """A Gaussian of one pair."""
+    return jnp.exp(-0.5 * jnp.sum((x - y) ** 2))
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    """As it stands in the paper."""
+    return jax.nn.softmax(q @ k.T / 4, axis=-1) @ v
+
+
+def causal(q: Any, k: Any, v: Any) -> Any:
+    """With a mask."""
+    s = jnp.einsum("qd,kd->qk", q, k)
+    s = jnp.where(jnp.arange(s.shape[0])[:, None] >= jnp.arange(s.shape[1])[None], s, -1e30)
+    return jax.nn.softmax(s, -1) @ v
+
+
+def heads(q: Any, k: Any, v: Any) -> Any:
+    """Two heads that share keys and values, with a bias by distance."""
+    q = q.reshape(q.shape[0], 2, -1)
+    bias = -jnp.abs(jnp.arange(q.shape[0])[:, None] - jnp.arange(k.shape[0])[None]).astype(q.dtype)
+    s = jnp.einsum("qhd,kd->hqk", q, k[:, : q.shape[-1]]) + 0.1 * bias
+    return jnp.einsum("hqk,kd->qhd", jax.nn.softmax(s, -1), v)
+
+
+def forces(x: Any, y: Any, v: Any) -> Any:
+    """Of bodies on others."""
+    d = y[None] - x[:, None]
+    return (d * (v[None] * ((d**2).sum(-1) + 1e-2) ** -1.5)[..., None]).sum(1)
+
+
+def mixture(x: Any, y: Any, v: Any) -> Any:
+    """A log-likelihood."""
+    return jax.nn.logsumexp(jax.nn.log_softmax(v)[None] - 0.5 * distances(x, y), axis=1).sum()
+
+
+def column_softmax(q: Any, k: Any, v: Any) -> Any:
+    """A sum over rows that enters each of them: the inside is needed twice."""
+    s = q @ k.T / 4
+    return (jax.nn.softmax(s, axis=0) * s).sum(1)
+
+
+POINTS = (normal(0, N, 3), normal(1, M, 3), normal(2, M))
+TOKENS = (normal(0, N, 16), normal(1, M, 16), normal(2, M, 5))
+Formula = Callable[..., Any]
+SMOOTH: dict[str, tuple[Formula, tuple[Any, ...]]] = {
+    "broadcast": (lambda x, y, v: jnp.exp(-0.5 * distances(x, y)) @ v, POINTS),
+    "vmap of vmap": (lambda x, y, v: jax.vmap(lambda a: jax.vmap(lambda b: kernel(a, b))(y))(x) @ v, POINTS),
+    "einsum": (
+        lambda x, y, v: jnp.exp(-jnp.einsum("ijk,ijk->ij", x[:, None] - y[None], x[:, None] - y[None])) @ v,
+        POINTS,
+    ),
+    "itself": (lambda x, y, v: (jnp.exp(-distances(x, x)) @ x).sum() + v.sum(), POINTS),
+    "transposed": (lambda x, y, v: v @ jnp.exp(-distances(x, y)).T, POINTS),
+    "logsumexp": (lambda x, y, v: jax.nn.logsumexp(v - distances(x, y), axis=1), POINTS),
+    "nearest": (lambda x, y, v: distances(x, y).min(1), POINTS),
+    "forces": (forces, POINTS),
+    "mixture": (mixture, POINTS),
+    "attention": (attention, TOKENS),
+    "causal": (causal, TOKENS),
+    "heads": (heads, TOKENS),
+    "column softmax": (column_softmax, TOKENS),
+}
+CHOICES: dict[str, tuple[Formula, tuple[Any, ...]]] = {
+    "argmin": (lambda x, y, v: distances(x, y).argmin(1), POINTS),
+    "nearest five": (lambda x, y, v: jax.lax.top_k(-distances(x, y), 5), POINTS),
+    "count": (lambda x, y, v: (distances(x, y) < 0.5).sum(1), POINTS),
+    "both ways": (lambda x, y, v: distances(x, y).min(1).mean() + distances(x, y).min(0).mean(), POINTS),
+}
+
+
+def squares(f: Formula) -> Formula:
+    """A scalar of `f`."""
+    return lambda *args: (f(*args) ** 2).sum()
+
+
+def streamed(f: Formula, *args: Any, sizes: Sizes = SIZES) -> tuple[Any, list[Any]]:
+    """Results of the streamed function, compiled, and what fired."""
+    reports: list[Any] = []
+    out = jax.jit(ag.optimize(f, passes=(Streaming(sizes),), on_report=reports.append))(*args)
+    return out, [d for d in reports[0].fired if d.rule == "streaming"]
+
+
+def close(got: Any, want: Any, exact: Any) -> None:
+    """`got` is as near to `exact` as `want` is, or within a few ulp of the largest value."""
+    for a, b, c in zip(*map(jax.tree.leaves, (got, want, exact)), strict=True):
+        assert a.dtype == b.dtype
+        a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
+        assert np.abs(a - c).max() <= max(4 * np.abs(b - c).max(), 1e-5 * np.abs(c).max())
+
+
+def in_float64(f: Formula, args: Any) -> Any:
+    """What `f` is in float64."""
+    with jax.enable_x64(True):
+        return jax.jit(f)(*(np.asarray(x, np.float64) for x in args))
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_values_and_gradients(name: str) -> None:
+    """A formula in blocks gives the value and the gradient of the formula, however the gradient is taken."""
+    f, args = SMOOTH[name]
+    out, fired = streamed(f, *args)
+    assert fired
+    close(out, jax.jit(f)(*args), in_float64(f, args))
+    g = jax.value_and_grad(squares(f), argnums=(0, 1, 2))
+    want, exact = jax.jit(g)(*args), in_float64(g, args)
+    inside, fired = streamed(g, *args)
+    assert fired
+    close(inside, want, exact)
+    outside = jax.value_and_grad(ag.optimize(squares(f), passes=(SMALL,)), argnums=(0, 1, 2))
+    close(jax.jit(outside)(*args), want, exact)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices(name: str) -> None:
+    """What picks or counts gives the same, bit for bit."""
+    f, args = CHOICES[name]
+    out, fired = streamed(f, *args)
+    assert fired
+    for a, b in zip(jax.tree.leaves(out), jax.tree.leaves(jax.jit(f)(*args)), strict=True):
+        assert np.array_equal(a, b) if a.dtype.kind == "i" else np.allclose(a, b, rtol=1e-5)
+
+
+def sizes_in(jaxpr: Any) -> list[int]:
+    """The numbers of elements of all values, nested ones included."""
+    own = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
+    return own + [n for eqn in jaxpr.eqns for inner in inner_jaxprs(eqn) for n in sizes_in(inner)]
+
+
+@pytest.mark.parametrize(
+    "name", ["broadcast", "vmap of vmap", "logsumexp", "nearest", "forces", "mixture", "attention"]
+)
+def test_nothing_large_is_left(name: str) -> None:
+    """At 8192 by 8192 no value of the optimised program, gradient included, has a tenth of the elements."""
+    f, args = SMOOTH[name]
+    large = [jax.ShapeDtypeStruct((8192, *x.shape[1:]), x.dtype) for x in args]
+    for g in (f, jax.value_and_grad(squares(f), argnums=(0, 1, 2))):
+        assert max(sizes_in(traced(g, *large).jaxpr)) >= 8192 * 8192
+        assert max(sizes_in(traced(ag.optimize(g), *large).jaxpr)) < 8192 * 8192 // 10
+
+
+def test_memory() -> None:
+    """The temporary memory of value and gradient falls to a fifteenth and less."""
+    f, args = SMOOTH["broadcast"]
+    large = [jax.ShapeDtypeStruct((4096, *x.shape[1:]), x.dtype) for x in args]
+    for g, share in ((f, 30), (jax.value_and_grad(squares(f), argnums=(0, 1, 2)), 15)):
+        plain, ours = (
+            jax.jit(h).lower(*large).compile().memory_analysis().temp_size_in_bytes for h in (g, ag.optimize(g))
+        )
+        assert share * ours <= plain
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 97])
+def test_what_is_left_behind_the_last_block(rows: int) -> None:
+    """Lengths that no block divides, and nearly none at all, are covered."""
+    x, y, v = normal(0, rows, 3), normal(1, 400, 3), normal(2, 400)
+    f = lambda x, y, v: (jnp.exp(-distances(x, y)) @ v, distances(x, y).max(0), distances(x, y).sum())  # noqa: E731
+    out, _ = streamed(f, x, y, v)
+    close(out, jax.jit(f)(x, y, v), in_float64(f, (x, y, v)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "complex64"])
+def test_types(dtype: str) -> None:
+    """Other types than float32 keep their type, and their results."""
+    x, y = (10 * normal(k, 64, 64) for k in range(2))
+    x, y = (z.astype(dtype) for z in (x, y))
+
+    def f(x: Any, y: Any) -> Any:
+        d = jnp.abs(x[:, None] - y[None]).sum(-1)
+        return d.sum(1), d.max(0)
+
+    out, fired = streamed(f, x, y)
+    assert fired
+    for a, b in zip(out, jax.jit(f)(x, y), strict=True):
+        assert a.dtype == b.dtype
+        assert np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-2)
+
+
+@pytest.mark.parametrize("around", ["vmap", "scan", "cond"])
+def test_inside_of_others(around: str) -> None:
+    """A formula under vmap, in a step of a loop and in a branch is streamed too."""
+    f, (x, y, v) = SMOOTH["logsumexp"]
+    wrapped: dict[str, Formula] = {
+        "vmap": lambda x, y, v: jax.vmap(f, (0, None, None))(jnp.stack([x, 2 * x]), y, v),
+        "scan": lambda x, y, v: jax.lax.scan(lambda c, s: (c + f(s * x, y, v), None), jnp.zeros(N), jnp.arange(3.0))[0],
+        "cond": lambda x, y, v: jax.lax.cond(v[0] > 0, f, lambda *_: jnp.zeros(N), x, y, v),
+    }
+    g = wrapped[around]
+    out, fired = streamed(g, x, y, v)
+    assert fired
+    close(out, jax.jit(g)(x, y, v), in_float64(g, (x, y, v)))
+
+
+def reasons(f: Formula, *args: Any, numerics: str = "fast", sizes: Sizes = SIZES) -> str:
+    """Why nothing fired."""
+    program = ag.compiler.Program(traced(f, *args).jaxpr, traced(f, *args).consts)
+    new, decisions = Streaming(sizes)(program, Context(allowed(numerics), "cpu"))
+    assert new is program
+    assert not any(d.fired for d in decisions)
+    return "; ".join(d.reason for d in decisions)
+
+
+def test_near_misses() -> None:
+    """What exists anyway, is small, or would change what it promises is left, with the reason."""
+    x, y, v = POINTS
+    q, k, w = TOKENS
+    assert "it is a result" in reasons(lambda x, y: jnp.exp(-distances(x, y)), x, y)
+    assert reasons(SMOOTH["broadcast"][0], x, y, v, sizes=Sizes(1 << 20)) == ""
+    assert "sort" in reasons(lambda q, k: jnp.sort((q @ k.T).reshape(-1))[-5:], q, k)
+    assert "MB" in reasons(attention, q, k, w, sizes=Sizes(1 << 14))
+    both = lambda d: d.min(0).sum() + d.min(1).sum()  # noqa: E731
+    assert "last bit" in reasons(jax.grad(lambda x, y: both(distances(x, y))), x, y, sizes=Sizes(1 << 12))
+
+
+def test_strict_sums_in_the_old_order() -> None:
+    """With strict numerics rows are cut, whose sums stay as they are, and no sum is cut."""
+    x, y, v = POINTS
+    program = traced(lambda x, y, v: jnp.exp(-distances(x, y)) @ v, x, y, v)
+    _, decisions = SMALL(program, Context(allowed("strict"), "cpu"))
+    assert {d.exactness for d in decisions if d.fired} == {Exactness.BITWISE}
+    gradient = jax.grad(lambda x, y: jnp.exp(-distances(x, y)).sum(), argnums=(0, 1))
+    assert "strict" in reasons(gradient, x, y, numerics="strict")
+
+
+def test_the_place_of_a_minimum_is_found_again() -> None:
+    """The gradient of a minimum reaches each of the points that attain it, in blocks as in one piece, ties included."""
+    x = jnp.concatenate([normal(0, 200, 3)] * 2)
+    y = jnp.concatenate([normal(1, 90, 3)] * 2)
+    g = jax.grad(lambda x, y: distances(x, y).min(1).sum(), argnums=(0, 1))
+    got, fired = streamed(g, x, y)
+    assert fired
+    for a, b in zip(got, jax.jit(g)(x, y), strict=True):
+        assert np.array_equal(np.any(a != 0, axis=1), np.any(b != 0, axis=1))
+        assert np.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_components() -> None:
+    """Coordinates are computed one by one: no large value with a short last axis is left, and the numbers stay."""
+    x, y = normal(0, 128, 3), normal(1, 128, 3)
+    f = lambda x, y: (distances(x, y).sum(1), (x[:, None] - y[None]).sum(0), jnp.sin(x[:, None] * y[None]).max((1, 2)))  # noqa: E731
+    before = traced(f, x, y)
+    after = ag.compiler.Program(by_component(before.jaxpr), before.consts)
+    short = [v for eqn in after.jaxpr.eqns for v in eqn.outvars if v.aval.size > 1 << 13 and v.aval.shape[-1] == 3]
+    assert short == []
+    for a, b in zip(run(after, x, y), run(before, x, y), strict=True):
+        assert np.allclose(a, b, rtol=1e-5, atol=1e-4)
+
+
+def test_components_that_belong_together_stay() -> None:
+    """A short last axis that is multiplied by a matrix, or is a result, is left."""
+    x, y, w = normal(0, 128, 3), normal(1, 128, 3), normal(2, 3, 3)
+    for f in (lambda x, y: ((x[:, None] - y[None]) @ w).sum(-1), lambda x, y: x[:, None] - y[None]):
+        before = traced(f, x, y).jaxpr
+        assert by_component(before) is before
+
+
+def test_unit_batches() -> None:
+    """A product with batch dimensions of length one is a plain one, whatever its operands' order."""
+    a, b = normal(0, 1, 5, 1, 4), normal(1, 6, 1, 1, 4)
+    f = lambda a, b: jnp.einsum("xqyd,kxyd->xyqk", a, b)  # noqa: E731
+    before = traced(f, a, b)
+    after = ag.compiler.Program(without_unit_batches(before.jaxpr), before.consts)
+    (product,) = (eqn for eqn in after.jaxpr.eqns if eqn.primitive.name == "dot_general")
+    assert product.params["dimension_numbers"][1] == ((), ())
+    assert np.allclose(run(after, a, b)[0], run(before, a, b)[0], rtol=1e-6, atol=1e-6)

@@ -1,0 +1,74 @@
+"""Adapters stand where arrays stand, and precision is changed for a call only."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aerogel as ag
+from aerogel import nn
+
+KEY = jax.random.key(0)
+
+
+def model() -> Any:
+    """A convolution and a linear layer."""
+    one, two = jax.random.split(KEY)
+    flat = lambda x: x.reshape(*x.shape[:-2], -1)  # noqa: E731
+    return nn.Sequential(nn.Conv1d(3, 4, 2, key=one), flat, nn.Linear(16, 5, key=two))
+
+
+XS = jax.random.normal(jax.random.key(1), (6, 3, 5))
+
+
+@pytest.mark.parametrize("base", [lambda w: w, nn.Quantized])
+def test_lora_trains_its_factors_only(base: Any) -> None:
+    """At first nothing changes; gradients reach `a` and `b`, and never the weight, be it whole or in 8 bits."""
+    plain = ag.at(model(), "layers[*].weight").apply(base)
+    tuned = ag.at(plain, "layers[*].weight").apply(lambda w: nn.LoRA(w, 2, 0.5, key=KEY))
+    np.testing.assert_allclose(jax.jit(tuned)(XS), jax.jit(plain)(XS), atol=1e-6)
+    grads = jax.jit(ag.grad(lambda m: (m(XS) ** 2).sum()))(tuned)
+    assert grads[2].weight.b.any()
+    assert not jax.tree.leaves(grads[2].weight.base)
+    tuned = ag.at(tuned).layers[0].weight.b.set(jnp.ones((4, 2)))
+    whole = nn.merged(tuned)
+    assert whole[0].weight.shape == (4, 3, 2)
+    np.testing.assert_allclose(whole(XS), tuned(XS), rtol=1e-5, atol=1e-6)
+    assert len(jax.tree.leaves(whole)) == 4
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(jnp.int8, 1 / 250), (jnp.float8_e4m3fn, 1 / 15)])
+def test_narrow_weights_are_near(dtype: Any, error: float) -> None:
+    """Each entry is within half a step of the narrow type, and all leaves but scales are narrow."""
+    weight = nn.Linear(64, 8, key=KEY).weight
+    kept = nn.Quantized(weight, dtype)
+    assert kept.values.dtype == dtype
+    assert kept.shape == weight.shape
+    assert float(abs(kept.get() - weight).max()) <= error * float(abs(weight).max())
+    np.testing.assert_array_equal(nn.Quantized(jnp.zeros((2, 3)), dtype).get(), jnp.zeros((2, 3)))
+
+
+def test_adapters_in_a_stack() -> None:
+    """`Stack.map` gives each layer an adapter of its own."""
+    stack = nn.Stack(lambda key: nn.Linear(4, 4, key=key), 3, key=KEY)
+    small = stack.map(lambda layer: ag.at(layer).weight.apply(nn.Quantized))
+    assert small.layers.weight.values.shape == (3, 4, 4)
+    assert small.layers.weight.scales.shape == (3, 4, 1)
+    np.testing.assert_allclose(small(jnp.ones(4)), stack(jnp.ones(4)), atol=0.02)
+
+
+def test_precision_is_that_of_a_call() -> None:
+    """Parameters stay float32 and get float32 gradients; what is computed is bfloat16, the result float32 again."""
+    layer = nn.Precision(model(), compute=jnp.bfloat16, output=jnp.float32)
+    out, grads = jax.jit(jax.value_and_grad(lambda m: m(XS).sum()))(layer)
+    assert out.dtype == jnp.float32
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(grads)} == {"float32"}
+    assert jax.eval_shape(nn.Precision(model(), compute=jnp.bfloat16), XS).dtype == jnp.bfloat16
+    part = nn.Precision(model(), compute=jnp.bfloat16, where="layers[0]")
+    assert jax.eval_shape(part, XS).dtype == jnp.float32
+    assert nn.Precision(model(), param=jnp.bfloat16).layer[0].weight.dtype == jnp.bfloat16
+    with pytest.raises(nn.InputError) as caught:
+        layer(jnp.ones((4, 5)))
+    assert caught.value.place == "model.layer.layers[0] (Conv1d)"

@@ -1,0 +1,67 @@
+"""Recurrent layers: where they start, which way they go, and all steps at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aerogel as ag
+from aerogel import nn
+
+KEY = jax.random.key(0)
+XS = jax.random.normal(jax.random.key(1), (2, 7, 3))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_linear_recurrence_is_its_loop(reverse: bool) -> None:
+    """Results and last states are those of a Python loop."""
+    decay, start = jax.nn.sigmoid(XS * 2), XS[:, 0] * 3
+    got = nn.linear_recurrence(decay, XS, start, reverse=reverse)
+    state, wanted = start, [None] * 7
+    for t in reversed(range(7)) if reverse else range(7):
+        state = decay[:, t] * state + XS[:, t]
+        wanted[t] = state
+    np.testing.assert_allclose(got, np.stack(wanted, 1), rtol=1e-5, atol=1e-6)
+    assert nn.linear_recurrence(0.5, XS[:, :0], start).shape == (2, 0, 3)
+
+
+@pytest.mark.parametrize("layer", [
+    nn.LinearRecurrentUnit(3, 4, key=KEY),
+    nn.LSTM(3, 4, 2, key=KEY),
+    nn.GRU(3, 4, 2, key=KEY),
+    nn.Recurrent(nn.RNNCell(3, 4, activation="relu", key=KEY)),
+], ids=lambda layer: type(layer).__name__)  # fmt: skip
+def test_two_halves_are_the_whole(layer: nn.LSTM) -> None:
+    """The second half of a sequence, from the state after the first, gives what the whole gives."""
+    whole, last = jax.jit(layer)(XS)
+    first, state = jax.jit(layer)(XS[:, :3])
+    second, after = jax.jit(layer)(XS[:, 3:], state)
+    np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, atol=1e-5)
+    for got, wanted in zip(jax.tree.leaves(after), jax.tree.leaves(last), strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+def test_states_of_both_directions_are_taken_back() -> None:
+    """The state of a bidirectional layer has all layers and directions in order, and can be given again."""
+    layer = nn.GRU(3, 4, 2, bidirectional=True, key=KEY)
+    _, state = layer(XS)
+    assert state.shape == (2, 4, 4)
+    outs, _ = layer(XS, state)
+    np.testing.assert_allclose(outs[:, 0, :4], layer.layers[1].forward(layer.layers[0](XS, (state[:, 0], state[:, 1]))[0], state[:, 2])[0][:, 0], atol=1e-6)  # fmt: skip  # noqa: E501
+
+
+def test_decays_start_in_their_ring() -> None:
+    """The linear unit's states neither die nor explode: |a| lies where it was asked for."""
+    unit = nn.LinearRecurrentUnit(3, 500, 0.5, 0.9, key=KEY)
+    radius = jnp.exp(-jnp.exp(unit.log_rate))
+    assert 0.5 <= float(radius.min()) < 0.55
+    assert 0.85 < float(radius.max()) <= 0.9
+
+
+def test_recurrent_weights_have_an_initializer_of_their_own() -> None:
+    """Each gate's weight of the state is drawn by itself: an orthogonal one is orthogonal per gate."""
+    cell = nn.LSTMCell(3, 4, recurrent_init=jax.nn.initializers.orthogonal(), key=KEY)
+    for gate in jnp.split(cell.weight_hh, 4):
+        np.testing.assert_allclose(gate @ gate.T, np.eye(4), atol=1e-5)
+    with pytest.raises(ag.UsageError, match="write activation='relu'"):
+        nn.RNNCell(3, 4, activation="rely", key=KEY)  # type: ignore[arg-type]
