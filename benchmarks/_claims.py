@@ -16,6 +16,7 @@ CLAIMS = (
     "loop_fusion_survives_its_surroundings",
     "hoisting_acts_only_where_it_pays",
     "sums_of_products_cost_their_cheapest_order",
+    "gates_of_an_input_are_read_one_by_one",
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "an_inverse_in_a_product_costs_a_solve",
     "small_matrices_cost_a_few_loops",

@@ -183,3 +183,24 @@ def test_gradients_hold_no_logits(name: str) -> None:
     assert made(jax.make_jaxpr(ag.optimize(f))(*args).jaxpr, T * B * V // 2) == []
     for got, want in zip(*(jax.tree.leaves(jax.jit(g)(*args)) for g in (ag.optimize(f), f)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6)
+
+
+def block_lengths(f: Callable[..., Any], steps: int, width: int, words: int) -> list[int]:
+    """Lengths of the loops that a head's program holds besides those of all steps."""
+    p = {"recurrent": jnp.zeros((width, width)), "head": jnp.zeros((width, words))}
+    xs, labels = jnp.zeros((steps, B, width)), jnp.zeros((steps, B), np.int32)
+    eqns = jax.make_jaxpr(ag.optimize(f))(p, xs, labels).jaxpr.eqns
+    return [n for eqn in eqns if eqn.primitive.name == "scan" and (n := eqn.params["length"]) != steps]
+
+
+def test_blocks_are_shared_among_cores_or_too_small_for_it() -> None:
+    """A gradient takes a quarter of the logits at a time; a value of few logits, blocks that one core works on alone.
+
+    Sixteen blocks of 65,000 logits were the slowest of all lengths: too small to be shared, and shared all the same.
+    """
+    f = HEADS["picked"]
+    assert block_lengths(jax.grad(f), T, H, V) == [4]
+    assert block_lengths(f, T, H, V) == [32]
+    # Where the product is most of the work, sharing it pays; a block may be as large as the states, here 512 kB.
+    assert block_lengths(f, T, 512, V) == [8]
+    assert block_lengths(f, T, 256, V) == [16]

@@ -152,10 +152,14 @@ def test_input_projection_of_one_sequence_is_one_product() -> None:
 
 
 def test_large_batches_stay() -> None:
-    """With 64 rows in each step, one product of all rows gains nothing and stacks much."""
-    args = rnn_args(64)
+    """With 512 rows a step's product is shared among cores itself: one of all rows gains nothing and stacks much.
+
+    With 64 it is not (measured: 0.77 of the time, hoisted).
+    """
+    args = rnn_args(512)
     assert count(hoisted(rnn), "dot_general", args, inside=True) == 2
-    assert "stacking" in refusals(rnn, args)
+    assert "too little" in refusals(rnn, args)
+    assert count(hoisted(rnn), "dot_general", rnn_args(64), inside=True) == 1
 
 
 def test_weight_gradients_leave_the_backward_loop() -> None:

@@ -73,6 +73,17 @@ def gates(x0: Any, xs: Any) -> Any:
     return jax.lax.scan(body, x0, xs)[1].sum()
 
 
+def cut(x0: Any, xs: Any, w: Any) -> Any:
+    """A cell of three gates over projected inputs."""
+
+    def body(h: Any, x: Any) -> Any:
+        a, b, c = jnp.split(x + h @ w, 3, -1)
+        h = jax.nn.sigmoid(a) * h + jnp.tanh(b) * c
+        return h, h
+
+    return jax.lax.scan(body, x0, xs)[1]
+
+
 def trajectories(x0: Any) -> Any:
     """Statistics of a trajectory with its initial state, and of its running sum."""
     ys = jax.lax.scan(lambda c, _: (c + 0.1 * jnp.sin(c),) * 2, x0, None, length=64)[1]
@@ -111,6 +122,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
     found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 64, 4096))
     found["sums of products"] = sums_of_products, (normal(0, 200, 200), normal(1, 200, 200), normal(2, 200))
+    found["cut"] = cut, (normal(0, 2, 16), normal(1, 10, 2, 48), normal(2, 16, 48) / 4)
     found["weak"] = weak, (3, normal(0, 5))
     found["joined"] = joined, (normal(0, 4, 3), normal(1, 5, 4, 3))
     found["trajectories"] = trajectories, (normal(0, 4096),)

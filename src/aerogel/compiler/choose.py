@@ -31,7 +31,12 @@ ACCUMULATORS = {"moments": 2, "online softmax": 2, "max ties": 2, "min ties": 2,
 # Values of a region that are smaller than this as a whole need no loop of their own; blocks are at most this large.
 SMALLEST_STREAM = 4 * 2**20
 BLOCK_BYTES = 2 * 2**20
-FEWEST_BLOCKS = 16
+# How small a block is beside the whole: a sixteenth, or as large as what is there in any case (the stack that it is
+# made of; the sum that each block of a gradient adds to), but no more than a quarter.
+BLOCKS_FOR_MEMORY = 16
+FEWEST_BLOCKS = 4
+# A step of a loop of blocks, besides its products and reductions: copies of what it reads, kernels over few numbers.
+SECONDS_PER_BLOCK = 5e-6
 # What XLA does not fuse into its neighbours: it reads and writes whole arrays.
 UNFUSED = frozenset(
     "dot_general conv_general_dilated sort cumsum cumprod cummax cummin cumlogsumexp fft cholesky lu qr eigh "
@@ -59,6 +64,7 @@ def choose(level: Level, region: Region, machine: Machine, before_differentiatio
     """The best plan for a region; no sites when nothing pays."""
     if not region.sites:
         return Plan(region, [], 0.0)
+    machine = machine.on_one_core()  # blocks are as long as sharing their work among cores wants: see `block_length`
     graph = _graph(level, region, machine)
     taken = graph.taken()
     seconds = graph.cost(taken)
@@ -77,21 +83,53 @@ def is_product(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in ("dot_general", "conv_general_dilated")
 
 
-def block_length(region: Region) -> int | None:
+def block_length(region: Region, machine: Machine) -> int | None:
     """How many steps at a time the sites of a region run best in a loop of their own; None if that cannot pay.
 
-    It can where a product of few rows stands in the region: a block has more. The largest value of a block should
-    stay in the cache.
+    It can where a product of few rows stands in the region: a block has more. Of the lengths that keep a block small,
+    the one with the least predicted time.
     """
     products = [site for site in region.sites if is_product(site.eqn)]
     stacked = [v for site in products for v in site.eqn.outvars if v in region.stacked]
     largest = max((nbytes(v.aval) for v in stacked), default=0)
     if largest < SMALLEST_STREAM:
         return None
-    per_step = largest // region.loop.length
-    limit = min(BLOCK_BYTES, largest // FEWEST_BLOCKS)
-    fitting = [k for k in range(1, region.loop.length) if region.loop.length % k == 0 and k * per_step <= limit]
-    return max(fitting, default=None)
+    length = region.loop.length
+    sums = any(isinstance(site.answer, Reduced) for site in products)
+    kept = largest if sums else sum(nbytes(y.aval) for y in region.loop.ys)
+    limit = min(BLOCK_BYTES, max(largest // BLOCKS_FOR_MEMORY, min(kept, largest // FEWEST_BLOCKS)))
+    fitting = [k for k in range(1, length) if length % k == 0 and k * largest <= limit * length]
+    alone = machine.on_one_core()
+    kernels = [(_elements(site), equation_seconds(site.eqn, alone)) for site in region.sites if _is_kernel(site.eqn)]
+    summed = sum(nbytes(v.aval) for site in region.sites if isinstance(site.answer, Reduced) for v in site.eqn.outvars)
+    each = SECONDS_PER_BLOCK + 2 * summed / machine.cache_bytes_per_second
+    return min(fitting, key=lambda k: (_seconds_of_blocks(length // k, each, kernels, machine), -k), default=None)
+
+
+def _is_kernel(eqn: JaxprEqn) -> bool:
+    """Whether what computes an equation is no part of another one's kernel."""
+    return is_product(eqn) or eqn.primitive.name in REDUCTIONS
+
+
+def _elements(site: Site) -> int:
+    """How many numbers the kernel of a site goes over, of all steps."""
+    reads = [x for x, place in zip(site.reads, site.places, strict=True) if place is not None]
+    made = site.eqn.outvars if isinstance(site.answer, Mapped) else []
+    return max(x.aval.size for x in (*reads, *made))
+
+
+def _seconds_of_blocks(blocks: int, each: float, kernels: Sequence[tuple[int, float]], machine: Machine) -> float:
+    """Time of a loop of so many blocks: `each` for every block, and kernels by elements and by seconds on one core.
+
+    A kernel over many elements is shared among cores. Where its part of a block is little work, that takes longer than
+    the work: small blocks on one core are then faster than larger ones on all (16 steps of 65,000 logits took twice
+    the time of 32 steps of 33,000).
+    """
+    total = blocks * each
+    for elements, seconds in kernels:
+        is_shared = elements > blocks * machine.shared_elements
+        total += blocks * machine.seconds_to_share + seconds / machine.cores if is_shared else seconds
+    return total
 
 
 def _graph(level: Level, region: Region, machine: Machine) -> Graph:

@@ -6,6 +6,7 @@ from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
 from .passes.loop_once import LoopOnce
 from .passes.loop_parts import LoopParts
+from .passes.loop_pieces import LoopPieces
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.orientation import Orientation
@@ -27,4 +28,5 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     Orientation(),
     SmallAxes(),
     LoopOnce(),
+    LoopPieces(),
 )

@@ -20,6 +20,10 @@ class Machine:
         flops_per_second: large f32 matrix products; `gemm_scale` has factors for other dtypes.
         vector_flops_per_second: f32 elementwise arithmetic.
         gemm_half_rows: the smaller of M and N at which a product runs at half its speed; `gemm_half_depth`: K.
+        cores: how much faster work that is shared among cores runs; the rates are those of one core.
+        seconds_to_share: what it costs to share a kernel's work and to wait for the last part.
+        shared_elements: a kernel over more elements than this is shared, whether that pays or not; a matrix product
+            where it pays.
         tiny_flops_per_second: products with N and K up to 4, which have a slow path of their own.
         seconds_per_batched_dot: each matrix of a batched product.
         lapack_half_size: matrix size at which LAPACK runs at half of gemm's speed; `seconds_per_matrix`: each call.
@@ -49,6 +53,9 @@ class Machine:
     seconds_per_fresh_byte: float = 0.0
     gemm_half_rows: float = 1.0
     gemm_half_depth: float = 6.0
+    cores: float = 1.0
+    seconds_to_share: float = 0.0
+    shared_elements: int = 1 << 15
     tiny_flops_per_second: float = 1e20
     seconds_per_batched_dot: float = 0.0
     lapack_half_size: float = 1000.0
@@ -60,11 +67,15 @@ class Machine:
     element_seconds: Mapping[str, float] = field(default_factory=dict, hash=False)
     call_seconds: Mapping[str, float] = field(default_factory=dict, hash=False)
 
+    def on_one_core(self) -> "Machine":
+        """The machine whose kernels share no work."""
+        return replace(self, cores=1.0)
+
 
 # One core of a Zen 4 server, jaxlib 0.10.2, measured on a 4-core machine of that kind, 2026-11, as minima, by what is
 # now benchmarks/machine_constants.py (which prints them next to these); memory, gemm, page faults and sin to rsqrt
-# (calls of libm per element) before that. More cores speed up products and elementwise work alike, so that one core's
-# ratios hold.
+# (calls of libm per element) before that. `cores` and what sharing costs are fits to products in a loop's step and of
+# all steps (width 512 to 2048, 8 to 64 rows) on all four cores, otherwise idle.
 _CPU = Machine(
     name="cpu",
     bytes_per_second=2.2e10,
@@ -78,6 +89,8 @@ _CPU = Machine(
     seconds_per_loop_step=2e-8,
     fresh_bytes=32 << 20,
     seconds_per_fresh_byte=4.8e-10,
+    cores=2.3,
+    seconds_to_share=5.5e-5,
     tiny_flops_per_second=2e9,
     seconds_per_batched_dot=1.5e-7,
     seconds_per_matrix=8e-8,

@@ -65,7 +65,8 @@ def dot_seconds(batch: int, m: int, n: int, k: int, dtype: Any, machine: Machine
     """Arithmetic time of a matrix product, without the memory's.
 
     Thin products run below gemm's speed: few rows or columns leave registers empty (a matrix-vector product then is
-    bound by reading the matrix), a short contraction does not repay loading the result.
+    bound by reading the matrix), a short contraction does not repay loading the result. A product in a loop's step is
+    mostly too small for more than one core, that of all steps is not.
     """
     flops = 2 * batch * m * n * k
     if not flops:
@@ -79,7 +80,8 @@ def dot_seconds(batch: int, m: int, n: int, k: int, dtype: Any, machine: Machine
         rate = min(rate, machine.tiny_flops_per_second)
     if getattr(dtype, "kind", "") == "c":
         rate /= 4
-    return flops / rate + (batch * machine.seconds_per_batched_dot if batch > 1 else 0.0)
+    alone = flops / rate + (batch * machine.seconds_per_batched_dot if batch > 1 else 0.0)
+    return min(alone, machine.seconds_to_share + alone / machine.cores)
 
 
 _seconds: weakref.WeakKeyDictionary[Jaxpr, dict[Any, float]] = weakref.WeakKeyDictionary()

@@ -164,7 +164,7 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
     region = grow(level, index, loop, permitted)
     early = context.before_differentiation
     inside = choose(level, region, context.machine, early)
-    block = block_length(region)
+    block = block_length(region, context.machine)
     if block is None:
         return inside
     after = choose(level, grow(level, index, loop, permitted, block), context.machine, early)
