@@ -76,7 +76,7 @@ def test_sharding_constraints_are_kept():
     sharding = NamedSharding(mesh(), P("x", "y"))
 
     def f(x):
-        y = lax.with_sharding_constraint(jnp.sin(x), sharding)
+        y = lax.with_sharding_constraint(jnp.tanh(x), sharding)
         return lax.fori_loop(0, 3, lambda _, c: lax.with_sharding_constraint(jnp.tanh(c), sharding), y)
 
     assert_lowers_alike(f, jnp.ones((8, 4)))
@@ -266,7 +266,7 @@ def test_vmap_over_a_mesh_axis():
     sharding = NamedSharding(mesh(), P("y"))
 
     def f(x):
-        return lax.with_sharding_constraint(jnp.sin(x), sharding)
+        return lax.with_sharding_constraint(jnp.tanh(x), sharding)
 
     x = jnp.ones((4, 8))
     assert_lowers_alike(jax.vmap(f, spmd_axis_name="x"), x)
@@ -280,7 +280,7 @@ def test_memory_kinds():
     host = NamedSharding(mesh(), P("x"), memory_kind="pinned_host")
 
     def f(x):
-        there = jax.device_put(jnp.sin(x), host)
+        there = jax.device_put(jnp.tanh(x), host)
         return jax.device_put(there, device) * 2, there
 
     x = jax.device_put(jnp.ones((8, 4)), device)

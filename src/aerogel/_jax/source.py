@@ -17,7 +17,7 @@ api_boundary = traceback_util.api_boundary
 
 
 # Unwrapping of errors: frames of ours are not the user's. All that is in these folders.
-for _folder in ("_jax", "module"):
+for _folder in ("_jax", "module", os.path.join("compiler", "rules")):
     exclude_from_tracebacks(os.path.join(os.path.dirname(os.path.dirname(__file__)), _folder) + os.sep)
 
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

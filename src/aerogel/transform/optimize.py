@@ -45,7 +45,8 @@ def optimize(
             results whose error against float64 is no larger.
         rules: a `RuleSet` or a list of rules (`ag.rule`, `ag.compiler.on`), each of which is applied at its stage;
             without it those of `ag.rules.use`, or else of `ag.rules.default`.
-        passes: instead of the default ones; `()` leaves every program as it is.
+        passes: instead of the default ones, and of the default rules unless `rules` are given too; `()` leaves every
+            program as it is.
         on_report: called with a `Report` each time `f` is traced.
 
     Raises:
@@ -60,7 +61,7 @@ def optimize(
     """
     _jax.check_callable(f)
     exact = allowed(numerics, "optimize")
-    known = None if rules is None else rule_set(rules)
+    known = (None if passes is None else RuleSet()) if rules is None else rule_set(rules)
     chosen = DEFAULT_PASSES if passes is None else _checked(passes)
     if passes is None and on_report is None and isinstance(f, types.FunctionType):
         return _memoised(f, (numerics, known), lambda: _wrap(f, exact, known, chosen, None))

@@ -178,7 +178,8 @@ def _is_nearer(ours: Sequence[Any], theirs: Sequence[Any], one: Reference, exact
         beyond = np.abs(truth) > float(jnp.finfo(a.dtype).max)
         if (was_number & ~is_number).any() and not beyond.any():
             return False
-        off, natural = (np.abs(np.asarray(x).astype(truth.dtype) - truth) for x in (a, b))
+        with np.errstate(invalid="ignore"):  # of infinities
+            off, natural = (np.abs(np.asarray(x).astype(truth.dtype) - truth) for x in (a, b))
         worst, excuse = np.max(off, where=is_number, initial=0.0), np.max(natural, where=was_number, initial=0.0)
         if not worst <= excuse:  # nor where float64 has no number, and one of them has
             return False

@@ -16,11 +16,6 @@ from .extrema import argmin_by_blocks as argmin_by_blocks
 from .fourier import real_convolution as real_convolution
 from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
-from .logarithms import log_abs_det as log_abs_det
-from .logarithms import log_det as log_det
-from .logarithms import log_of_one_plus_exp as log_of_one_plus_exp
-from .logarithms import log_of_softmax as log_of_softmax
-from .logarithms import log_of_sum_of_exp as log_of_sum_of_exp
 from .lookups import searched_short as searched_short
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -18,21 +19,19 @@ from .sine import cos, sin, tan
 FEWEST = 16
 # Exponents that XLA writes as products, quotients and roots.
 _EASY = (-1, 0, 0.5, 1, 2, 3)
+_FLOATS = frozenset(map(np.dtype, (np.float16, jnp.bfloat16, np.float32, np.float64)))
 _REASON = "XLA calls the C library for it, one element at a time"
 
 
 def _refusal(xs: tuple[Any, ...], accuracy: Any) -> str | None:
     dtypes = {x.dtype for x in xs}
-    if len(dtypes) > 1 or not all(np.issubdtype(d, np.floating) or d == _bfloat16 for d in dtypes):
+    if len(dtypes) > 1 or not dtypes <= _FLOATS:
         return "its operands are not floats of one type"
     if xs[0].dtype.itemsize > 4:
         return "it is of float64"
     if xs[0].size < FEWEST:
         return f"it has fewer than {FEWEST} elements"
     return None if accuracy is None else "its accuracy is chosen by hand"
-
-
-_bfloat16 = lax.full((), 0, "bfloat16").dtype
 
 
 def _rule(primitive: Any, function: Callable[..., Any]) -> PrimitiveRule:
