@@ -2,6 +2,7 @@
 #
 #   make demo          an unmodified JAX script with and without Aerogel, and the table of what that did
 #   make test          linters, types and the whole test suite
+#   make test-all      every case of every test; `make test` takes a third or half of those with many, by turns
 #   make lint          the first two of these;  make format  mends what a machine can
 #   make bench         measure every claim of benchmarks/
 #   make docs          build the documentation into site/
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format bench docs differential exhaustive jax-suite test-newest changelog clean
+.PHONY: demo test test-all lint format bench docs differential exhaustive jax-suite test-newest changelog clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)-demo
@@ -33,6 +34,9 @@ demo: $(STAMP)-demo
 # pytest comes last: its closing line is the last one printed.
 test: $(STAMP)-test lint
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+test-all: export AEROGEL_ALL = 1
+test-all: test
 
 lint: $(STAMP)-test
 	@$(BIN)/ruff check
