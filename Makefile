@@ -2,7 +2,7 @@
 #
 #   make demo          an unmodified JAX script with and without Aerogel, and the table of what that did
 #   make test          linters, types and the whole test suite
-#   make test-all      every case of every test; `make test` takes a third or half of those with many, by turns
+#   make test-all      every case of every test; `make test` takes a part of those with many, by turns
 #   make lint          the first two of these;  make format  mends what a machine can
 #   make bench         measure every claim of benchmarks/
 #   make docs          build the documentation into site/
