@@ -122,7 +122,7 @@ def test_of_two_numbers_is_the_nearest_float32_nearly_everywhere(name: str, ours
 # --- where they are used -------------------------------------------------------------------------------------------
 
 RULES = {rule.name.removeprefix("vector-"): rule for rule in elementary.rules}
-X = jnp.abs(normal(0, 4, 8)) % 1
+X = jnp.abs(normal(0, 256, 8)) % 1
 NATURAL: dict[str, Callable[..., Any]] = {
     "sin": jnp.sin,
     "cos": jnp.cos,
@@ -163,7 +163,7 @@ def test_fires_where_the_function_stands(place: str, name: str) -> None:
 
 
 NEAR_MISSES: dict[str, tuple[str, Callable[..., Any], Any, str]] = {
-    "few elements": ("sin", jnp.sin, X[0], "it has fewer than 16 elements"),
+    "few elements": ("sin", jnp.sin, X[0], "it has fewer than 2048 elements"),
     "complex": ("sin", jnp.sin, X + 0j, "its operands are not floats of one type"),
     "square root": ("pow", lambda x: x**0.5, X, "XLA writes a power of 0.5 without the C library"),
     "inverse": ("pow", lambda x: lax.pow(x, np.float32(-1)), X, "XLA writes a power of -1 without the C library"),
@@ -209,12 +209,12 @@ def test_has_the_derivatives_of_the_function() -> None:
 
     ours = derivatives(elementary.sin, elementary.atan2, elementary.cbrt, elementary.power)
     natural = derivatives(jnp.sin, jnp.arctan2, jnp.cbrt, jnp.power)
-    x = normal(1, 2, 16) % 1
+    x = normal(1, 128, 16) % 1
     for got, want in zip(ours(x), natural(x), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 def test_keeps_its_claim() -> None:
     """`check_rule` at its probes, which hold subnormal numbers, inf and nan, under vmap and grad."""
-    fires_on = [(lambda x: jnp.sin(x) + 1, (normal(0, 32),))]
+    fires_on = [(lambda x: jnp.sin(x) + 1, (normal(0, 2048),))]
     ag.check_rule(RULES["sin"], fires_on=fires_on, leaves_alone=[jnp.cos, jnp.sinh])

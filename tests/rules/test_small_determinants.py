@@ -78,3 +78,10 @@ def test_they_keep_their_claims() -> None:
         (ag.rules.small_det, lambda A: det(regular(A))),
     ]:
         ag.check_rule(rule, fires_on=[(f, (normal(0, 4, 4),))], under=[jax.vmap])
+
+
+def test_matrices_without_entries() -> None:
+    """A determinant whose derivative JAX cannot trace (no rows) is looked at like any other, and stays."""
+    f = lambda A: jnp.linalg.det(A)  # noqa: E731
+    assert jax.jit(ag.optimize(f))(jnp.zeros((3, 0, 0))).shape == (3,)
+    assert jax.jit(ag.optimize(f))(jnp.zeros((0, 3, 3))).shape == (0,)

@@ -11,17 +11,24 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .trace import trace_flat
 
+# What a user's function raises that is called with types which it was not made for.
+FAULTS_OF_A_RULE = (ArithmeticError, AssertionError, LookupError, NotImplementedError, TypeError, ValueError)
+
 
 def forward_rule(eqn: JaxprEqn) -> tuple[ClosedJaxpr, list[int], list[bool]] | None:
     """The rule of a `custom_jvp_call` as a program of primals and of the tangents that are not zero by type.
 
     Returns the program, the positions of the inputs whose tangents it takes, and for each output whether its tangent
-    is zero (and not among the results). None when the rule closes over values or distinguishes symbolic zeros.
+    is zero (and not among the results). None when the rule closes over values, distinguishes symbolic zeros, or cannot
+    be traced: nobody may ever have asked for it (the rule of `det` fails for matrices of size 0).
     """
     if eqn.params["num_consts"] or eqn.params["symbolic_zeros"]:
         return None
     zeros = [x.aval.to_tangent_aval().dtype == jax.dtypes.float0 for x in eqn.invars]
-    jaxpr, consts, still = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+    try:
+        jaxpr, consts, still = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+    except FAULTS_OF_A_RULE:
+        return None
     return ClosedJaxpr(jaxpr, consts), [k for k, zero in enumerate(zeros) if not zero], list(still)
 
 
