@@ -237,10 +237,7 @@ class _Fusion:
 
     def _replace(self, var: Var, atom: Atom) -> None:
         """Lets `atom` stand for a variable of the program, with its weak type."""
-        weak = getattr(var.aval, "weak_type", False)
-        if weak != getattr(atom.aval, "weak_type", False):
-            (atom,) = self.new.after.call(lambda v: _jax.convert_element_type(v, var.aval.dtype, weak), atom)
-        self.results[var] = atom
+        self.results[var] = self.new.after.as_weak_as(var, atom)
 
     def _stack(self, var: Var, axis: Axis, window: Window) -> Atom:
         block = self.blocks[var]

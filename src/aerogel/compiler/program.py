@@ -70,6 +70,13 @@ class Builder:
             self.eqns.append(new if like is None else new.replace(source_info=like.source_info, ctx=like.ctx))
         return [substitute(x, env) for x in jaxpr.outvars]
 
+    def as_weak_as(self, var: Var, atom: Atom) -> Atom:
+        """`atom`, of the type of `var`, with its weakness."""
+        weak = bool(getattr(var.aval, "weak_type", False))
+        if weak == bool(getattr(atom.aval, "weak_type", False)):
+            return atom
+        return self.call(lambda v: _jax.convert_element_type(v, var.aval.dtype, weak), atom)[0]
+
 
 def users(jaxpr: Jaxpr) -> dict[Var, list[int]]:
     """For each variable the indices of the equations that read it; -1 stands for the results."""

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, Reduced
@@ -130,22 +129,17 @@ class _Apart:
                 lambda *values: list(answer.monoid.combine(tuple(values[:n]), tuple(values[n:]))), *totals, *part
             )
         for var, out in zip(eqn.outvars, self.builder.call(answer.finish, *totals), strict=True):
-            self._stand_for(var, out)
+            self.results[var] = self.builder.as_weak_as(var, out)
 
     def _keep(self, eqn: JaxprEqn, answer: Mapped, outs: list[list[Atom]]) -> None:
         for n, (var, axis) in enumerate(zip(eqn.outvars, answer.outs, strict=True)):
             if axis is None:
-                self._stand_for(var, outs[0][n])
+                self.results[var] = self.builder.as_weak_as(var, outs[0][n])
                 continue
             parts = self.blocks[var, axis] = [out[n] for out in outs]
             if any(not self.stream.reads_blocks(k, var) for k in self.stream.level.readers(var)):
-                self._stand_for(var, self.builder.call(partial(_stacked, axis.dim), *parts)[0])
-
-    def _stand_for(self, var: Var, atom: Atom) -> None:
-        weak = getattr(var.aval, "weak_type", False)
-        if weak != getattr(atom.aval, "weak_type", False):
-            (atom,) = self.builder.call(lambda v: _jax.convert_element_type(v, var.aval.dtype, weak), atom)
-        self.results[var] = atom
+                (whole,) = self.builder.call(partial(_stacked, axis.dim), *parts)
+                self.results[var] = self.builder.as_weak_as(var, whole)
 
 
 def _stacked(dim: int, *parts: Any) -> Any:
@@ -188,9 +182,8 @@ def _narrower_broadcast(eqn: JaxprEqn, answer: Mapped) -> Callable[..., Sequence
     shape, into = list(eqn.params["shape"]), list(eqn.params["broadcast_dimensions"])
     if source is not None and into[source.dim] != out.dim:
         return None
-    ones = (
-        [k for k, d in enumerate(into) if d == out.dim] if source is None else []
-    )  # an operand's dimension of length 1
+    # of an operand that does not vary along the axis, a dimension of length one
+    ones = [] if source is not None else [k for k, d in enumerate(into) if d == out.dim]
     del shape[out.dim]
     dims = tuple(d - (d > out.dim) for d in into if d != out.dim)
     return lambda x: [lax.broadcast_in_dim(lax.squeeze(x, ones), tuple(shape), dims)]

@@ -186,10 +186,7 @@ class _Phase:
 
     def _stand_for(self, var: Var, atom: Atom) -> None:
         """Lets `atom` stand for a variable of the program, with its weak type."""
-        weak = getattr(var.aval, "weak_type", False)
-        if weak != getattr(atom.aval, "weak_type", False):
-            (atom,) = self.new.after.call(lambda v: _jax.convert_element_type(v, var.aval.dtype, weak), atom)
-        self.whole.results[var] = atom
+        self.whole.results[var] = self.new.after.as_weak_as(var, atom)
 
 
 @dataclass(frozen=True)

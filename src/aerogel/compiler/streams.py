@@ -164,8 +164,8 @@ def results_of(stream: Stream) -> list[set[int]]:
     roots = [set[int]() for _ in range(stream.phases)]
     for place, phase in stream.phase.items():
         whole = isinstance(stream.answers[place], Reduced)
-        read = (k for v in stream.blocks_of(place) for k in stream.level.readers(v) if not stream.reads_blocks(k, v))
-        if whole or any(True for _ in read):
+        read = any(not stream.reads_blocks(k, v) for v in stream.blocks_of(place) for k in stream.level.readers(v))
+        if whole or read:
             roots[phase].add(place)
     for phase in range(stream.phases - 1, -1, -1):
         for place in needed(stream, roots, phase):
