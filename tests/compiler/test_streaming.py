@@ -13,7 +13,6 @@ from aerogel.compiler import Context, Exactness
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.passes.streaming import Streaming
 from aerogel.compiler.program import inner_jaxprs
-from aerogel.compiler.stream_components import by_component
 from aerogel.compiler.stream_plan import Sizes
 from aerogel.compiler.unit_batches import without_unit_batches
 from compiler.loop_patterns import normal
@@ -268,26 +267,6 @@ def test_the_place_of_a_minimum_is_found_again() -> None:
     for a, b in zip(got, jax.jit(g)(x, y), strict=True):
         assert np.array_equal(np.any(a != 0, axis=1), np.any(b != 0, axis=1))
         assert np.allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_components() -> None:
-    """Coordinates are computed one by one: no large value with a short last axis is left, and the numbers stay."""
-    x, y = normal(0, 128, 3), normal(1, 128, 3)
-    f = lambda x, y: (distances(x, y).sum(1), (x[:, None] - y[None]).sum(0), jnp.sin(x[:, None] * y[None]).max((1, 2)))  # noqa: E731
-    before = traced(f, x, y)
-    after = ag.compiler.Program(by_component(before.jaxpr), before.consts)
-    short = [v for eqn in after.jaxpr.eqns for v in eqn.outvars if v.aval.size > 1 << 13 and v.aval.shape[-1] == 3]
-    assert short == []
-    for a, b in zip(run(after, x, y), run(before, x, y), strict=True):
-        assert np.allclose(a, b, rtol=1e-5, atol=1e-4)
-
-
-def test_components_that_belong_together_stay() -> None:
-    """A short last axis that is multiplied by a matrix, or is a result, is left."""
-    x, y, w = normal(0, 128, 3), normal(1, 128, 3), normal(2, 3, 3)
-    for f in (lambda x, y: ((x[:, None] - y[None]) @ w).sum(-1), lambda x, y: x[:, None] - y[None]):
-        before = traced(f, x, y).jaxpr
-        assert by_component(before) is before
 
 
 def test_unit_batches() -> None:
