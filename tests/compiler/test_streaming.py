@@ -1,6 +1,7 @@
 """Streaming: formulas whose inside is large run in blocks, with the same results, value and gradient."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -278,3 +279,19 @@ def test_unit_batches() -> None:
     (product,) = (eqn for eqn in after.jaxpr.eqns if eqn.primitive.name == "dot_general")
     assert product.params["dimension_numbers"][1] == ((), ())
     assert np.allclose(run(after, a, b)[0], run(before, a, b)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_loop_that_makes_something_that_all_blocks_share() -> None:
+    """A scan that maps over the axis, and counts beside it, stays whole where the count is read."""
+
+    def f(x: Any, counts: bool) -> Any:
+        (u, k), us = jax.lax.scan(lambda c, _: ((0.9 * c[0], c[1] + 1), c[0]), (x, 0.0), None, length=600)
+        return us.sum(0) + u, k if counts else 0.0
+
+    x = normal(0, 300)
+    for counts in (False, True):
+        out, fired = streamed(partial(f, counts=counts), x)
+        assert bool(fired) != counts
+        for got, want in zip(out, jax.jit(f, static_argnames="counts")(x, counts=counts), strict=True):
+            assert np.allclose(got, want, rtol=1e-5)
+    assert "it exists anyway" in reasons(partial(f, counts=True), x)
