@@ -173,7 +173,9 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
         return Left(uncertain[0], looked_at)
     maker = level.made_by[seed]
     if maker not in stream.answers:
-        return Left(f"it exists anyway: {stream.refusals.get(maker, 'what makes it is no part of a stream')}", looked_at)
+        return Left(
+            f"it exists anyway: {stream.refusals.get(maker, 'what makes it is no part of a stream')}", looked_at
+        )
     if stream.crossing:
         k = next(k for v in stream.crossing for k in level.readers(v) if not stream.reads_blocks(k, v))
         why = stream.refusals.get(k, "something reads the whole") if k >= 0 else "it is a result"
