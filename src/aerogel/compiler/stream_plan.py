@@ -16,7 +16,6 @@ from .loop import is_float
 from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
-from .spread import is_spread
 from .stream_components import LONGEST, REDUCTIONS
 from .stream_growth import grow
 from .streaming import stream_loops
@@ -123,8 +122,6 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
     """
     large, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
     looked_at = frozenset((seed,))
-    if any(is_spread(level.eqns[k], context.over_devices) for k in touching):
-        return Left("its values are spread over devices", large)
     if any(level.eqns[k].ctx.compute_type for k in touching):
         return Left("`compute_on` puts it elsewhere", large)
     scope = scope_of(level, touching) - taken

@@ -22,7 +22,6 @@ from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Builder, Program, where
 from ..report import Decision
-from ..spread import is_spread
 
 NAME = "small-axes"
 # From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
@@ -51,7 +50,7 @@ class SmallAxes:
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     while True:  # what is left of [n, 4, 3] is reduced beside an axis of 4
         sites = [place for place, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in FOLDS and _is_short(eqn)]
-        level = Level(jaxpr, context.over_devices)
+        level = Level(jaxpr)
         found = [(jaxpr.eqns[place], *_edit(level, place, jaxpr.eqns[place])) for place in sites]
         edits = [edit for _, edit, _ in found if edit is not None]
         decisions += [_decision(eqn, True, reason) for eqn, edit, reason in found if edit is not None]
@@ -72,8 +71,6 @@ def _is_short(eqn: JaxprEqn) -> bool:
 def _edit(level: Level, place: int, eqn: JaxprEqn) -> tuple[Edit | None, str]:
     operand, last = eqn.invars[0], eqn.invars[0].aval.ndim - 1
     axes = tuple(eqn.params["axes"])
-    if is_spread(eqn, level.over_devices):
-        return None, "its values may be spread over devices"
     if axes == (last,):
         if eqn.outvars[0].aval.size < FEWEST:
             return None, f"fewer than {FEWEST} results: starting either form takes most of the time"
