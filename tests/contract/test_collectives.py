@@ -45,21 +45,26 @@ def stepped(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mlp_loss(params: Any, x: Any, y: Any) -> Any:
+    """Mean square error of layers, one after the other."""
     for weight, bias in params:
         x = jnp.tanh(x @ weight + bias)
     return jnp.mean((x - y) ** 2)
 
 
 def layers_loss(params: Any, x: Any, y: Any) -> Any:
+    """The same, by a scan over stacked layers."""
     out, _ = lax.scan(lambda h, layer: (jnp.tanh(h @ layer[0] + layer[1]), None), x, params)
     return jnp.mean((out - y) ** 2)
 
 
 def block_loss(block: Any, x: Any) -> Any:
+    """Of a layer of ours."""
     return jnp.mean(block(x) ** 2)
 
 
 def rnn_states(params: Any, xs: Any) -> Any:
+    """Hidden states [time, batch, size]."""
+
     def step(h: Any, x: Any) -> tuple[Any, Any]:
         h = jnp.tanh(x @ params[0] + h @ params[1])
         return h, h
@@ -68,41 +73,49 @@ def rnn_states(params: Any, xs: Any) -> Any:
 
 
 def rnn_loss(params: Any, xs: Any, ys: Any) -> Any:
+    """A loss that is reduced over time."""
     return jnp.mean((rnn_states(params, xs) @ params[2] - ys) ** 2)
 
 
 def rnn_last(params: Any, xs: Any, ys: Any) -> Any:
+    """A loss of the last state."""
     return jnp.mean((rnn_states(params, xs)[-1] @ params[2] - ys[-1]) ** 2)
 
 
 def cross_entropy(params: Any, tokens: Any, labels: Any) -> Any:
+    """Of a table and a head for a vocabulary."""
     table, head = params
     logits = jax.nn.log_softmax(table[tokens] @ head)
     return -jnp.mean(jnp.take_along_axis(logits, labels[..., None], -1))
 
 
 def attention(q: Any, k: Any, v: Any) -> Any:
+    """Causal attention as it stands in the paper."""
     scores = jnp.einsum("bthd,bshd->bhts", q, k)
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(jnp.where(seen, scores, -1e9), -1), v)
 
 
 def pairs(xs: Any, ys: Any, v: Any) -> Any:
+    """A kernel-vector product, which is streamed on one device."""
     return jnp.exp(-((xs[:, None] - ys[None]) ** 2).sum(-1)) @ v
 
 
 def accumulated(weight: Any, x: Any) -> Any:
+    """Gradients of parts of a batch, added up."""
     parts = x.reshape(4, -1, x.shape[1])
     step = jax.grad(lambda w, part: (jnp.tanh(part @ w) ** 2).mean())
     return lax.scan(lambda total, part: (total + step(weight, part), None), jnp.zeros_like(weight), parts)[0]
 
 
 def stacked(x: Any) -> Any:
+    """Reductions of what a loop stacks."""
     last, ys = lax.scan(lambda c, _: (jnp.sin(c), c), x, None, length=32)
     return last, ys.mean(0), (ys**2).sum(), jnp.max(ys, (0, 2))
 
 
 def against_targets(x: Any, targets: Any) -> Any:
+    """A reduction of what a loop stacks, with what it does not read."""
     return ((lax.scan(lambda c, _: (jnp.sin(c), c), x, None, length=32)[1] - targets) ** 2).sum()
 
 
@@ -121,6 +134,7 @@ def on_image(f: Callable[..., Any]) -> Case:
 
 
 def rnn_arguments() -> tuple[Any, ...]:
+    """Parameters, inputs and targets."""
     return (normal(64, 256), normal(256, 256), normal(256, 64)), normal(64, 64, 64), normal(64, 64, 64)
 
 
@@ -204,7 +218,7 @@ CASES = [(name, layout) for name, (_, _, layouts) in PROGRAMS.items() for layout
 
 
 def placed(arguments: Any, specs: Any, kind: Any = AxisType.Auto) -> Any:
-    """The arguments, or a prefix of their tree, as shardings."""
+    """The shardings of the arguments: a tree like theirs."""
     leaves, structure = jax.tree.flatten(arguments)
     found = structure.flatten_up_to(specs)
     return structure.unflatten([NamedSharding(mesh(kind), spec) for _, spec in zip(leaves, found, strict=True)])
@@ -272,3 +286,56 @@ def test_no_collective_is_added_to_transformers(model: str, rules: str) -> None:
     start = ag.shard(MODELS[model](), mesh(), spread)
     moved = assert_moves_no_more(lambda optimise: jax.jit(optimise(stepped(block_loss))).lower(start, x).compile())
     assert moved["bytes"] > 0
+
+
+def test_no_collective_is_added_to_a_shard_map() -> None:
+    """Per-device programs with collectives of their own, with automatic and with explicit axes."""
+    arguments = ([(normal(64, 64), normal(64))] * 2, normal(128, 64), normal(128, 64))
+
+    def local(params: Any, x: Any, y: Any) -> Any:
+        value, grads = jax.value_and_grad(mlp_loss)(params, x, y)
+        return jax.tree.map(lambda p, g: p - lax.pmean(g, ALL), params, grads), lax.pmean(value, ALL)
+
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        places = placed(arguments, ([(P(), P())] * 2, P(ALL), P(ALL)), kind)
+        step = jax.shard_map(
+            local, mesh=mesh(kind), in_specs=(P(), P(ALL), P(ALL)), out_specs=P(), check_vma=kind is AxisType.Auto
+        )
+        moved = assert_moves_no_more(lambda optimise, f=step, at=places: committed(f, arguments, at, optimise))
+        assert moved["all-reduce"] > 0
+
+
+@pytest.mark.parametrize("layout", ["data", "fully"])
+def test_no_collective_is_added_with_explicit_axes(layout: str) -> None:
+    """Where the types say how values are spread."""
+    f, make, layouts = PROGRAMS["mlp"]
+    arguments = make()
+    places = placed(arguments, layouts[layout], AxisType.Explicit)
+
+    def gathered(params: Any, *batch: Any) -> Any:
+        return f(jax.tree.map(lambda leaf: jax.sharding.reshard(leaf, P()), params), *batch)
+
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        assert_moves_no_more(lambda optimise: committed(gathered, arguments, places, optimise))
+
+
+def test_constants_name_devices_too() -> None:
+    """A function of one argument of one device, which closes over an array that is spread."""
+    weight = jax.device_put(normal(512, 1024), NamedSharding(mesh(), BOTH))
+    assert_moves_no_more(
+        lambda optimise: jax.jit(optimise(lambda x: jnp.argmax(weight * x, 1))).lower(jnp.float32(2)).compile()
+    )
+
+
+def test_what_does_not_run_says_so() -> None:
+    """The report names the passes and rules that are left out; on one device they run."""
+    f, make, layouts = PROGRAMS["extrema"]
+    reports: list[Any] = []
+    places = placed(make(), layouts["rows"])
+    for one in (lambda *xs: f(*xs), lambda *xs: f(*lax.with_sharding_constraint(xs, places))):
+        jax.jit(ag.optimize(one, on_report=reports.append)).lower(*make())
+    alone, spread = ({(d.rule, d.fired) for d in report.decisions} for report in reports)
+    assert ("argmax-by-blocks", True) in alone - spread
+    assert {("argmax-by-blocks", False), ("streaming", False)} <= spread
+    said = {d.reason for d in reports[1].decisions if d.rule in ("argmax-by-blocks", "streaming")}
+    assert all("spread over devices" in reason for reason in said)

@@ -170,13 +170,13 @@ def test_refusals(name: str) -> None:
     rules, what = REFUSED[name]
     with pytest.raises(ag.ShardError) as error:
         ag.shard(Model(KEY), mesh(), rules)
-    assert what in error.value.what and error.value.place.endswith("]")
+    assert what in error.value.what
     assert "rules[" in error.value.place
 
 
 def test_a_pattern_that_fits_nothing() -> None:
     """A misspelt path is an error that names the nearest one; rules must be a mapping."""
-    with pytest.raises(ag.PathError, match="blocks.layers"):
+    with pytest.raises(ag.PathError, match=r"blocks\.layers"):
         specs(Model(KEY), {"block.layers": "model"})
     with pytest.raises(ag.UsageError, match="rules"):
         specs(Model(KEY), P("model"))
@@ -207,7 +207,7 @@ def test_no_device_holds_a_model_that_is_made_there() -> None:
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     rules = {"**": ("data", "model")}
     places = ag.shardings(shapes, mesh(), rules)
-    memory = jax.jit(make, out_shardings=places).lower().compile().memory_analysis()
+    memory: Any = jax.jit(make, out_shardings=places).lower().compile().memory_analysis()
     assert memory.output_size_in_bytes < whole / 7
     assert memory.temp_size_in_bytes < whole / 2, (memory.temp_size_in_bytes, whole)
     made = ag.shard_init(make, mesh(), rules)
@@ -255,7 +255,7 @@ def test_training_steps_agree_and_the_state_follows(name: str) -> None:
         return model, state, value
 
     def run(model: Any, tokens: Any, *places: Any) -> tuple[Any, Any, list[float]]:
-        run_step = ag.jit(lambda *args: step(*args, places))
+        run_step: Any = ag.jit(lambda *args: step(*args, places))
         state, losses = optimizer.init(ag.partition(model, ag.trainable)[0]), []
         for _ in range(2):
             assert_follows(state, model, *places)
@@ -264,7 +264,7 @@ def test_training_steps_agree_and_the_state_follows(name: str) -> None:
         return model, state, losses
 
     def assert_follows(state: Any, model: Any, *places: Any) -> None:
-        wanted = ag.shardings(state, *places, like=model) if places else None
+        wanted: Any = ag.shardings(state, *places, like=model) if places else None
         for leaf, place in zip(jax.tree.leaves(state), jax.tree.leaves(wanted), strict=bool(places)):
             assert not leaf.committed or leaf.sharding.is_equivalent_to(place, leaf.ndim), (leaf.sharding, place)
 
