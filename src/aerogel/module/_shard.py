@@ -18,7 +18,8 @@ def shard(tree: T, mesh: Mesh | AbstractMesh, rules: ShardRules, *, like: Any = 
     """The tree with its arrays spread over the devices of a mesh, as the rules say: see `ag.shardings`.
 
     What is computed from it under `jax.jit` and `ag.jit` is spread by XLA, with the collectives that this takes: a
-    function needs no change. Inside of a compiled function it is a constraint on traced values. What is no array in
+    function needs no change. Inside of a compiled function it is a constraint on traced values. Shapes are given
+    shardings: `ag.load(file, like=ag.shard(shapes, mesh, rules))` reads a model onto its devices. What is no array in
     trees of other libraries stays.
 
     Args:
@@ -67,6 +68,8 @@ def _placed(leaf: Any, sharding: NamedSharding) -> Any:
     if is_traced(leaf):
         is_typed = AxisType.Explicit in sharding.mesh.axis_types
         return (jax.sharding.reshard if is_typed else jax.lax.with_sharding_constraint)(leaf, sharding)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.update(sharding=sharding)
     if kind_of(leaf) is Kind.ARRAY or isinstance(leaf, int | float | complex | np.generic):
         return jax.device_put(leaf, sharding)
     return leaf
