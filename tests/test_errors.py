@@ -31,6 +31,7 @@ from aerogel.module import (
     MismatchError,
     PathError,
     SaveError,
+    ShardError,
     StateError,
     StructureError,
     TieError,
@@ -121,6 +122,13 @@ SAMPLES: dict[str, AerogelError] = {
         got="f32[]",
         wanted="i32[]",
         to_fix="convert it: .set(value.astype('int32'))",
+    ),
+    "AG112": ShardError(
+        what="axis 0 of size 10 cannot be split into 4 equal parts.",
+        place="head.weight: f32[10,64], by rules['**.weight']",
+        got="PartitionSpec('model', None)",
+        wanted="a divisor of 10",
+        to_fix="write None there, in a rule for this leaf before this one",
     ),
     "AG201": ProgramCheckError(
         what="the type of result 0 changed.",

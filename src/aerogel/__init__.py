@@ -25,6 +25,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import Module as Module
     from .module import PathError as PathError
     from .module import SaveError as SaveError
+    from .module import ShardError as ShardError
     from .module import StateError as StateError
     from .module import StructureError as StructureError
     from .module import Tie as Tie
@@ -43,6 +44,9 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import map_leaves as map_leaves
     from .module import partition as partition
     from .module import save as save
+    from .module import shard as shard
+    from .module import shard_init as shard_init
+    from .module import shardings as shardings
     from .module import tie as tie
     from .module import ties as ties
     from .module import trainable as trainable
@@ -89,9 +93,9 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
 _NAMES = {
     ".compiler": "RuleCheckError RuleError assume rule",
     ".module": """
-    AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError StateError
-    StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen inference load
-    map_leaves partition save tie ties trainable training unfreeze untie
+    AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError ShardError
+    StateError StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen inference
+    load map_leaves partition save shard shard_init shardings tie ties trainable training unfreeze untie
     """,
     ".transform": """
     ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign check_pass check_rule

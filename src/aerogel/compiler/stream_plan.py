@@ -18,7 +18,6 @@ from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
 from .short_axes import acts, entry_by_entry
-from .spread import is_spread
 from .stream_growth import grow
 from .streaming import stream_loops
 from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, read_outside, scope_of
@@ -126,8 +125,6 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
     """
     large, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
     looked_at = frozenset((seed,))
-    if any(is_spread(level.eqns[k], context.over_devices) for k in touching):
-        return Left("its values are spread over devices", large)
     if any(level.eqns[k].ctx.compute_type for k in touching):
         return Left("`compute_on` puts it elsewhere", large)
     scope = scope_of(level, touching) - taken

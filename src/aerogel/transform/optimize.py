@@ -16,6 +16,7 @@ from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
 from aerogel.compiler.rules import AnyRule, Rules, RuleSet, Stage, rule_set
 from aerogel.compiler.rules import default as default_rules
+from aerogel.compiler.spread import names_devices
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -120,7 +121,8 @@ def _wrap(f: Any, exact: Any, rules: RuleSet | None, passes: tuple[Pass, ...], o
         if _jax.inside_optimize.value or _jax.jit_disabled() or _jax.hunting_nans() or _jax.checking_keys():
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
-        context = Context(exact, jax.default_backend(), _jax.differentiating(), _jax.compiled_over_devices())
+        over_devices = _jax.compiled_over_devices() or names_devices(program)
+        context = Context(exact, jax.default_backend(), _jax.differentiating(), over_devices)
         whole = with_rules(in_use() if rules is None else rules, passes)
         outcome = run_passes(program, whole, context, function_name(f))
         if on_trace is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jax import lax
@@ -47,6 +47,8 @@ class Rules:
         RewriteCycle: rules undo each other, or fire without end.
         RuleError: an `after` cannot be traced at a site, or returns another type.
     """
+
+    keeps_devices: ClassVar = True
 
     rules: RuleSet
     stage: Stage = Stage.BEFORE
