@@ -50,8 +50,12 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import unfreeze as unfreeze
     from .module import untie as untie
     from .train import EMA as EMA
+    from .train import AbstractLog as AbstractLog
     from .train import AbstractMetric as AbstractMetric
     from .train import Accuracy as Accuracy
+    from .train import Checkpoint as Checkpoint
+    from .train import Checkpoints as Checkpoints
+    from .train import CSVLog as CSVLog
     from .train import EarlyStopping as EarlyStopping
     from .train import Loop as Loop
     from .train import LossScale as LossScale
@@ -59,7 +63,9 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .train import MissingExtraError as MissingExtraError
     from .train import Optimizer as Optimizer
     from .train import Prefetched as Prefetched
+    from .train import Progress as Progress
     from .train import RunningMean as RunningMean
+    from .train import TensorBoardLog as TensorBoardLog
     from .train import loop as loop
     from .train import prefetch as prefetch
     from .transform import ArgumentsError as ArgumentsError
@@ -107,8 +113,8 @@ _NAMES = {
     map_leaves partition save tie ties trainable training unfreeze untie
     """,
     ".train": """
-    AbstractMetric Accuracy EMA EarlyStopping Loop LossScale Mean MissingExtraError Optimizer Prefetched RunningMean
-    loop prefetch
+    AbstractLog AbstractMetric Accuracy CSVLog Checkpoint Checkpoints EMA EarlyStopping Loop LossScale Mean
+    MissingExtraError Optimizer Prefetched Progress RunningMean TensorBoardLog loop prefetch
     """,
     ".transform": """
     ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign check_pass check_rule
