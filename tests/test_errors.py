@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import aerogel
-from aerogel import _errors, compat, module, nn, transform
+from aerogel import _errors, compat, module, nn, train, transform
 from aerogel._errors import (
     AerogelError,
     Disagreement,
@@ -38,6 +38,7 @@ from aerogel.module import (
 )
 from aerogel.module.files._errors import Difference
 from aerogel.nn import InputError, MissingKeyError
+from aerogel.train import MissingExtraError
 from aerogel.transform import ArgumentsError, CarryError, GradientError, TooManyTraces
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
@@ -205,6 +206,7 @@ SAMPLES: dict[str, AerogelError] = {
         to_fix="channels come before space; say how many axes of space there are: num_spatial_dims=",
     ),
     "AG602": MissingKeyError(place="model.dropout (Dropout)"),
+    "AG701": MissingExtraError(package="tensorboardX", purpose="ag.TensorBoardLog", extra="train"),
 }
 
 HOMES = (
@@ -215,6 +217,7 @@ HOMES = (
     transform._errors,
     compat._errors,
     nn._errors,
+    train._errors,
 )  # the files in which errors are written
 CLASSES = list(
     {c: None for home in HOMES for c in vars(home).values() if isinstance(c, type) and issubclass(c, AerogelError)}

@@ -53,6 +53,25 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import training as training
     from .module import unfreeze as unfreeze
     from .module import untie as untie
+    from .train import EMA as EMA
+    from .train import AbstractLog as AbstractLog
+    from .train import AbstractMetric as AbstractMetric
+    from .train import Accuracy as Accuracy
+    from .train import Checkpoint as Checkpoint
+    from .train import Checkpoints as Checkpoints
+    from .train import CSVLog as CSVLog
+    from .train import EarlyStopping as EarlyStopping
+    from .train import Loop as Loop
+    from .train import LossScale as LossScale
+    from .train import Mean as Mean
+    from .train import MissingExtraError as MissingExtraError
+    from .train import Optimizer as Optimizer
+    from .train import Prefetched as Prefetched
+    from .train import Progress as Progress
+    from .train import RunningMean as RunningMean
+    from .train import TensorBoardLog as TensorBoardLog
+    from .train import loop as loop
+    from .train import prefetch as prefetch
     from .transform import ArgumentsError as ArgumentsError
     from .transform import CarryError as CarryError
     from .transform import GradientError as GradientError
@@ -96,6 +115,10 @@ _NAMES = {
     AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError ShardError
     StateError StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen inference
     load map_leaves partition save shard shard_init shardings tie ties trainable training unfreeze untie
+    """,
+    ".train": """
+    AbstractLog AbstractMetric Accuracy CSVLog Checkpoint Checkpoints EMA EarlyStopping Loop LossScale Mean
+    MissingExtraError Optimizer Prefetched Progress RunningMean TensorBoardLog loop prefetch
     """,
     ".transform": """
     ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign check_pass check_rule
