@@ -48,6 +48,8 @@ def sum_of_squares(x):
 
 ROWS = (
     Row(12, "sum_abs2", sum_of_squares, images, (60, 66)),
+    # against the figures for a long last axis, which are those of an array of one axis
+    Row(12, "sum_abs2, prepared", sum_of_squares, lambda: (images()[0].ravel(),), (29, 33), prepared=True),
     Row(13, "sum_atan", lambda x: jnp.sum(jnp.arctan(x)), images, (125, 1163)),
     Row(14, "sum_sin", lambda x: jnp.sum(jnp.sin(x)), images, (120, 1415)),
     Row(15, "mlp", mlp, lambda: of_model(*MLP), (200, 276), wrt=(0, 1, 2, 3)),
@@ -55,3 +57,4 @@ ROWS = (
     Row(16, "lenet", lenet, lambda: of_model(*LENET), (6000, 20300), wrt=tuple(range(10))),
     Row(17, "lenet_dx", lenet, lambda: of_model(*LENET), (8000, 34500), wrt=tuple(range(11))),
 )
+LARGE = Row(22, "40 MB, prepared", sum_of_squares, lambda: normal((10_000_000,)), (6.1, 24.9), prepared=True)

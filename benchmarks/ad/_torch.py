@@ -193,6 +193,8 @@ FORMS = {
     "turing_broadcast": Form(turing_broadcast),
     "large_single_block": Form(large_single_block),
     "sum_abs2": Form(lambda x: (x**2).sum()),
+    "sum_abs2, prepared": Form(lambda x: (x**2).sum()),
+    "40 MB, prepared": Form(lambda x: (x**2).sum()),
     "sum_atan": Form(lambda x: torch.atan(x).sum()),
     "sum_sin": Form(lambda x: torch.sin(x).sum()),
     "mlp": Form(mlp),
