@@ -139,16 +139,22 @@ def test_any_element_of_the_result_gives_its_memory(f: Any, place: int) -> None:
         jax.tree.map(np.testing.assert_allclose, again, f(2 * X, X + 1))
 
 
-def test_options_of_jit_hold() -> None:
+class Power(ag.Module):
+    scale: jax.Array
+
+    def __call__(self, x: jax.Array, n: int, *, offset: jax.Array) -> jax.Array:
+        return self.scale * x**n + offset
+
+
+@pytest.mark.parametrize(
+    "f", [lambda x, n, *, offset: 2 * x**n + offset, Power(jnp.array(2.0))], ids=["plain", "module"]
+)
+@pytest.mark.parametrize("options", [{"static_argnums": 1}, {"static_argnames": "n"}], ids=str)
+def test_options_of_jit_hold(f: Any, options: dict[str, Any]) -> None:
     """What is static stays so, by position and by name, and keyword arguments go by name."""
-
-    def power(x: jax.Array, n: int, *, offset: jax.Array) -> jax.Array:
-        return x**n + offset
-
-    for options, static in (({"static_argnums": 1}, (3,)), ({"static_argnames": "n"}, (3,))):
-        prepared = ag.prepare(ag.jit(power, **options), X, *static, offset=X)
-        first = prepared(X, offset=X)
-        np.testing.assert_array_equal(prepared(X, offset=2 * X, out=first), X**3 + 2 * X)
+    prepared = ag.prepare(ag.jit(f, **options), X, 3, offset=X)
+    first = prepared(X, offset=X)
+    np.testing.assert_array_equal(prepared(X, offset=2 * X, out=first), 2 * X**3 + 2 * X)
 
 
 def test_a_state_that_is_donated_still_is() -> None:
