@@ -16,7 +16,8 @@ from aerogel.compiler.rules import AnyRule, rule_set
 from ._split import divider, joined, through
 from ._static import is_static
 from .jit import made_by
-from .optimize import function_name, optimize
+from .optimize import optimize
+from .trace_program import function_name
 
 _jax.exclude_from_tracebacks(__file__)
 

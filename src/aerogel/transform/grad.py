@@ -14,6 +14,7 @@ from aerogel.module._frozen import is_inexact
 from ._errors import GradientError
 from ._part import Part
 from ._static import is_static
+from .early import in_time
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -107,7 +108,7 @@ def value_and_grad(
             return f(*full, **kwargs)
 
         transformed = jax.value_and_grad(
-            of_chosen, tuple(range(len(parts))), has_aux, holomorphic=holomorphic, allow_int=allow_int
+            in_time(of_chosen), tuple(range(len(parts))), has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
         value, grads = transformed(*(part.chosen for part in parts))
         trees = tuple(part.tree_of(grad) for part, grad in zip(parts, grads, strict=True))
