@@ -39,7 +39,7 @@ from aerogel.module import (
 from aerogel.module.files._errors import Difference
 from aerogel.nn import InputError, MissingKeyError
 from aerogel.train import MissingExtraError
-from aerogel.transform import ArgumentsError, CarryError, GradientError, TooManyTraces
+from aerogel.transform import ArgumentsError, CarryError, GradientError, MemoryTakenError, TooManyTraces
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -179,6 +179,12 @@ SAMPLES: dict[str, AerogelError] = {
     ),
     "AG304": CarryError(loop="scan", path="carry.layers[0].scale", got="2.0", wanted="1.0"),
     "AG305": ArgumentsError(function="loss", changes="activation  relu -> tanh"),
+    "AG311": MemoryTakenError(
+        what="the memory of an array that `loss` was given is taken.",
+        place="a call of the prepared `loss`",
+        got="out.weight  f32[3,3], deleted",
+        to_fix="use the newest result: what is given as `out` is gone, the result stands where it was",
+    ),
     "AG501": CompatError(
         what="a leaf has another type, shape or dtype in the file than in `like`.",
         place="tree_deserialise_leaves, tree.layers[0].weight",

@@ -76,6 +76,9 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import CarryError as CarryError
     from .transform import GradientError as GradientError
     from .transform import Jitted as Jitted
+    from .transform import MemoryTakenError as MemoryTakenError
+    from .transform import Prepared as Prepared
+    from .transform import PreparedCost as PreparedCost
     from .transform import Summary as Summary
     from .transform import TooManyTraces as TooManyTraces
     from .transform import assert_max_traces as assert_max_traces
@@ -98,6 +101,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import linearize as linearize
     from .transform import make_jaxpr as make_jaxpr
     from .transform import optimize as optimize
+    from .transform import prepare as prepare
     from .transform import rules as rules
     from .transform import scan as scan
     from .transform import stateful as stateful
@@ -121,9 +125,10 @@ _NAMES = {
     MissingExtraError Optimizer Prefetched Progress RunningMean TensorBoardLog loop prefetch
     """,
     ".transform": """
-    ArgumentsError CarryError GradientError Jitted Summary TooManyTraces assert_max_traces assign check_pass check_rule
-    checkpoint cond custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize
-    make_jaxpr optimize rules scan stateful summary switch value_and_grad verify vjp vmap while_loop
+    ArgumentsError CarryError GradientError Jitted MemoryTakenError Prepared PreparedCost Summary TooManyTraces
+    assert_max_traces assign check_pass check_rule checkpoint cond custom_jvp custom_vjp eval_shape explain fori_loop
+    grad hessian jacfwd jacrev jit jvp linearize make_jaxpr optimize prepare rules scan stateful summary switch
+    value_and_grad verify vjp vmap while_loop
     """,
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -247,7 +247,7 @@ def _constant(builder: Builder, rule: AnyRule, after: Pattern, v: Var) -> Atom:
         raise RuleError(
             rule=rule.name,
             what="closes over an array in `after`.",
-            where=rule.line if isinstance(rule, PrimitiveRule) else place_of(rule.after),
+            where=rule.line if isinstance(rule, PrimitiveRule) else place_of(rule.after or rule.before),
             got=aval.str_short(True),
             wanted=f"at most {LARGEST_CONSTANT} elements",
             to_fix="make it inside of `after`, from jnp.arange or jnp.eye say, or take it as an argument",
