@@ -1,6 +1,7 @@
 """The passes that run by default, in order."""
 
 from .passes.contraction import ContractionOrder
+from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
@@ -18,6 +19,7 @@ from .pipeline import Pass
 DEFAULT_PASSES: tuple[Pass, ...] = (
     InverseProducts(),
     ContractionOrder(),
+    InPlace(),
     LoopSlots(),
     LoopHoist(),
     LoopSplit(),
