@@ -13,6 +13,7 @@ from jax import lax
 
 import aerogel as ag
 from aerogel._jax import Jaxpr, jaxprs_in_params
+from aerogel.compiler.passes.equal_cases import EqualCases
 from aerogel.compiler.passes.in_place import InPlace
 from compiler.loop_patterns import normal
 from compiler.programs_of import bits
@@ -23,8 +24,8 @@ START = jnp.array([0, N - 2, 5], jnp.int32)
 
 
 def alone(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`f` with this pass alone."""
-    return ag.optimize(f, passes=(InPlace(),), **options)
+    """`f` with this pass alone, after the one that lets it see what the branches of a `cond` are given."""
+    return ag.optimize(f, passes=(EqualCases(), InPlace()), **options)
 
 
 def whole(f: Callable[..., Any], *args: Any) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import aerogel as ag
+from aerogel import _jax
 from aerogel.compiler import Context, Exactness
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.passes.streaming import Streaming
@@ -299,3 +300,12 @@ def test_unit_batches() -> None:
     (product,) = (eqn for eqn in after.jaxpr.eqns if eqn.primitive.name == "dot_general")
     assert product.params["dimension_numbers"][1] == ((), ())
     assert np.allclose(run(after, a, b)[0], run(before, a, b)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_an_array_that_a_program_closes_over_may_become_an_argument() -> None:
+    """Of a part of the program; it has no name, and the names of the other arguments fit no longer."""
+    w = jnp.ones(N)
+    jaxpr = traced(lambda x: w + x, 1.0).jaxpr
+    assert len(jaxpr.constvars) == 1
+    part = _jax.new_jaxpr(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+    assert len(_jax.drop_dead(part).invars) == 2

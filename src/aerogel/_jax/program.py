@@ -22,7 +22,8 @@ def literal(value: Any, aval: Any) -> Literal:
 def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any = ()) -> Jaxpr:
     """A jaxpr with the argument and result names of `like` where their numbers still fit."""
     debug = like.debug_info
-    if len(invars) + len(constvars) != len(like.invars) + len(like.constvars) or len(outvars) != len(like.outvars):
+    before, after = (like.invars, like.constvars, like.outvars), (invars, constvars, outvars)
+    if any(len(old) != len(new) for old, new in zip(before, after, strict=True)):
         debug = debug.with_unknown_names()
     is_high = any(map(_is_high, eqns))
     new = core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, is_high)

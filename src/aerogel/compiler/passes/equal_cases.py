@@ -1,7 +1,7 @@
 """A selection between a value and itself is the value.
 
 `vmap` of a `cond` gives each branch its operands by a selection: as they are where the branch is taken, and without a
-gradient elsewhere. What all lanes share, the weights that a branch closes over, is repeated for each lane to be selected.
+gradient elsewhere. What all lanes share, the weights that a branch closes over, is repeated for each lane for that.
 """
 
 from dataclasses import dataclass
@@ -60,6 +60,5 @@ def _only_case(level: Level, select: JaxprEqn) -> Var | None:
 
 def _stopped(level: Level, x: Atom) -> Atom:
     """What a value is without the wall for its gradient."""
-    maker = level.made_by.get(x) if is_var(x) else None
-    stops = maker is not None and level.eqns[maker].primitive.name == "stop_gradient"
-    return level.eqns[maker].invars[0] if stops else x
+    eqn = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
+    return eqn.invars[0] if eqn is not None and eqn.primitive.name == "stop_gradient" else x

@@ -5,7 +5,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from jax import lax
 
@@ -38,19 +37,18 @@ class InPlace:
         """The program with such writes made in place, and a decision for each."""
         if context.over_devices:
             return program, []
-        walk = _Walk(context)
+        walk = _Walk()
         return rewrite_levels(program, walk.level), walk.decisions
 
 
 class _Walk:
-    def __init__(self, context: Context):
-        self.context = context
+    def __init__(self):
         self.decisions: list[Decision] = []
 
     def level(self, jaxpr: Jaxpr) -> Jaxpr:
         jaxpr = self._loops(jaxpr)
         while any(eqn.primitive.name in WRITES for eqn in jaxpr.eqns):
-            level = _Buffers(jaxpr, self.context)
+            level = _Buffers(jaxpr)
             edits, taken = list[Edit](), set[int]()
             for place in range(len(level.eqns)):
                 found = level.edit(place)
@@ -69,7 +67,7 @@ class _Walk:
         for eqn in jaxpr.eqns:
             loop = written_out(eqn)
             if loop is not None:
-                trial = _Walk(self.context)
+                trial = _Walk()
                 body = loop.params["body_jaxpr"]
                 inside = trial.level(body.jaxpr)
                 if inside is not body.jaxpr:
@@ -90,10 +88,6 @@ class _Chain:
 class _Buffers(Level):
     """A level, and which of its equations write into buffers."""
 
-    def __init__(self, jaxpr: Jaxpr, context: Context):
-        super().__init__(jaxpr)
-        self.context = context
-
     def edit(self, place: int) -> tuple[Edit, Decision] | None:
         """What stands in place of one equation, if it selects between buffers of which only a part differs."""
         eqn = self.eqns[place]
@@ -103,8 +97,8 @@ class _Buffers(Level):
         if len(cases) + 1 < len(eqn.invars):
             return None
         which, dims = self._lanes(eqn.invars[0])
-        for base in dict.fromkeys(map(self._source, cases)):
-            chains = [self._chain(k, x, base, place) for k, x in enumerate(cases) if self._source(x) is not base]
+        for base in dict.fromkeys(cases):
+            chains = [self._chain(k, x, base, place) for k, x in enumerate(cases) if x is not base]
             found = [chain for chain in chains if chain is not None]
             lanes = [d for d in dims if d is not None]
             if found and len(found) == len(chains) and all(self._pays(i, lanes) for one in found for i in one.writes):
@@ -127,11 +121,7 @@ class _Buffers(Level):
                 builder.eqns += one.eqns
         out = eqn.outvars[0]
         gone = {place, *(i for chain in chains for i in chain.writes)}
-        results: dict[Var, Atom] = dict.fromkeys(self._aliases.get(base, ()), base)
-        results[out] = builder.as_weak_as(out, buffer)
-        # made in this round too, the buffer would have another name
-        touched = gone | {self.made_by.get(base, place)}
-        edit = Edit(place, frozenset(gone), builder.eqns, results, frozenset(touched))
+        edit = Edit(place, frozenset(gone), builder.eqns, {out: builder.as_weak_as(out, buffer)}, frozenset(gone))
         what = "a choice between a buffer and the buffer after a write is a write of what was chosen"
         size, part = out.aval.size, sum(written(self.eqns[i]).aval.size for one in chains for i in one.writes)
         reason = f"of {size} entries {part} are written"
@@ -148,9 +138,8 @@ class _Buffers(Level):
             buffer = self.eqns[maker].invars[0]
             if not is_var(buffer):
                 return None
-            x = base if self._source(buffer) is base else buffer
             writes.insert(0, maker)
-            reader = maker
+            x, reader = buffer, maker
         return _Chain(case, tuple(writes))
 
     def _pays(self, i: int, lanes: Sequence[int]) -> bool:
@@ -174,33 +163,3 @@ class _Buffers(Level):
             which = eqn.invars[0]
             dims = tuple(dims[d] if n == shape[d] else None for d, n in zip(into, which.aval.shape, strict=True))
         return which, dims
-
-    @cached_property
-    def _aliases(self) -> dict[Atom, list[Var]]:
-        """The selections that give a value, for each value that some do."""
-        found: dict[Atom, list[Var]] = {}
-        for eqn in self.eqns:
-            if eqn.primitive.name == "select_n" and self._source(eqn.outvars[0]) is not eqn.outvars[0]:
-                found.setdefault(self._source(eqn.outvars[0]), []).append(eqn.outvars[0])
-        return found
-
-    def _source(self, x: Var) -> Var:
-        """The value that a selection between equal values gives.
-
-        `vmap` of a `cond` gives each branch its operands where it is taken, and the same without a gradient elsewhere.
-        """
-        while not self.context.before_differentiation:
-            cases = [self._stopped(case) for case in self._inputs(x, "select_n")[1:]]
-            if not cases or not is_var(cases[0]) or any(case is not cases[0] for case in cases):
-                break
-            x = cases[0]
-        return x
-
-    def _stopped(self, x: Atom) -> Atom:
-        """What a value is without the wall for its gradient."""
-        return next(iter(self._inputs(x, "stop_gradient")), x)
-
-    def _inputs(self, x: Atom, name: str) -> Sequence[Atom]:
-        """The inputs of the equation that makes a value, if it is one of that name; else none."""
-        eqn = self.eqns[self.made_by[x]] if is_var(x) and x in self.made_by else None
-        return eqn.invars if eqn is not None and eqn.primitive.name == name else ()
