@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aerogel as ag
+from aerogel import _jax
 from aerogel.compiler import Context, Exactness
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.passes.streaming import Streaming
@@ -295,3 +296,12 @@ def test_a_loop_that_makes_something_that_all_blocks_share() -> None:
         for got, want in zip(out, jax.jit(f, static_argnames="counts")(x, counts=counts), strict=True):
             assert np.allclose(got, want, rtol=1e-5)
     assert "it exists anyway" in reasons(partial(f, counts=True), x)
+
+
+def test_an_array_that_a_program_closes_over_may_become_an_argument() -> None:
+    """Of a part of the program; it has no name, and the names of the other arguments fit no longer."""
+    w = jnp.ones(N)
+    jaxpr = traced(lambda x: w + x, 1.0).jaxpr
+    assert len(jaxpr.constvars) == 1
+    part = _jax.new_jaxpr(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+    assert len(_jax.drop_dead(part).invars) == 2

@@ -1,6 +1,8 @@
 """The passes that run by default, in order."""
 
 from .passes.contraction import ContractionOrder
+from .passes.equal_cases import EqualCases
+from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
@@ -16,8 +18,10 @@ from .passes.streaming import Streaming
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    EqualCases(),
     InverseProducts(),
     ContractionOrder(),
+    InPlace(),
     LoopSlots(),
     LoopHoist(),
     LoopSplit(),
