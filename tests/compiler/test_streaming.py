@@ -249,6 +249,22 @@ def test_near_misses() -> None:
     assert "last bit" in reasons(jax.grad(lambda x, y: both(distances(x, y))), x, y, sizes=Sizes(1 << 12))
 
 
+def test_a_loop_that_sums_up_its_whole_state() -> None:
+    """What a loop makes beside its blocks would be made in each of them again: it stays whole."""
+
+    def f(c: Any) -> Any:
+        def step(c: Any, _: Any) -> tuple[Any, Any]:
+            c = c - 0.05 * c * c
+            return c, (c**2).sum()
+
+        return jax.lax.scan(step, c, None, 100)[1].sum()
+
+    found: list[Any] = []
+    large = jax.ShapeDtypeStruct((100_000,), np.float32)
+    jax.eval_shape(ag.optimize(jax.value_and_grad(f), on_report=found.append), large)
+    assert [d.fired for d in found[0].decisions if d.rule == "streaming"] == [False]
+
+
 def test_strict_sums_in_the_old_order() -> None:
     """With strict numerics rows are cut, whose sums stay as they are, and no sum is cut."""
     x, y, v = POINTS

@@ -9,6 +9,7 @@ from .passes.loop_hoist import LoopHoist
 from .passes.loop_once import LoopOnce
 from .passes.loop_parts import LoopParts
 from .passes.loop_pieces import LoopPieces
+from .passes.loop_segments import LoopSegments
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.orientation import Orientation
@@ -29,6 +30,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopFusion(),
     ResidualChoice(),
     Streaming(),
+    LoopSegments(),
     Orientation(),
     SmallAxes(),
     LoopOnce(),
