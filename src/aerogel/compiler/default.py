@@ -1,6 +1,7 @@
 """The passes that run by default, in order."""
 
 from .passes.contraction import ContractionOrder
+from .passes.full_sums import FullSums
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
@@ -17,6 +18,7 @@ from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
     InverseProducts(),
+    FullSums(),
     ContractionOrder(),
     LoopSlots(),
     LoopHoist(),
