@@ -248,7 +248,7 @@ def _in_words(contractions: list[Contraction]) -> str:
 def _refusal(networks: Sequence[Network], place: int, now: float, then: float) -> Refusal | None:
     if len(networks) == 1 and len(networks[0].factors) < 3 and not networks[0].is_finite:
         return None
-    return Refusal(place, f"another order would take {1e6 * then:.1f} us, and it takes {1e6 * now:.1f} us")
+    return Refusal(place, f"another order is predicted to take {1e6 * (then - now):.1f} us more")
 
 
 def edits_of(sites: Sequence[Site], level: Level) -> list[Edit]:

@@ -92,6 +92,8 @@ def _conflict(stream: Stream, place: int, answer: Mapped | Reduced, reduced: Col
             return "it makes a value along another axis"
         if v in stream.large and axis is None:
             return "it makes the whole of a large value"
+        if axis is None and stream.level.readers(v):
+            return "it makes a value that all blocks share, and that is read"
     return None
 
 
