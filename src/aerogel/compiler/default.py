@@ -3,6 +3,7 @@
 from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
 from .passes.in_place import InPlace
+from .passes.full_sums import FullSums
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
@@ -21,6 +22,7 @@ from .pipeline import Pass
 DEFAULT_PASSES: tuple[Pass, ...] = (
     EqualCases(),
     InverseProducts(),
+    FullSums(),
     ContractionOrder(),
     InPlace(),
     LoopSlots(),
