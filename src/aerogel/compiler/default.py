@@ -2,8 +2,8 @@
 
 from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
-from .passes.in_place import InPlace
 from .passes.full_sums import FullSums
+from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
