@@ -27,6 +27,11 @@ model = Linear(W, X)
 x = X
 
 assert_type(ag.grad(loss)(model, x), Linear)
+prepared = ag.prepare(ag.value_and_grad(loss), model, jax.ShapeDtypeStruct((2,), "float32"))
+value, grads = assert_type(prepared(model, x), tuple[jax.Array, Linear])
+assert_type(prepared(model, x, out=grads), tuple[jax.Array, Linear])
+assert_type(prepared.cost.over_value, dict[str, float] | None)
+ag.prepare(3, x)  # pyright: ignore[reportArgumentType]
 assert_type(ag.grad(loss, wrt="bias")(model, x).bias, jax.Array)
 assert_type(ag.grad(loss, has_aux=False)(model, x), Linear)
 assert_type(ag.grad(loss_and_more, has_aux=True)(model, x), tuple[Linear, dict[str, int]])

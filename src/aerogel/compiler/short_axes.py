@@ -22,7 +22,6 @@ from .exactness import Exactness
 from .level import Edit, Level, apply_edits
 from .pipeline import Context
 from .program import Builder
-from .spread import is_spread
 
 # From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
 LONGEST = {"reduce_sum": 8, "reduce_prod": 8, "reduce_max": 4, "reduce_min": 4, "dot_general": 8}
@@ -72,7 +71,7 @@ def acts(context: Context) -> bool:
 def _sites(jaxpr: Jaxpr, context: Context) -> Iterator[Site]:
     places = [place for place, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in FOLDS and _is_short(eqn)]
     if places:
-        level = Level(jaxpr, context.over_devices)
+        level = Level(jaxpr)
         yield from (Site(jaxpr.eqns[place], *_edit(level, place, context)) for place in places)
 
 
@@ -97,8 +96,6 @@ def _is_rowwise(product: JaxprEqn) -> bool:
 def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:
     eqn = level.eqns[place]
     operand, last = eqn.invars[0], eqn.invars[0].aval.ndim - 1
-    if is_spread(eqn, level.over_devices):
-        return None, "its values may be spread over devices"
     axes = tuple(eqn.params["axes"]) if "axes" in eqn.params else (last,)
     if axes == (last,):
         return _over(level, place, context)
