@@ -19,11 +19,11 @@ from jax import lax
 from .wide import Wide, float64, horner, like
 
 _MANTISSA = 52
-_ROOT_HALF = np.int64(0x3FE6A09E667F3BCD)  # the bits of sqrt(1/2)
-_SMALLEST_NORMAL, _INFINITY = np.int64(1 << 52), np.int64(0x7FF << 52)
-_NEGATIVE_ZERO = np.int64(-1 << 63)
+_ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
+_SMALLEST_NORMAL, _INFINITY = 1 << 52, 0x7FF << 52
+_NEGATIVE_ZERO = -1 << 63
 _LOWEST = -1074  # the exponent of the smallest subnormal number
-_HALF_OF_THE_BITS = np.int64(-1 << 27)
+_HALF_OF_THE_BITS = -1 << 27
 _LOG_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)  # the first without its last 20 bits
 _P = (
     7.70838733755885391666,
@@ -68,11 +68,11 @@ def _(xs: Any, tangents: Any) -> Any:
 
 def _log(bits: Any, exponent: Wide) -> Wide:
     """The logarithm of 2^exponent times the positive normal number of these bits."""
-    k = lax.shift_right_arithmetic(bits - _ROOT_HALF, like(bits, _MANTISSA))
+    k = lax.shift_right_arithmetic(bits - np.int64(_ROOT_HALF), like(bits, _MANTISSA))
     m = lax.bitcast_convert_type(bits - lax.shift_left(k, like(bits, _MANTISSA)), float64)
     k = lax.convert_element_type(k, float64) + exponent
     f = m - float64(1)
-    high = lax.bitcast_convert_type(lax.bitcast_convert_type(f, np.int64) & _HALF_OF_THE_BITS, float64)
+    high = lax.bitcast_convert_type(lax.bitcast_convert_type(f, np.int64) & np.int64(_HALF_OF_THE_BITS), float64)
     half, rest = high * high * float64(0.5), (f - high) * (f + high) * float64(0.5)
     near = f - half
     lost = (f - near) - half - rest
