@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aerogel as ag
+from aerogel import _jax
 from aerogel.compiler import Context, Exactness
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.passes.streaming import Streaming
@@ -248,6 +249,22 @@ def test_near_misses() -> None:
     assert "last bit" in reasons(jax.grad(lambda x, y: both(distances(x, y))), x, y, sizes=Sizes(1 << 12))
 
 
+def test_a_loop_that_sums_up_its_whole_state() -> None:
+    """What a loop makes beside its blocks would be made in each of them again: it stays whole."""
+
+    def f(c: Any) -> Any:
+        def step(c: Any, _: Any) -> tuple[Any, Any]:
+            c = c - 0.05 * c * c
+            return c, (c**2).sum()
+
+        return jax.lax.scan(step, c, None, 100)[1].sum()
+
+    found: list[Any] = []
+    large = jax.ShapeDtypeStruct((100_000,), np.float32)
+    jax.eval_shape(ag.optimize(jax.value_and_grad(f), on_report=found.append), large)
+    assert [d.fired for d in found[0].decisions if d.rule == "streaming"] == [False]
+
+
 def test_strict_sums_in_the_old_order() -> None:
     """With strict numerics rows are cut, whose sums stay as they are, and no sum is cut."""
     x, y, v = POINTS
@@ -295,3 +312,12 @@ def test_a_loop_that_makes_something_that_all_blocks_share() -> None:
         for got, want in zip(out, jax.jit(f, static_argnames="counts")(x, counts=counts), strict=True):
             assert np.allclose(got, want, rtol=1e-5)
     assert "it exists anyway" in reasons(partial(f, counts=True), x)
+
+
+def test_an_array_that_a_program_closes_over_may_become_an_argument() -> None:
+    """Of a part of the program; it has no name, and the names of the other arguments fit no longer."""
+    w = jnp.ones(N)
+    jaxpr = traced(lambda x: w + x, 1.0).jaxpr
+    assert len(jaxpr.constvars) == 1
+    part = _jax.new_jaxpr(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+    assert len(_jax.drop_dead(part).invars) == 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 
-from .axes import Axis
+from .axes import Axis, Reduced
 from .cost import Machine, jaxpr_seconds, nbytes
 from .cost.account import jaxpr_cost
 from .cost.work import dot_shape
@@ -170,11 +170,15 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
         return Left(uncertain[0], looked_at)
     maker = level.made_by[seed]
     if maker not in stream.answers:
-        return Left(f"it exists anyway: {stream.refusals.get(maker, 'what makes it is no part of a stream')}", looked_at)
+        return Left(
+            f"it exists anyway: {stream.refusals.get(maker, 'what makes it is no part of a stream')}", looked_at
+        )
     if stream.crossing:
         k = next(k for v in stream.crossing for k in level.readers(v) if not stream.reads_blocks(k, v))
         why = stream.refusals.get(k, "something reads the whole") if k >= 0 else "it is a result"
         return Left(f"it exists anyway: {why}", looked_at)
+    if any(read_outside(stream, v) for place in stream.answers for v in _made_whole(stream, place)):
+        return Left("each block would make something that is read as a whole", looked_at)
     size = block_size(stream, seed, sizes)
     edit = stream_loops(stream, size, context.before_differentiation)
     read = dict.fromkeys(v for k in stream.answers for v in level.eqns[k].outvars if read_outside(stream, v))
@@ -191,6 +195,13 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     if new.seconds > slower * old.seconds and not sizes.at_any_price:
         return Left(f"it would take {1e3 * new.seconds:.1f} ms instead of {1e3 * old.seconds:.1f} ms", looked_at)
     return Form(stream, size, edit, max(0, old.peak_bytes - new.peak_bytes), new.seconds, looked_at)
+
+
+def _made_whole(stream: Stream, place: int) -> list[Var]:
+    """What an equation makes beside its blocks, the same in each: a loop sums up its whole state, say."""
+    answer = stream.answers[place]
+    outs = () if isinstance(answer, Reduced) else zip(stream.level.eqns[place].outvars, answer.outs, strict=True)
+    return [v for v, axis in outs if axis is None]
 
 
 @dataclass(frozen=True)

@@ -255,10 +255,10 @@ def _after(rule: Rule, bound: _Bound) -> Pattern:
     Raises:
         RuleError: it cannot be traced, or is of another type.
     """
-    assert rule.after is not None
-    line = place_of(rule.after)
+    assert rule.written is not None
+    line = place_of(rule.after or rule.before)
     try:
-        after = pattern_of(rule, rule.after, bound.atoms, bound.parameters, bound.reading)
+        after = pattern_of(rule, rule.written, bound.atoms, bound.parameters, bound.reading)
     except Refused as error:
         types = ", ".join(x.aval.str_short(True) for x in bound.atoms)
         fix = "make `after` work there, or refuse these types with `when`"

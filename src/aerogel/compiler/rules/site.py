@@ -136,9 +136,7 @@ class Site:
 
     def _value(self, operand: int) -> Any:
         x = self._operands[operand]
-        if isinstance(x, Literal):
-            return np.asarray(x.val, x.aval.dtype)[()]
-        return self._graph.values.get(self._graph.seen(x))  # pyright: ignore[reportArgumentType]
+        return np.asarray(x.val, x.aval.dtype)[()] if isinstance(x, Literal) else self._graph.value(x)
 
     def _value_key(self, operand: int) -> Hashable:
         value = self._value(operand)
