@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
 from .passes.in_place import InPlace
@@ -32,6 +33,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     ResidualChoice(),
     Streaming(),
     Orientation(),
+    BranchGuard(),
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),
