@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
 from .passes.full_sums import FullSums
@@ -36,6 +37,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     Streaming(),
     LoopSegments(),
     Orientation(),
+    BranchGuard(),
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),
