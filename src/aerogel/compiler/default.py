@@ -10,6 +10,7 @@ from .passes.loop_pieces import LoopPieces
 from .passes.loop_segments import LoopSegments
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
+from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.residual_choice import ResidualChoice
 from .passes.small_axes import SmallAxes
@@ -27,6 +28,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     ResidualChoice(),
     Streaming(),
     LoopSegments(),
+    MemoryLimit(),
     Orientation(),
     SmallAxes(),
     LoopOnce(),
