@@ -15,6 +15,7 @@ from .passes.loop_pieces import LoopPieces
 from .passes.loop_segments import LoopSegments
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
+from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.residual_choice import ResidualChoice
 from .passes.small_axes import SmallAxes
@@ -36,6 +37,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     ResidualChoice(),
     Streaming(),
     LoopSegments(),
+    MemoryLimit(),
     Orientation(),
     BranchGuard(),
     SmallAxes(),
