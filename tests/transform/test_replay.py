@@ -168,7 +168,9 @@ def test_all_lengths_and_both_directions(checkpoint: Any) -> None:
 
 def temporary_bytes(f: Any, *args: Any) -> int:
     """What XLA plans for what is neither argument nor result."""
-    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    analysis = jax.jit(f).lower(*args).compile().memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
 
 
 @pytest.mark.parametrize("optimised", [False, True])
@@ -271,13 +273,13 @@ def test_shardings_of_types_are_kept() -> None:
 @pytest.mark.parametrize(
     ("call", "argument", "to_fix"),
     [
-        (lambda step: ag.scan(step, 1.0, None, 3, checkpoint="sqr"), "checkpoint", "write checkpoint='sqrt'"),
+        (lambda step: ag.scan(step, 1.0, None, 3, checkpoint=_as_any("sqr")), "checkpoint", "write checkpoint='sqrt'"),
         (lambda step: ag.scan(step, 1.0, None, 3, checkpoint=0), "checkpoint", "pass 'all'"),
         (lambda step: ag.scan(step, 1.0, None, 3, checkpoint=True), "checkpoint", "pass 'all'"),
         (lambda step: ag.scan(_printing, 1.0, None, 3, checkpoint=2), "checkpoint", "take them out"),
         (lambda step: jax.eval_shape(_counted, 3), "checkpoint", "use `ag.while_loop`"),
         (lambda step: ag.while_loop(jnp.isnan, jnp.sin, 1.0, checkpoint=2), "max_steps", "say how many"),
-        (lambda step: ag.while_loop(jnp.isnan, jnp.sin, 1.0, max_steps=2.5), "max_steps", "pass a number"),
+        (lambda step: ag.while_loop(jnp.isnan, jnp.sin, 1.0, max_steps=_as_any(2.5)), "max_steps", "pass a number"),
     ],
     ids=["word", "zero", "bool", "effect", "bounds", "no bound", "no number"],
 )
@@ -287,6 +289,10 @@ def test_what_cannot_be_is_told_at_the_call(call: Any, argument: str, to_fix: st
         call(lambda c, _: (c, None))
     assert error.value.argument == argument
     assert to_fix in str(error.value)
+
+
+def _as_any(value: Any) -> Any:
+    return value
 
 
 def _counted(steps: Any) -> Any:
