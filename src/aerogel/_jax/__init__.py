@@ -23,6 +23,7 @@ from .context import inside_optimize as inside_optimize
 from .context import is_staging as is_staging
 from .context import is_traced as is_traced
 from .context import jit_disabled as jit_disabled
+from .context import rules_in_time as rules_in_time
 from .context import rules_in_use as rules_in_use
 from .context import trace_key as trace_key
 from .context import trace_state_clean as trace_state_clean

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aerogel.module import Module
+from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
@@ -34,8 +34,8 @@ class LayerNorm(Module):
     [[-1.225000023841858, 0.0, 1.225000023841858]]
     """
 
-    weight: Parameter | None
-    bias: Parameter | None
+    weight: Parameter | None = field(axes=("features",))
+    bias: Parameter | None = field(axes=("features",))
     shape: tuple[int, ...]
     eps: float
 
@@ -71,8 +71,8 @@ class RMSNorm(Module):
     [1.0, 1.0]
     """
 
-    weight: Parameter | None
-    bias: Parameter | None
+    weight: Parameter | None = field(axes=("features",))
+    bias: Parameter | None = field(axes=("features",))
     shape: tuple[int, ...]
     eps: float
 
