@@ -4,7 +4,6 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from ..apart import cost_of
@@ -18,7 +17,6 @@ from ..pipeline import Context
 from ..polynomials import SUMMED, Expansion, Polynomial
 from ..program import Builder, Program, where
 from ..report import Decision
-from ..spread import is_spread
 from ..structure import structure
 
 NAME = "full-sums"
@@ -60,12 +58,12 @@ class _Family:
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive.name == "reduce_sum" and _is_candidate(eqn, context):
+        if eqn.primitive.name == "reduce_sum" and _is_candidate(eqn):
             key = eqn.invars[0].aval.shape, tuple(eqn.params["axes"]), eqn.invars[0].aval.dtype
             groups.setdefault(key, []).append(place)
     if not groups:
         return jaxpr
-    level, edits = Level(jaxpr, context.over_devices), list[Edit]()
+    level, edits = Level(jaxpr), list[Edit]()
     facts = structure(jaxpr)
 
     def expansion(place: int) -> Expansion:
@@ -83,11 +81,10 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     return apply_edits(jaxpr, sorted(edits, key=lambda edit: edit.place))[0] if edits else jaxpr
 
 
-def _is_candidate(eqn: JaxprEqn, context: Context) -> bool:
+def _is_candidate(eqn: JaxprEqn) -> bool:
     (x,), (out,) = eqn.invars, eqn.outvars
-    if str(x.aval.dtype) not in SUMMED or out.aval.dtype != x.aval.dtype or _jax.explicit_mesh(x.aval):
-        return False
-    return x.aval.size >= FEWEST * max(out.aval.size, 1) and not is_spread(eqn, context.over_devices)
+    is_of_type = str(x.aval.dtype) in SUMMED and out.aval.dtype == x.aval.dtype
+    return is_of_type and x.aval.size >= FEWEST * max(out.aval.size, 1)
 
 
 def _families(expansion: Expansion, places: Sequence[int]) -> list[_Family]:
