@@ -39,7 +39,14 @@ from aerogel.module import (
 from aerogel.module.files._errors import Difference
 from aerogel.nn import InputError, MissingKeyError
 from aerogel.train import MissingExtraError
-from aerogel.transform import ArgumentsError, CarryError, GradientError, MemoryTakenError, TooManyTraces
+from aerogel.transform import (
+    ArgumentsError,
+    CarryError,
+    DerivativeError,
+    GradientError,
+    MemoryTakenError,
+    TooManyTraces,
+)
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -184,6 +191,12 @@ SAMPLES: dict[str, AerogelError] = {
         place="a call of the prepared `loss`",
         got="out.weight  f32[3,3], deleted",
         to_fix="use the newest result: what is given as `out` is gone, the result stands where it was",
+    ),
+    "AG312": DerivativeError(
+        what="the derivative of `loss` is not that of its values.",
+        place="`loss`, reverse mode",
+        got="result by params['w'][1, 2]  4, wanted 2 by a complex step",
+        to_fix="mend the rule of its derivative; where the values are rounded, allow more: rtol=, eps=",
     ),
     "AG501": CompatError(
         what="a leaf has another type, shape or dtype in the file than in `like`.",

@@ -74,6 +74,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .train import prefetch as prefetch
     from .transform import ArgumentsError as ArgumentsError
     from .transform import CarryError as CarryError
+    from .transform import DerivativeError as DerivativeError
     from .transform import GradientError as GradientError
     from .transform import Jitted as Jitted
     from .transform import MemoryTakenError as MemoryTakenError
@@ -83,6 +84,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import TooManyTraces as TooManyTraces
     from .transform import assert_max_traces as assert_max_traces
     from .transform import assign as assign
+    from .transform import check_grads as check_grads
     from .transform import check_pass as check_pass
     from .transform import check_rule as check_rule
     from .transform import checkpoint as checkpoint
@@ -125,10 +127,10 @@ _NAMES = {
     MissingExtraError Optimizer Prefetched Progress RunningMean TensorBoardLog loop prefetch
     """,
     ".transform": """
-    ArgumentsError CarryError GradientError Jitted MemoryTakenError Prepared PreparedCost Summary TooManyTraces
-    assert_max_traces assign check_pass check_rule checkpoint cond custom_jvp custom_vjp eval_shape explain fori_loop
-    grad hessian jacfwd jacrev jit jvp linearize make_jaxpr optimize prepare rules scan stateful summary switch
-    value_and_grad verify vjp vmap while_loop
+    ArgumentsError CarryError DerivativeError GradientError Jitted MemoryTakenError Prepared PreparedCost Summary
+    TooManyTraces assert_max_traces assign check_grads check_pass check_rule checkpoint cond custom_jvp custom_vjp
+    eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr optimize prepare rules scan
+    stateful summary switch value_and_grad verify vjp vmap while_loop
     """,
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}

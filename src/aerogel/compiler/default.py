@@ -7,6 +7,7 @@ from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
+from .passes.loop_linear import LoopLinear
 from .passes.loop_once import LoopOnce
 from .passes.loop_parts import LoopParts
 from .passes.loop_pieces import LoopPieces
@@ -26,6 +27,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     ContractionOrder(),
     InPlace(),
     LoopSlots(),
+    LoopLinear(),
     LoopHoist(),
     LoopSplit(),
     LoopParts(),

@@ -3,9 +3,11 @@
 from . import rules as rules
 from ._errors import ArgumentsError as ArgumentsError
 from ._errors import CarryError as CarryError
+from ._errors import DerivativeError as DerivativeError
 from ._errors import GradientError as GradientError
 from ._errors import MemoryTakenError as MemoryTakenError
 from ._errors import TooManyTraces as TooManyTraces
+from .check_grads import check_grads as check_grads
 from .checkpoint import checkpoint as checkpoint
 from .control import cond as cond
 from .control import switch as switch

@@ -112,4 +112,17 @@ class MemoryTakenError(StatedError, RuntimeError):
     code: ClassVar[str] = "AG311"
 
 
-_show_as_part_of("aerogel", TooManyTraces, GradientError, CarryError, ArgumentsError, MemoryTakenError)
+class DerivativeError(StatedError, AssertionError):
+    """A derivative that is not the one which the values of a function show.
+
+    Attributes:
+        what: a sentence that says so.
+        place: the function, and in which modes it was differentiated.
+        got: for each argument that shows it an entry, with what was got and wanted, a line each.
+        to_fix: what to do.
+    """
+
+    code: ClassVar[str] = "AG312"
+
+
+_show_as_part_of("aerogel", TooManyTraces, GradientError, CarryError, ArgumentsError, DerivativeError, MemoryTakenError)

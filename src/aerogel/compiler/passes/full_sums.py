@@ -83,8 +83,9 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
 
 def _is_candidate(eqn: JaxprEqn) -> bool:
     (x,), (out,) = eqn.invars, eqn.outvars
-    is_of_type = str(x.aval.dtype) in SUMMED and out.aval.dtype == x.aval.dtype
-    return is_of_type and x.aval.size >= FEWEST * max(out.aval.size, 1)
+    if str(x.aval.dtype) not in SUMMED or out.aval.dtype != x.aval.dtype:
+        return False
+    return x.aval.size >= FEWEST * max(out.aval.size, 1)
 
 
 def _families(expansion: Expansion, places: Sequence[int]) -> list[_Family]:
