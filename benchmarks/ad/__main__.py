@@ -1,8 +1,8 @@
 """Measure the AD table: `python -m benchmarks.ad [--cores N] [--rows N ...] [--quick]`.
 
-Pins itself to the last N of its cores: the first one serves interrupts. Writes `benchmarks/results/ad-N.json` and, from what is stored for one core and
-for two, `docs/reference/gradients.md`; with `--rows` only these rows of it. Exit status 1 when a row misses a target.
-`--quick` prints and stores nothing.
+Pins itself to the last N of its cores: the first one serves interrupts. Writes `benchmarks/results/ad-N.json` and, from
+what is stored for one core and for two, `docs/reference/gradients.md`; with `--rows` only these rows of it. Exit status
+1 when a row misses a target. `--quick` prints and stores nothing.
 """
 
 from __future__ import annotations
