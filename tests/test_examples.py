@@ -85,9 +85,14 @@ def words_in(text: str) -> list[str]:
     return NUMBER.sub("#", text).split()
 
 
+# Examples with a test of their own.
+OWN = {"sharded_transformer.py": "test_sharded_example.py"}
+
+
 def test_every_example_is_tested() -> None:
-    """No script in `examples/` is left out here."""
-    assert {*TINY, *TARGETS} == {path.name for path in EXAMPLES.glob("*.py")}
+    """No script in `examples/` is left out here, or lacks a test of its own."""
+    assert {*TINY, *TARGETS, *OWN} == {path.name for path in EXAMPLES.glob("*.py")}
+    assert all((ROOT / "tests" / name).exists() for name in OWN.values())
 
 
 @pytest.mark.parametrize("script", TINY)
