@@ -23,7 +23,8 @@ from .zeros import is_zero, is_zero_made
 # Each lane may choose for itself; a mask of more entries than this takes each case somewhere.
 MOST_LANES = 4096
 _REPEATING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy")
-_NEVER = CALLBACKS | COLLECTIVES | frozenset("shard_map pallas_call optimization_barrier".split())
+# A `cond` is a branch already, of this pass or of the user.
+_NEVER = CALLBACKS | COLLECTIVES | frozenset("cond shard_map pallas_call optimization_barrier".split())
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,10 @@ class Guarded(Level):
             elif name == "not" and boolean:
                 which, value = first, 1 - value
             elif name in ("eq", "ne") and isinstance(eqn.invars[1], Literal) and not eqn.invars[1].aval.shape:
-                wanted = value == (name == "eq")
-                number = int(eqn.invars[1].val)
-                two = boolean or self._is_boolean(first)
-                if first.aval.dtype.kind not in "biu" or not (wanted or (two and number in (0, 1))):
+                if getattr(first.aval.dtype, "kind", "V") not in "biu":
+                    break
+                wanted, number = value == (name == "eq"), int(eqn.invars[1].val)
+                if not wanted and not (number in (0, 1) and (boolean or self._is_boolean(first))):
                     break
                 which, value = first, number if wanted else 1 - number
             else:
