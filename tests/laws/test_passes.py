@@ -127,6 +127,11 @@ def mahalanobis(a: Any, xs: Any) -> Any:
     return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), xs)
 
 
+def density(x: Any, t: Any) -> Any:
+    """The logarithm of a normal density, and its derivatives."""
+    return jax.value_and_grad(lambda t: jax.scipy.stats.norm.logpdf(x, t[0], t[1]).sum())(t)
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -154,6 +159,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
     found["lanes"] = jax.vmap(filled), (jnp.arange(3) * 20, normal(0, 3, 64))
     found["linear"] = jax.grad(softened), (normal(0, 48, 48), normal(1, 48))
+    found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

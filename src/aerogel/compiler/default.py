@@ -3,6 +3,7 @@
 from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
+from .passes.full_sums import FullSums
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
@@ -11,8 +12,10 @@ from .passes.loop_linear import LoopLinear
 from .passes.loop_once import LoopOnce
 from .passes.loop_parts import LoopParts
 from .passes.loop_pieces import LoopPieces
+from .passes.loop_segments import LoopSegments
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
+from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.residual_choice import ResidualChoice
 from .passes.small_axes import SmallAxes
@@ -22,6 +25,7 @@ from .pipeline import Pass
 DEFAULT_PASSES: tuple[Pass, ...] = (
     EqualCases(),
     InverseProducts(),
+    FullSums(),
     ContractionOrder(),
     InPlace(),
     LoopSlots(),
@@ -32,6 +36,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopFusion(),
     ResidualChoice(),
     Streaming(),
+    LoopSegments(),
+    MemoryLimit(),
     Orientation(),
     BranchGuard(),
     SmallAxes(),
