@@ -1,5 +1,6 @@
 """What is known of a value is so: every record that `structure` keeps is looked up in the value itself."""
 
+import math
 import random
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jax import lax
 
 from aerogel._jax import ClosedJaxpr, DropVar, evaluate
+from aerogel.compiler.assume import assume
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.program import with_equations
 from aerogel.compiler.records import (
@@ -18,10 +20,14 @@ from aerogel.compiler.records import (
     Diagonal,
     Finite,
     Identity,
+    Kronecker,
     NonNegative,
     OneHot,
+    Positive,
     Record,
     Repeated,
+    Said,
+    Separable,
     Sorted,
     Spread,
     Symmetric,
@@ -67,8 +73,36 @@ def holds(record: Record, value: Any, env: dict[Any, Any]) -> bool:
             return bool(np.all(np.diff(x.astype(np.float64), axis=dim) >= 0))
         case NonNegative():
             return bool(np.all(x >= 0))
+        case Positive():
+            return bool(np.all(x > 0))
+        case Separable(one, other):
+            return not np.isfinite(x).all() or is_product(x, sorted(one), sorted(other))
+        case Kronecker(a, b):
+            parts = [(n // k, k) for n in (x.shape[a], x.shape[b]) for k in range(1, n + 1) if n % k == 0]
+            return any(is_kronecker(x, a, b, *p, *q) for p in parts for q in parts)
+        case Said():
+            return True  # by the test itself
         case Finite():
             return bool(np.all(np.isfinite(x)))
+
+
+def is_product(x: Any, one: list[int], other: list[int]) -> bool:
+    """Whether a value is a product of one that varies along some dimensions, and one that varies along others."""
+    rest = [d for d in range(x.ndim) if d not in (*one, *other)]
+    shape = [math.prod(x.shape[d] for d in dims) for dims in (rest, one, other)]
+    for matrix in np.transpose(x, [*rest, *one, *other]).reshape(shape).astype(np.complex128):
+        if matrix.size and np.linalg.matrix_rank(matrix, tol=1e-5 * np.abs(matrix).max()) > 1:
+            return False
+    return True
+
+
+def is_kronecker(x: Any, a: int, b: int, m: int, p: int, n: int, q: int) -> bool:
+    """Whether matrices are a product of one of `m` by `n` and one of `p` by `q`."""
+    if (m * p, n * q) != (x.shape[a], x.shape[b]):
+        return False
+    moved = np.moveaxis(x, (a, b), (-2, -1))
+    parts = moved.reshape(*moved.shape[:-2], m, p, n, q)
+    return is_product(parts, [parts.ndim - 4, parts.ndim - 2], [parts.ndim - 3, parts.ndim - 1])
 
 
 def spread(source: Any, along: tuple[int, ...], ndim: int) -> Any:
@@ -122,6 +156,13 @@ SPELLINGS: dict[str, tuple[Any, type]] = {
     "wrapped counter": (lambda: jnp.where(jnp.arange(4) < 0, jnp.arange(4) + 4, jnp.arange(4)), Counted),
     "gram": (lambda: X @ X.T, Symmetric),
     "sorted": (lambda: jnp.sort(T), Sorted),
+    "outer product": (lambda: D[:, None] * X[0], Separable),
+    "outer product by einsum": (lambda: jnp.einsum("i,jk->ijk", D, X), Separable),
+    "kron": (lambda: jnp.kron(X, jnp.outer(D, D[:2])), Kronecker),
+    "kron under vmap": (lambda: jax.vmap(jnp.kron)(X[:, :, None], X[:, None, :] * D[:3, None]), Kronecker),
+    "kron by einsum": (lambda: jnp.einsum("ij,kl->ikjl", X, X[:2]).reshape(8, 9), Kronecker),
+    "assumed": (lambda: assume(D + 9, "positive")[:, None], Positive),
+    "assumed of matrices": (lambda: assume(X[:3] @ X[:3].T, "spd"), Said),
     "square": (lambda: jax.nn.sigmoid(jnp.sin(jnp.eye(3))) ** 2, NonNegative),
 }
 
@@ -140,6 +181,7 @@ NEAR = {
     "wide identity": lambda: jnp.eye(3, 4),
     "fractions compared": lambda: (D[:, None] == jnp.arange(3.0)).astype(jnp.float32),
     "a wrapping counter": lambda: lax.iota(jnp.int8, 100) * jnp.int8(2),
+    "outer product of matrices": lambda: (X[:, :, None, None] * X).reshape(12, 12),
     "two of three": lambda: jax.nn.one_hot(T, 3) + jax.nn.one_hot(T + 1, 3),
 }
 
@@ -149,7 +191,7 @@ def test_near_misses_are_not_taken_for_more(name: str) -> None:
     """What only looks structured gets no record that is not so."""
     program = normalize(traced(NEAR[name]))[0]
     known = structure(program.jaxpr).of(program.jaxpr.outvars[0])
-    assert not {type(r) for r in known} & {Identity, OneHot, Diagonal, Constant, Counted}
+    assert not {type(r) for r in known} & {Identity, OneHot, Diagonal, Constant, Counted, Kronecker}
     check(NEAR[name])
 
 
@@ -177,6 +219,7 @@ def drawn(seed: int) -> Any:
                     lambda a=a, b=b, c=c: jnp.where(a != 0, b.astype(one), c.astype(one)),
                     lambda a=a, b=b: a.astype(one) @ b.astype(one),
                     lambda a=a: a.sum(0, keepdims=True),
+                    lambda a=a, b=b: jnp.kron(a.astype(one), b[:1].astype(one))[:3, ::3],
                     lambda a=a: jnp.tile(a[:2], (2, 1))[:3],
                     lambda a=a, b=b: jnp.concatenate([a[:1].astype(one), b[1:].astype(one)]),
                     lambda a=a: jax.vmap(lambda v: jnp.flip(v) * v)(a),

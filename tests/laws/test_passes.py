@@ -106,6 +106,11 @@ def mahalanobis(a: Any, xs: Any) -> Any:
     return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), xs)
 
 
+def density(x: Any, t: Any) -> Any:
+    """The logarithm of a normal density, and its derivatives."""
+    return jax.value_and_grad(lambda t: jax.scipy.stats.norm.logpdf(x, t[0], t[1]).sum())(t)
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -129,6 +134,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["pairs"] = pairs, (normal(0, 1030, 3), normal(1, 4096, 3), normal(2, 4096))
     found["forces"] = forces, (normal(0, 40, 3),)
     found["inverse"] = mahalanobis, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8))
+    found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

@@ -12,6 +12,7 @@ from .axes.labels import Labels, labelled
 from .axes.table import register
 
 ENTRYWISE = ("finite", "non_negative", "ones", "positive", "zero")
+OF_ROWS = ("sorted",)
 OF_MATRICES = ("diagonal", "identity", "lower_triangular", "orthogonal", "spd", "symmetric", "upper_triangular")
 _IMPLIED = {
     "diagonal": ("symmetric", "lower_triangular", "upper_triangular"),
@@ -32,9 +33,9 @@ def assume(x: Any, *facts: str) -> Any:
 
     Args:
         x: an array.
-        facts: of its entries "finite", "non_negative", "positive", "zero", "ones"; of matrices, which are the last two
-            dimensions, "symmetric", "spd" (symmetric and positive definite), "diagonal", "identity", "orthogonal",
-            "lower_triangular", "upper_triangular".
+        facts: of its entries "finite", "non_negative", "positive", "zero", "ones"; along the last dimension "sorted";
+            of matrices, which are the last two dimensions, "symmetric", "spd" (symmetric and positive definite),
+            "diagonal", "identity", "orthogonal", "lower_triangular", "upper_triangular".
 
     Raises:
         UsageError: a fact is another word, or `x` is no matrix and the fact is about matrices.
@@ -43,14 +44,14 @@ def assume(x: Any, *facts: str) -> Any:
     >>> ag.assume(jnp.eye(2), "spd").shape
     (2, 2)
     """
-    unknown = next((fact for fact in facts if fact not in (*ENTRYWISE, *OF_MATRICES)), None)
+    words = (*ENTRYWISE, *OF_ROWS, *OF_MATRICES)
+    unknown = next((fact for fact in facts if fact not in words), None)
     if unknown is not None or not facts:
-        wanted = sorted((*ENTRYWISE, *OF_MATRICES))
-        raise UsageError(argument="facts", got=unknown, wanted=wanted, function="assume")
+        raise UsageError(argument="facts", got=unknown, wanted=sorted(words), function="assume")
     x = jnp.asarray(x)
-    if x.ndim < 2 and not set(facts) <= set(ENTRYWISE):
-        said = next(fact for fact in facts if fact in OF_MATRICES)
-        wanted = f'a matrix, or stacked matrices, for "{said}"'
+    if x.ndim < 2 and not set(facts) <= {*ENTRYWISE, *OF_ROWS[: x.ndim]}:
+        said = next(fact for fact in facts if fact not in (*ENTRYWISE, *OF_ROWS[: x.ndim]))
+        wanted = f'a matrix, or stacked matrices, for "{said}"' if said in OF_MATRICES else f'an array for "{said}"'
         raise UsageError(argument="x", got=x, wanted=wanted, function="assume")
     return assume_p.bind(x, facts=tuple(sorted(closed(frozenset(facts)))))
 
@@ -68,8 +69,8 @@ def closed(facts: frozenset[str]) -> frozenset[str]:
 
 def _labels(eqn: JaxprEqn) -> Labels:
     """Along dimensions of a matrix, a part is not what was said of the whole."""
-    rank = len(eqn.invars[0].aval.shape)
-    free = rank if set(eqn.params["facts"]) <= set(ENTRYWISE) else rank - 2
+    rank, facts = len(eqn.invars[0].aval.shape), set(eqn.params["facts"])
+    free = rank - (2 if not facts.isdisjoint(OF_MATRICES) else 1 if not facts.isdisjoint(OF_ROWS) else 0)
     dims = tuple(d if d < free else None for d in range(rank))
     return Labels((dims,), (dims,))
 

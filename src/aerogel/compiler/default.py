@@ -1,9 +1,14 @@
 """The passes that run by default, in order."""
 
+from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
+from .passes.equal_cases import EqualCases
+from .passes.full_sums import FullSums
+from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
+from .passes.loop_linear import LoopLinear
 from .passes.loop_once import LoopOnce
 from .passes.loop_parts import LoopParts
 from .passes.loop_pieces import LoopPieces
@@ -18,9 +23,13 @@ from .passes.streaming import Streaming
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    EqualCases(),
     InverseProducts(),
+    FullSums(),
     ContractionOrder(),
+    InPlace(),
     LoopSlots(),
+    LoopLinear(),
     LoopHoist(),
     LoopSplit(),
     LoopParts(),
@@ -30,6 +39,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopSegments(),
     MemoryLimit(),
     Orientation(),
+    BranchGuard(),
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),

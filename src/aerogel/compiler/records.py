@@ -86,6 +86,31 @@ class Symmetric:
 
 
 @dataclass(frozen=True)
+class Separable:
+    """A product of a value that does not vary along dimensions `other`, and of one that does not along `one`."""
+
+    one: frozenset[int]
+    other: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Kronecker:
+    """The Kronecker product, along dimensions `a` < `b`, of two values."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a user says of the matrices whose rows lie along `a` and whose columns along `b`, and no other record."""
+
+    fact: str
+    a: int
+    b: int
+
+
+@dataclass(frozen=True)
 class Sorted:
     """No entry is smaller than the one before it along `dim`."""
 
@@ -98,12 +123,31 @@ class NonNegative:
 
 
 @dataclass(frozen=True)
+class Positive:
+    """Every entry is larger than 0."""
+
+
+@dataclass(frozen=True)
 class Finite:
     """No entry is infinite or NaN."""
 
 
 Record = (
-    Constant | Repeated | Counted | Identity | Diagonal | OneHot | Spread | Symmetric | Sorted | NonNegative | Finite
+    Constant
+    | Repeated
+    | Counted
+    | Identity
+    | Diagonal
+    | OneHot
+    | Spread
+    | Symmetric
+    | Separable
+    | Kronecker
+    | Said
+    | Sorted
+    | NonNegative
+    | Positive
+    | Finite
 )
 Known = frozenset[Record]
 NOTHING: Known = frozenset()
@@ -151,6 +195,8 @@ def closed(known: Known, aval: Any) -> Known:
                 found |= {Repeated(d) for d in range(len(aval.shape)) if d not in (a, b)}
             case OneHot():
                 found |= {NonNegative(), Finite()}
+            case Positive():
+                found.add(NonNegative())
             case _:
                 pass
     return frozenset(found)
@@ -164,6 +210,8 @@ def of_number(value: Any) -> Known:
         found.add(Finite())
     if not isinstance(number, complex) and number >= 0:
         found.add(NonNegative())
+    if not isinstance(number, complex) and number > 0:
+        found.add(Positive())
     return frozenset(found)
 
 
@@ -178,8 +226,12 @@ def moved(known: Iterable[Record], to: Sequence[int], shape: Sequence[int], new:
     for r in known:
         if isinstance(r, (OneHot, Spread)):
             found |= _moved_source(r, kept, shape)
-        elif isinstance(r, (Identity, Diagonal, Symmetric)):
+        elif isinstance(r, (Identity, Diagonal, Symmetric, Kronecker)):
             found |= {type(r)(*sorted((kept[r.a], kept[r.b])))} if r.a in kept and r.b in kept else set()
+        elif isinstance(r, Said):
+            found |= {Said(r.fact, kept[r.a], kept[r.b])} if r.a in kept and r.b in kept else set()
+        elif isinstance(r, Separable):
+            found.add(Separable(*(frozenset(kept[d] for d in dims if d in kept) for dims in (r.one, r.other))))
         elif isinstance(r, (Repeated, Sorted)):
             found |= {type(r)(kept[r.dim])} if r.dim in kept else set()
         elif not isinstance(r, Counted):

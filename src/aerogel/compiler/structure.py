@@ -6,7 +6,7 @@ to be, `records.py` what there is to know. An unknown primitive promises nothing
 
 from collections.abc import Mapping
 
-from aerogel._jax import Jaxpr, Var
+from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from .records import Facts, Known, closed
 from .structures import LEARN
@@ -21,8 +21,12 @@ def structure(jaxpr: Jaxpr, given: Mapping[Var, Known] | None = None) -> Facts:
     """
     facts = Facts(dict(given or {}))
     for eqn in jaxpr.eqns:
-        learn = LEARN.get(eqn.primitive.name)
-        if learn is None or len(eqn.outvars) != 1 or not hasattr(eqn.outvars[0].aval, "shape"):
-            continue
-        facts.learn(eqn.outvars[0], closed(frozenset(learn(eqn, facts)), eqn.outvars[0].aval))
+        learn(eqn, facts)
     return facts
+
+
+def learn(eqn: JaxprEqn, facts: Facts) -> None:
+    """Adds what is known of the result of an equation, given what is known of its operands."""
+    found = LEARN.get(eqn.primitive.name)
+    if found is not None and len(eqn.outvars) == 1 and hasattr(eqn.outvars[0].aval, "shape"):
+        facts.learn(eqn.outvars[0], closed(frozenset(found(eqn, facts)), eqn.outvars[0].aval))

@@ -18,16 +18,21 @@ from .records import (
     Finite,
     Identity,
     Known,
+    Kronecker,
     NonNegative,
     OneHot,
+    Positive,
     Record,
     Repeated,
+    Said,
+    Separable,
     Sorted,
     Spread,
     Symmetric,
     moved,
     the,
 )
+from .words import records_of
 
 FLOAT = "fV"  # bfloat16 and the small floats are of kind V
 
@@ -85,7 +90,30 @@ def _reshape(eqn: JaxprEqn, facts: Facts) -> Found:
     to = unit_moves(old, new) if eqn.params.get("dimensions") is None else None
     if to is not None:
         return _spread(eqn, facts, to)
-    return {r for r in facts.of(x) if isinstance(r, (Constant, NonNegative, Finite))}
+    kept = {r for r in facts.of(x) if isinstance(r, (Constant, NonNegative, Positive, Finite))}
+    return kept | set(_kronecker(old, new, facts.of(x)))
+
+
+def _kronecker(old: tuple[int, ...], new: tuple[int, ...], known: Known) -> Found:
+    """The two dimensions that a reshape makes of four, each of one that one factor varies along and one of the other's.
+
+    In front of them stay the dimensions of a batch.
+    """
+    first = len(new) - 2
+    if len(old) != len(new) + 2 or first < 0 or old[:first] != new[:first]:
+        return
+    m, p, n, q = old[first:]
+    if new[first:] == (m * p, n * q):
+        outer, inner = {first, first + 2}, {first + 1, first + 3}
+        for r in known:
+            if isinstance(r, Separable) and _are_in(outer, inner, r, old):
+                yield Kronecker(first, first + 1)
+
+
+def _are_in(outer: set[int], inner: set[int], r: Separable, shape: tuple[int, ...]) -> bool:
+    """Whether one factor varies along `outer` only and the other along `inner`; what has size 1 is in both."""
+    long = [{d for d in dims if shape[d] > 1} for dims in (outer, inner)]
+    return any(long[0] <= a and long[1] <= b for a, b in ((r.one, r.other), (r.other, r.one)))
 
 
 def _transpose(eqn: JaxprEqn, facts: Facts) -> Found:
@@ -109,7 +137,9 @@ def _converted(r: Record, x: Atom, out: Atom) -> Record | None:
             last = offset + scale * max(_shape(x)[dim] - 1, 0)
             return r if new in "iu" and _fits(min(offset, last), max(offset, last), out) else None
         case NonNegative() | Sorted():
-            return r if new in FLOAT and old in FLOAT else None
+            return r if new in FLOAT and old != "c" else None
+        case Positive() | Said():  # which rounding may end
+            return r if x.aval.dtype == out.aval.dtype else None
         case Finite():
             return r if x.aval.dtype == out.aval.dtype else None
         case Spread():
@@ -185,13 +215,16 @@ def _ends(known: Known, shape: tuple[int, ...]) -> list[int]:
     return [counted.offset, counted.offset + counted.scale * (shape[counted.dim] - 1)]
 
 
+_OF_ALL_ENTRIES = (Repeated, Symmetric, Separable, Kronecker, Said)  # together: a mixture of two such is none
+
+
 def _select(eqn: JaxprEqn, facts: Facts) -> Found:
     which, *cases = _operands(eqn, facts)
     chosen = the(Constant, which)
     if chosen is not None:
         return cases[int(chosen.value)]
     found: set[Record] = set(frozenset.intersection(*cases)) - {r for k in cases for r in k if isinstance(r, Sorted)}
-    found = {r for r in found if not isinstance(r, (Repeated, Symmetric))} | _repeated([which, *cases])
+    found = {r for r in found if not isinstance(r, _OF_ALL_ENTRIES)} | _repeated([which, *cases])
     zero, one = (the(Constant, case) for case in (cases[0], cases[-1]))
     if len(cases) == 2 and zero is not None and zero.value == 0:
         for r in which:
@@ -249,6 +282,9 @@ def _product(eqn: JaxprEqn, facts: Facts) -> Found:
             found |= {r for r in known if isinstance(r, Symmetric)}
             if one.value == 1:
                 found |= {r for r in known if isinstance(r, (Identity, OneHot, Constant))}
+    one, other = ({r.dim for r in known if isinstance(r, Repeated)} for known in operands)
+    if one - other and other - one:
+        found.add(Separable(frozenset(other - one), frozenset(one - other)))
     a, b = (_affine(known) for known in operands)
     if a and b and _kind(eqn.outvars[0]) in "iu" and (a[0] is None or b[0] is None):
         found |= set(_counted(eqn, a[1] * b[2] + b[1] * a[2], a[2] * b[2], a[0], b[0]))
@@ -274,6 +310,14 @@ def _neg(eqn: JaxprEqn, facts: Facts) -> Found:
 
 def _same(eqn: JaxprEqn, facts: Facts) -> Found:
     return facts.of(eqn.invars[0])
+
+
+def _assume(eqn: JaxprEqn, facts: Facts) -> Found:
+    said = records_of(frozenset(eqn.params["facts"]), eqn.invars[0].aval)
+    x = eqn.invars[0]
+    if is_var(x):
+        facts.learn(x, facts.of(x) | said)  # whoever reads it by its other name may know, too
+    return facts.of(x) | said
 
 
 def _pad(eqn: JaxprEqn, facts: Facts) -> Found:
@@ -333,6 +377,9 @@ def _dot(eqn: JaxprEqn, facts: Facts) -> Found:
             if Repeated(d) in facts.of(x):
                 yield Repeated(place)
             place += 1
+    if not contract[0] and all(free):
+        first, middle = len(batch[0]), place - len(free[1])
+        yield Separable(frozenset(range(first, middle)), frozenset(range(middle, place)))
     (x, of_x), (y, of_y) = (_source(x, c, b, facts) for x, c, b in zip(eqn.invars, contract, batch, strict=True))
     if x is y and of_x == of_y and len(free[0]) == 1 and not isinstance(eqn.params.get("precision"), tuple):
         yield Symmetric(place - 2, place - 1)
@@ -371,6 +418,7 @@ LEARN: dict[str, Learn] = {
     "transpose": _transpose,
     "convert_element_type": _convert,
     "copy": _same,
+    "assume": _assume,
     "pad": _pad,
     "tile": _tile,
     "eq": _eq,

@@ -10,6 +10,7 @@ from aerogel._errors import UsageError
 from aerogel.compiler.rules import AnyRule, PrimitiveRule, RuleCheckError, Stage
 from aerogel.compiler.rules.traces import REFUSALS
 
+from .rule_facts import assumed, conforming
 from .rule_judge import Case, Subject, as_it_is, judge, judge_around, judge_under, named
 from .rule_probes import example_arguments, probes_of
 
@@ -31,7 +32,8 @@ def check_rule(
     Programs with and without the rule are run on random numbers and on those at which rewrites go wrong: 0, -0, the
     smallest numbers, 1e-8, 1, the largest numbers, inf, nan, and the limits of integers; in one entry of an argument,
     and in all. On random numbers they are run in random programs too: in loops, branches and calls, with arguments and
-    results that something else reads.
+    results that something else reads. What a program says of its arguments by `ag.assume` holds for those that are
+    drawn: `ag.assume(S, "spd")` makes them positive definite.
 
     Both results are judged against float64, by what the rule's exactness promises. Where float64 gives no finite
     number, and neither does either program, they agree; as they do where the worst entry of the result with the rule is
@@ -100,7 +102,7 @@ def check_subject(
         firing = [case for case in cases if case.fires]
         if not firing:
             raise _never(subject, example, cases)
-        judge(firing[0], probes_of(firing[0].args, seed), subject.exactness, as_it_is)
+        judge(firing[0], probes_of(firing[0].args, firing[0].facts, seed), subject.exactness, as_it_is)
         for transform in under:
             judge_under(firing[0], transform, seed)
         judge_around(firing[0], seed)
@@ -127,16 +129,18 @@ def _cases(subject: Subject, example: Example) -> Iterator[Case]:
             jax.eval_shape(example, *args)
         except REFUSALS:
             continue
-        yield _case(subject, example, args)
+        yield _case(subject, example, args, drawn=True)
 
 
-def _case(subject: Subject, f: Callable[..., Any], args: tuple[Any, ...]) -> Case:
+def _case(subject: Subject, f: Callable[..., Any], args: tuple[Any, ...], drawn: bool = False) -> Case:
+    facts = assumed(f, args)
+    args = conforming(args, facts) if drawn else args
     reports: list[Any] = []
     jax.eval_shape(_jax.original_jit(subject.at_work(f, reports.append)), *args)
     decisions = [d for d in reports[-1].decisions if d.rule == subject.name]
     nothing = "it holds no first operation of the pattern" if subject.noun == "rule" else "it found nothing"
     reason = next((d.reason for d in decisions if not d.fired), nothing)
-    return Case(subject, f, args, any(d.fired for d in decisions), reason)
+    return Case(subject, f, args, facts, any(d.fired for d in decisions), reason)
 
 
 def _never(subject: Subject, example: Example, cases: list[Case]) -> RuleCheckError:

@@ -14,9 +14,11 @@ from aerogel.compiler.agree import Difference, Reference, compare, float64_refer
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.rules import RuleCheckError
 
-from .optimize import function_name, function_place, optimize
+from .optimize import function_place, optimize
+from .rule_facts import Facts
 from .rule_probes import Probe, draws
 from .rule_surroundings import random_programs
+from .trace_program import function_name
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -47,6 +49,7 @@ class Case:
     """A program at some arguments.
 
     Attributes:
+        facts: what it takes for granted of each array in its arguments.
         fires: whether the subject fires on it.
         reason: why it does not.
     """
@@ -54,6 +57,7 @@ class Case:
     subject: Subject
     f: Callable[..., Any]
     args: tuple[Any, ...]
+    facts: Facts
     fires: bool
     reason: str
 
@@ -91,7 +95,7 @@ def as_it_is(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def judge_under(case: Case, transform: Callable[..., Any], seed: int) -> None:
     """The program under a transformation, at random numbers."""
-    drawn = draws(case.args, seed)
+    drawn = draws(case.args, case.facts, seed)
     loosest = case.subject.exactness if case.subject.exactness is not Exactness.BITWISE else Exactness.REASSOCIATES
     if transform is jax.vmap:
         pairs = [
@@ -124,7 +128,7 @@ def judge_around(case: Case, seed: int) -> None:
     """The program in random ones around it, at random numbers."""
     order = list(Exactness)
     exactness = max(case.subject.exactness, Exactness.REASSOCIATES, key=order.index)
-    judge(case, draws(case.args, seed), exactness, random_programs(seed), whole=True)
+    judge(case, draws(case.args, case.facts, seed), exactness, random_programs(seed, case.facts), whole=True)
 
 
 def judge(

@@ -12,6 +12,8 @@ import numpy as np
 
 from aerogel.compiler.rules.traces import MOST_EXAMPLES, SIZE, dtype_of, ranks_tried
 
+from .rule_facts import Facts, conforming, may_be
+
 DRAWS = 3
 
 
@@ -35,22 +37,24 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, scale: 
     return jnp.asarray(drawn + 1j * rng.normal(size=shape) * scale if dtype.kind == "c" else drawn, dtype)
 
 
-def draws(args: tuple[Any, ...], seed: int) -> list[Probe]:
-    """Random numbers of the arguments' types; the first are the arguments themselves."""
+def draws(args: tuple[Any, ...], facts: Facts, seed: int) -> list[Probe]:
+    """Random numbers of the arguments' types, of which the facts hold; the first are the arguments themselves."""
     rng = np.random.default_rng(seed)
     found = [Probe("", args)]
     for scale in (1.0, 1e-2, 1e2)[:DRAWS]:
         drawn = jax.tree.map(lambda x, s=scale: normal(rng, jnp.shape(x), jnp.result_type(x), s), args)
-        found.append(Probe(f", normal numbers times {scale:g}", drawn))
+        found.append(Probe(f", normal numbers times {scale:g}", conforming(drawn, facts)))
     return found
 
 
-def probes_of(args: tuple[Any, ...], seed: int) -> list[Probe]:
+def probes_of(args: tuple[Any, ...], facts: Facts, seed: int) -> list[Probe]:
     """Random numbers, and those at which rewrites go wrong, in each argument in one entry and in all."""
-    found = draws(args, seed)
+    found = draws(args, facts, seed)
     leaves, tree = jax.tree.flatten(args)
     for k, x in enumerate(leaves):
         for name, value in _special(jnp.result_type(x)).items():
+            if not may_be(value, facts[k]):
+                continue
             whole = jnp.full(jnp.shape(x), value, jnp.result_type(x))
             some = (
                 [whole] if not jnp.ndim(x) or not jnp.size(x) else [whole, jnp.asarray(x).reshape(-1).at[-1].set(value)]

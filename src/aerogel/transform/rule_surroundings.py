@@ -10,6 +10,8 @@ from jax import lax
 
 from aerogel import _jax
 
+from .rule_facts import Facts
+
 # Smooth, and no larger than what they are given: a difference of the last bit stays one.
 BEFORE: tuple[Callable[[Any], Any], ...] = (
     lambda x: x,
@@ -27,21 +29,27 @@ AFTER: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-def random_programs(seed: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def random_programs(seed: int, facts: Facts) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A transformation: a function in some random programs, all of them together.
 
-    Arguments and results are changed, or read elsewhere too; the function stands in loops, branches and calls.
+    Arguments of which nothing is taken for granted, and results, are changed, or read elsewhere too; the function
+    stands in loops, branches and calls.
     """
     rng = np.random.default_rng(seed)
-    drawn = [(int(rng.integers(len(BEFORE))), int(rng.integers(len(AFTER))), place) for place in PLACES]
+    places = [place for place in PLACES if place is not _reversed or not any(facts)]
+    drawn = [(int(rng.integers(len(BEFORE))), int(rng.integers(len(AFTER))), place) for place in places]
+
+    def changed(change: Callable[[Any], Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+        leaves, tree = jax.tree.flatten(args)
+        return tree.unflatten([x if said else _on_float(change, x) for x, said in zip(leaves, facts, strict=True)])
 
     def around(f: Callable[..., Any]) -> Callable[..., Any]:
         def programs(*args: Any) -> list[Any]:
             found = []
             for before, after, place in drawn:
-                given = jax.tree.map(_on_floats(BEFORE[before]), args)
-                out = place(f, given)
-                found.append((jax.tree.map(_on_floats(AFTER[after]), out), given))
+                given = changed(BEFORE[before], args)
+                out = place(f, given, changed)
+                found.append((jax.tree.map(lambda y, change=AFTER[after]: _on_float(change, y), out), given))
             return found
 
         return programs
@@ -49,38 +57,43 @@ def random_programs(seed: int) -> Callable[[Callable[..., Any]], Callable[..., A
     return around
 
 
-def _on_floats(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: change(x) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+def _on_float(change: Callable[[Any], Any], x: Any) -> Any:
+    return change(x) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
 
 
-def _twice(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+Args = tuple[Any, ...]
+Changed = Callable[[Callable[[Any], Any], Args], Args]
+
+
+def _twice(f: Callable[..., Any], args: Args, changed: Changed) -> Any:
     """A function that is called from two places."""
     called = _jax.original_jit(f)
-    return called(*args), called(*jax.tree.map(_on_floats(lambda x: x / 4), args))
+    return called(*args), called(*changed(lambda x: x / 4, args))
 
 
-def _scanned(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _scanned(f: Callable[..., Any], args: Args, changed: Changed) -> Any:
     def step(given: Any, _: Any) -> Any:
-        return jax.tree.map(_on_floats(lambda x: x / 2), given), f(*given)
+        return changed(lambda x: x / 2, given), f(*given)
 
     return lax.scan(step, args, None, length=2)[1]
 
 
-def _branch(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _branch(f: Callable[..., Any], args: Args, changed: Changed) -> Any:
     leaves = [x for x in jax.tree.leaves(args) if jnp.issubdtype(jnp.result_type(x), jnp.number)]
     predicate = jnp.sum(leaves[0]).real > 0 if leaves else True
-    return lax.cond(predicate, lambda: f(*args), lambda: f(*jax.tree.map(_on_floats(lambda x: -x), args)))
+    return lax.cond(predicate, lambda: f(*args), lambda: f(*changed(lambda x: -x, args)))
 
 
-PLACES: tuple[Callable[[Callable[..., Any], tuple[Any, ...]], Any], ...] = (
-    lambda f, args: f(*args),
+def _reversed(f: Callable[..., Any], args: Args, changed: Changed) -> Any:
+    """Arguments in another order too, where they are alike."""
+    alike = len({(x.shape, x.dtype) if hasattr(x, "shape") else id(x) for x in args}) == 1
+    return f(*args), f(*args[::-1]) if alike else ()
+
+
+PLACES: tuple[Callable[[Callable[..., Any], Args, Changed], Any], ...] = (
+    lambda f, args, changed: f(*args),
     _twice,
     _scanned,
     _branch,
-    lambda f, args: (f(*args), f(*args[::-1]) if _alike(args) else ()),
+    _reversed,
 )
-
-
-def _alike(args: tuple[Any, ...]) -> bool:
-    """Whether arguments may be given in another order."""
-    return len({(x.shape, x.dtype) if hasattr(x, "shape") else id(x) for x in args}) == 1

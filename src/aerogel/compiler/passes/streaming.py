@@ -56,7 +56,7 @@ class _Walk:
         if not any(nbytes(v.aval) >= least for eqn in jaxpr.eqns for v in eqn.outvars):
             return jaxpr
         inside = any(v in self.ours for eqn in jaxpr.eqns for v in eqn.outvars)
-        level = Level(canonical(jaxpr), self.context.over_devices)
+        level = Level(canonical(jaxpr))
         edits: list[Edit] = []
         seen: set[Var] = set()  # values that were looked at, or belong to a stream
         taken: set[int] = set()  # equations that do

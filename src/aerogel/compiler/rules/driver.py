@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jax import lax
@@ -20,6 +20,7 @@ from ..report import Decision
 from ..same import Body
 from .errors import RewriteCycle, RuleError
 from .graph import Graph, Node
+from .knowledge import Knowledge
 from .loose import NoMatch
 from .match import Level, Match, match_at, primitive_match
 from .on import PrimitiveRule, nodes_of
@@ -48,6 +49,8 @@ class Rules:
         RuleError: an `after` cannot be traced at a site, or returns another type.
     """
 
+    keeps_devices: ClassVar = True
+
     rules: RuleSet
     stage: Stage = Stage.BEFORE
 
@@ -68,8 +71,7 @@ class Rules:
         rules = self.rules.at(self.stage)
         current, seen = program, [(Body(program.jaxpr), len(decisions))]
         for _ in range(MOST_ROUNDS):
-            values = dict(zip(current.jaxpr.constvars, current.consts, strict=True))
-            one = _Round(rules, context, values, written, self.stage is not Stage.FINAL)
+            one = _Round(rules, context, Knowledge(current), written, self.stage is not Stage.FINAL)
             new = rewrite_nested(current, one.level)
             decisions += one.fired
             if new is current:
@@ -105,7 +107,7 @@ class _Round:
 
     rules: RuleSet
     context: Context
-    values: dict[Var, Any]
+    knowledge: Knowledge
     written: dict[Var, AnyRule]  # by which rule
     rewritable: bool  # whether what a rule wrote is a site for others
     fired: list[Decision] = field(default_factory=list)
@@ -114,7 +116,7 @@ class _Round:
 
     def level(self, jaxpr: Jaxpr, around: Around) -> Jaxpr:
         """One level with the rules applied; the same object where none fires."""
-        graph = Graph(jaxpr, self.values)
+        graph = Graph(jaxpr, self.knowledge)
         level = Level(graph, self.context, around)
         taken: set[int] = set()
         matches: list[Match] = []
@@ -245,7 +247,7 @@ def _constant(builder: Builder, rule: AnyRule, after: Pattern, v: Var) -> Atom:
         raise RuleError(
             rule=rule.name,
             what="closes over an array in `after`.",
-            where=rule.line if isinstance(rule, PrimitiveRule) else place_of(rule.after),
+            where=rule.line if isinstance(rule, PrimitiveRule) else place_of(rule.after or rule.before),
             got=aval.str_short(True),
             wanted=f"at most {LARGEST_CONSTANT} elements",
             to_fix="make it inside of `after`, from jnp.arange or jnp.eye say, or take it as an argument",

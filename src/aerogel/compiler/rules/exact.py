@@ -126,7 +126,7 @@ class ExactSearch:
         return None
 
     def _same_constant(self, p: Var, x: Atom) -> bool:
-        want, got = self.pattern.consts[p], self.graph.values.get(x) if is_var(x) else None
+        want, got = self.pattern.consts[p], self.graph.value(x)
         if got is None or p.aval.shape != x.aval.shape or p.aval.dtype != x.aval.dtype:
             return False
         return got is want or np.asarray(got).tobytes() == np.asarray(want).tobytes()

@@ -6,7 +6,7 @@ Its equations are then looked at as if they stood at the place of the call; an e
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,8 @@ from ..assume import assume_p
 from ..level import Edit, Level
 from ..normalize import inline_call, is_plain_call
 from ..program import inner_jaxprs, is_var, substitute
+from ..records import Known
+from .knowledge import Knowledge
 from .spelling import PLUMBING, operation
 
 LARGEST_CALL = 400  # equations of a call that is looked into
@@ -40,7 +42,7 @@ class Graph:
     """The equations of a jaxpr, and those in its calls once somebody asks for them."""
 
     jaxpr: Jaxpr
-    values: dict[Var, Any] = field(default_factory=dict)  # of the program's own constants
+    knowledge: Knowledge  # of the whole program
 
     def __post_init__(self) -> None:
         self.level = Level(self.jaxpr)
@@ -50,6 +52,7 @@ class Graph:
         self._alias: dict[Var, Atom] = {}
         self._outer: dict[Var, list[Var]] = {}
         self._nodes: dict[int, Node] = {}
+        self._learned: set[int] = set()
         self._behind: dict[tuple[int, bool], list[Node | None]] = {}  # by identity of the equation
 
     def node(self, place: int) -> Node:
@@ -90,18 +93,19 @@ class Graph:
         place = self.level.made_by.get(x)
         return None if place is None else self.jaxpr.eqns[place]
 
-    def assumed(self, x: Atom) -> frozenset[str]:
-        """What the user says of a value, by whatever name it goes."""
-        return self._assumed.get(x, frozenset()) if is_var(x) else frozenset()
+    def value(self, x: Atom) -> Any:
+        """The array that a value is, where the program holds it as a constant; else None."""
+        x = self.seen(x)
+        return self.knowledge.value(x) if is_var(x) else None
 
-    @cached_property
-    def _assumed(self) -> dict[Var, frozenset[str]]:
-        found: dict[Var, frozenset[str]] = {}
-        for node in self.nodes(frozenset((assume_p.name,))):
-            value = self.seen(node.eqn.invars[0])
-            if is_var(value):
-                found[value] = found.get(value, frozenset()) | frozenset(node.eqn.params["facts"])
-        return found
+    def known(self, x: Atom) -> Known:
+        """What is known of a value, by whatever name it goes."""
+        x = self.seen(x)
+        call = self.call_of(x)
+        if call is not None and call not in self._learned:
+            self._learned.add(call)
+            self.knowledge.learn(self._entered[call].eqns)
+        return self.knowledge.of(x)
 
     def readers(self, x: Var) -> Iterator[Node | None]:
         """The equations that read a value, calls looked into; None stands for the level's results."""

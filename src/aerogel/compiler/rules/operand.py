@@ -1,7 +1,8 @@
 """What a rule's condition is told about the operands at a site."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..._jax import Atom, Literal
@@ -12,20 +13,12 @@ from .traces import Reading, number
 
 @dataclass(frozen=True)
 class Operand:
-    """One array at a site, for one example where the site is batched.
-
-    Attributes:
-        shape: its shape.
-        dtype: its dtype.
-        value: the array or number, where the program holds it as a constant; else None.
-        facts: what is known of it: "constant", "zero", "ones", "identity", "diagonal", "symmetric", "non_negative" and
-            "finite" where it can be told from the program, and what `ag.assume` says.
-    """
+    """One array at a site, for one example where the site is batched."""
 
     shape: tuple[int, ...]
     dtype: Any
-    value: Any = None
-    facts: frozenset[str] = frozenset()
+    _value: Callable[[], Any] = field(default=lambda: None, repr=False)
+    _facts: Callable[[], frozenset[str]] = field(default=frozenset, repr=False)
 
     @property
     def ndim(self) -> int:
@@ -40,14 +33,41 @@ class Operand:
             count *= n
         return count
 
+    @cached_property
+    def value(self) -> Any:
+        """The array or number, where the program holds it as a constant, the same for each example; else None."""
+        return self._value()
+
+    @cached_property
+    def facts(self) -> frozenset[str]:
+        """What is known of it: from the program, from its entries where it is a constant, and by `ag.assume`.
+
+        "constant". Of all entries: "zero", "ones", "finite", "non_negative", "positive". Of the matrices in its last
+        two dimensions: "identity", "diagonal", "symmetric", "kronecker" (a Kronecker product), and as it is said
+        "spd", "orthogonal", "lower_triangular", "upper_triangular". Of its last dimension: "sorted" (no entry is
+        smaller than the one before) and "one_hot" (one entry is 1 at most, the others are 0). "broadcast": along one
+        of its dimensions it does not vary.
+
+        Facts about entries that are 0 hold where the values of the program are finite, and "symmetric" and
+        "kronecker" up to rounding.
+        """
+        return self._facts()
+
 
 def operands_of(graph: Graph, atoms: Sequence[Atom], reading: Reading) -> list[Operand]:
     """What is known of the operands of a site, for one example."""
-    shapes = reading.example([tuple(x.aval.shape) for x in atoms])
-    return [Operand(s, x.aval.dtype, _value(graph, x), facts_at(graph, x)) for s, x in zip(shapes, atoms, strict=True)]
+    dims = reading.example([tuple(range(len(x.aval.shape))) for x in atoms])
+    return [_operand(graph, x, mine) for x, mine in zip(atoms, dims, strict=True)]
 
 
-def _value(graph: Graph, x: Atom) -> Any:
-    if isinstance(x, Literal):
-        return number(x)
-    return graph.values.get(x)
+def _operand(graph: Graph, x: Atom, dims: tuple[int, ...]) -> Operand:
+    whole = tuple(x.aval.shape)
+    shape = tuple(whole[d] for d in dims)
+    return Operand(
+        shape, x.aval.dtype, lambda: value_at(graph, x) if shape == whole else None, lambda: facts_at(graph, x, dims)
+    )
+
+
+def value_at(graph: Graph, x: Atom) -> Any:
+    """The array or number that a value of a level is, where the program holds it as a constant; else None."""
+    return number(x) if isinstance(x, Literal) else graph.value(x)

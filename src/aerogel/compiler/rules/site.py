@@ -76,7 +76,7 @@ class Site:
 
     @property
     def over_devices(self) -> bool:
-        """Whether values may be spread over devices though their types do not say so."""
+        """Whether the values of the program may be spread over several devices."""
         return self._ask("over_devices")
 
     @property
@@ -136,9 +136,7 @@ class Site:
 
     def _value(self, operand: int) -> Any:
         x = self._operands[operand]
-        if isinstance(x, Literal):
-            return np.asarray(x.val, x.aval.dtype)[()]
-        return self._graph.values.get(self._graph.seen(x))  # pyright: ignore[reportArgumentType]
+        return np.asarray(x.val, x.aval.dtype)[()] if isinstance(x, Literal) else self._graph.value(x)
 
     def _value_key(self, operand: int) -> Hashable:
         value = self._value(operand)
