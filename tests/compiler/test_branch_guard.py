@@ -188,6 +188,14 @@ def test_types(dtype: Any) -> None:
     assert bits([jax.jit(alone(f))(TAKEN, x)]) == bits([jax.jit(f)(TAKEN, x)])
 
 
+@pytest.mark.parametrize("number", [np.inf, np.nan, 1.5, 1j])
+def test_a_comparison_with_a_number_that_is_no_integer(number: Any) -> None:
+    """Infinity, nan, fractions and complex numbers are no cases of a switch: the selection waits for its comparison."""
+    f = lambda p, x: jnp.where((p == number)[:, None, None], x @ (x @ x), x)  # noqa: E731
+    p = jnp.array([number, 0] * (len(X) // 2))
+    np.testing.assert_allclose(jax.jit(alone(f))(p, X), jax.jit(f)(p, X), rtol=1e-5)
+
+
 STEPS: tuple[Callable[[Any, Any, Any], Any], ...] = (
     lambda p, x, y: jnp.where(p, dear(x), y),
     lambda p, x, y: jnp.where(p, y, x) + x,

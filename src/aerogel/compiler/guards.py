@@ -77,10 +77,11 @@ class Guarded(Level):
             elif name == "not" and boolean:
                 which, value = first, 1 - value
             elif name in ("eq", "ne") and isinstance(eqn.invars[1], Literal) and not eqn.invars[1].aval.shape:
-                wanted = value == (name == "eq")
-                number = int(eqn.invars[1].val)
+                if not _is_counted(first):
+                    break
+                wanted, number = value == (name == "eq"), int(eqn.invars[1].val)
                 two = boolean or self._is_boolean(first)
-                if first.aval.dtype.kind not in "biu" or not (wanted or (two and number in (0, 1))):
+                if not (wanted or (two and number in (0, 1))):
                     break
                 which, value = first, number if wanted else 1 - number
             else:
@@ -212,3 +213,8 @@ class Guarded(Level):
                 if after:
                     outside.update(dict.fromkeys(eqn.outvars, after))
         return [parts[k] for k in sorted(parts)]
+
+
+def _is_counted(x: Atom) -> bool:
+    """Whether a value is of booleans or integers."""
+    return isinstance(x.aval.dtype, np.dtype) and x.aval.dtype.kind in "biu"
