@@ -164,3 +164,141 @@ def test_all_lengths_and_both_directions(checkpoint: Any) -> None:
 
     for length, reverse in ((0, False), (2, False), (11, True)):
         agree(gradients(checkpoint, length, reverse), gradients("all", length, reverse))
+
+
+def temporary_bytes(f: Any, *args: Any) -> int:
+    """What XLA plans for what is neither argument nor result."""
+    analysis = jax.jit(f).lower(*args).compile().memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
+
+
+@pytest.mark.parametrize("optimised", [False, True])
+def test_as_many_carries_as_promised(optimised: bool) -> None:
+    """Memory is that of the snapshots and a few carries more, for constants too, also when Aerogel optimises."""
+    steps, carry = 256, jnp.linspace(0.0, 1.0, 4096)
+
+    def in_carries(checkpoint: Any) -> float:
+        def loss(scale: Any, carry: Any) -> Any:  # `scale` is a constant of the loop, as large as the carry
+            step = lambda c, _: (jnp.sin(scale * c) + 0.1 * c * c, None)  # noqa: E731
+            return ag.scan(step, carry, None, length=steps, checkpoint=checkpoint)[0].sum()
+
+        gradient = jax.value_and_grad(loss, (0, 1))
+        return temporary_bytes(ag.optimize(gradient) if optimised else gradient, carry, carry) / carry.nbytes
+
+    assert in_carries("all") > steps
+    assert in_carries("sqrt") < (2 * steps) ** 0.5 + 8
+    assert in_carries("log") < 9 + 8
+    assert in_carries(3) < 3 + 8
+
+
+def test_a_loop_of_unknown_length_keeps_no_more() -> None:
+    """The bound says how many steps there may be, and nothing is kept for those that are not made."""
+    carry = jnp.linspace(0.0, 1.0, 4096)
+
+    def loss(scale: Any, carry: Any) -> Any:
+        step = lambda c: jnp.sin(scale * c) + 0.1 * c * c  # noqa: E731
+        return ag.while_loop(lambda c: c[1] < 0.5, step, carry, max_steps=10_000, checkpoint=5).sum()
+
+    assert temporary_bytes(jax.value_and_grad(loss, (0, 1)), carry, carry) < (5 + 8) * carry.nbytes
+
+
+class Cell(ag.Module):
+    weight: Any
+    kind: str = "plain"
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(self.weight * x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_carries_hold_anything(dtype: str) -> None:
+    """Modules, keys, integers, strings and None in carry, inputs and results; of every dtype, its gradient in that."""
+
+    def loss(checkpoint: Any, cell: Any, layers: Any, key: Any) -> Any:
+        def step(state: Any, layer: Any) -> Any:
+            x, key, n, cell, how = state
+            key, drawn = jax.random.split(key)
+            x = how(cell(x) + layer(x)) * jax.random.uniform(drawn).astype(x.dtype)
+            return (x, key, n + 1, cell, how), (x, None, "text", key)
+
+        start = jnp.ones(2, dtype), key, 0, cell, jnp.sin
+        (x, *_), (xs, none, text, keys) = ag.scan(step, start, layers, checkpoint=checkpoint)
+        assert (none, text, keys.shape) == (None, "text", (7,))
+        return (jnp.abs(x).sum() + jnp.abs(xs).sum()).astype(jnp.float32)
+
+    args = Cell(jnp.asarray(0.4, dtype)), Cell(jnp.linspace(0.1, 0.8, 7).astype(dtype)), jax.random.key(0)
+    got, want = (jax.jit(ag.grad(loss, (1, 2)), static_argnums=0)(choice, *args) for choice in (3, "all"))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype == dtype
+        np.testing.assert_allclose(np.asarray(a, complex), np.asarray(b, complex), rtol=2e-2, atol=2e-2)
+
+
+def test_counted_loops_and_loops_that_reach_their_bound() -> None:
+    """`fori_loop` has gradients by snapshots; a loop ends after `max_steps`; JAX's axis names and types stay."""
+    of = lambda choice: lambda w: ag.fori_loop(2, 9, lambda i, c: jnp.sin(c * w) + i, w, checkpoint=choice)  # noqa: E731
+    agree(jax.grad(of(2))(0.5), jax.grad(of("all"))(0.5))
+    double = lambda x: ag.while_loop(lambda c: c < 100.0, lambda c: 2 * c, x, max_steps=3)  # noqa: E731
+    assert [float(x) for x in jax.value_and_grad(double)(1.0)] == [8.0, 8.0]
+    assert [float(x) for x in jax.value_and_grad(double)(200.0)] == [200.0, 1.0]
+
+    def summed(choice: Any) -> Loss:
+        step = lambda w: lambda c, _: (w * c + jax.lax.psum(c, "b"), c)  # noqa: E731
+        one = lambda w, x: ag.scan(step(w), x, None, length=4, checkpoint=choice)[1].sum()  # noqa: E731
+        return lambda w: jax.vmap(one, (None, 0), axis_name="b")(w, jnp.arange(3.0)).sum()
+
+    agree(jax.grad(summed(2))(0.5), jax.grad(summed("all"))(0.5))
+    weak = jax.eval_shape(lambda: ag.scan(lambda c, _: (c * 1.5, c), 1.0, None, length=3, checkpoint=2))
+    assert all(x.weak_type for x in jax.tree.leaves(weak))
+
+
+def test_shardings_of_types_are_kept() -> None:
+    """Under a mesh of explicit axes the gradient has the sharding of what it is the gradient of."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.linspace(0.0, 1.0, 8), sharding)
+
+        def loss(choice: Any, x: Any, w: Any) -> Any:
+            c, cs = ag.scan(lambda c, _: (jnp.sin(w * c), c), x, None, length=5, checkpoint=choice)
+            return c.sum() + cs.sum()
+
+        got, want = (jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)(choice, x, 0.5) for choice in (2, "all"))
+        agree(got, want)
+        assert got[0].sharding.is_equivalent_to(sharding, 1)
+        bounded = lambda x: ag.while_loop(lambda c: c.sum() < 9.0, lambda c: 1.5 * c, x, max_steps=9).sum()  # noqa: E731
+        assert jax.jit(jax.grad(bounded))(x).sharding.is_equivalent_to(sharding, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "to_fix"),
+    [
+        (lambda step: ag.scan(step, 1.0, None, 3, checkpoint=_as_any("sqr")), "checkpoint", "write checkpoint='sqrt'"),
+        (lambda step: ag.scan(step, 1.0, None, 3, checkpoint=0), "checkpoint", "pass 'all'"),
+        (lambda step: ag.scan(step, 1.0, None, 3, checkpoint=True), "checkpoint", "pass 'all'"),
+        (lambda step: ag.scan(_printing, 1.0, None, 3, checkpoint=2), "checkpoint", "take them out"),
+        (lambda step: jax.eval_shape(_counted, 3), "checkpoint", "use `ag.while_loop`"),
+        (lambda step: ag.while_loop(jnp.isnan, jnp.sin, 1.0, checkpoint=2), "max_steps", "say how many"),
+        (lambda step: ag.while_loop(jnp.isnan, jnp.sin, 1.0, max_steps=_as_any(2.5)), "max_steps", "pass a number"),
+    ],
+    ids=["word", "zero", "bool", "effect", "bounds", "no bound", "no number"],
+)
+def test_what_cannot_be_is_told_at_the_call(call: Any, argument: str, to_fix: str) -> None:
+    """Each mistake names the argument and what to do, before anything is differentiated."""
+    with pytest.raises(ag.UsageError) as error:
+        call(lambda c, _: (c, None))
+    assert error.value.argument == argument
+    assert to_fix in str(error.value)
+
+
+def _as_any(value: Any) -> Any:
+    return value
+
+
+def _counted(steps: Any) -> Any:
+    return ag.fori_loop(0, steps, lambda i, c: c, 1.0, checkpoint=2)
+
+
+def _printing(carry: Any, _: Any) -> Any:
+    jax.debug.print("{}", carry)
+    return carry, None

@@ -14,7 +14,7 @@ from ._errors import CarryError
 from ._positions import positions_of
 from ._static import between, hide, reveal
 from .replay import replayed
-from .snapshots import Choice
+from .snapshots import Choice, is_count
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -105,10 +105,11 @@ def while_loop(
     body = _checked("while_loop", body_fun)
     if max_steps is None:
         if checkpoint is not None:
-            wanted = "the number of steps that there may be, where `checkpoint` is given"
-            raise UsageError(argument="max_steps", got=None, wanted=wanted, function="while_loop")
+            to_fix = "say how many steps there may be: max_steps=1000"
+            wanted = "a number of steps, where `checkpoint` is given"
+            raise UsageError(argument="max_steps", got=None, wanted=wanted, function="while_loop", to_fix=to_fix)
         return reveal(jax.lax.while_loop(between(cond_fun), body, hide(init_val)))
-    if type(max_steps) is not int or max_steps < 0:
+    if not is_count(max_steps) or max_steps < 0:
         raise UsageError(argument="max_steps", got=max_steps, wanted="a number of steps", function="while_loop")
 
     def loop(init: Any) -> Any:

@@ -47,22 +47,23 @@ def replayed(f: Callable[..., Any], choice: Choice, steps: int | None, function:
             return outs
 
         program = _jax.traced(flat, list(map(_jax.shaped_abstractify, leaves)))
-        refusal = _why_not(program, steps)
-        if refusal is not None:
-            raise UsageError(argument="checkpoint", got=choice, wanted=f"'all': {refusal}", function=function)
+        _check(program, choice, steps, function)
         run_it = _with_snapshots(program, lambda length: placement(choice, length, function), steps)
         return result.unflatten(run_it(*leaves))
 
     return with_snapshots
 
 
-def _why_not(program: ClosedJaxpr, steps: int | None) -> str | None:
+def _check(program: ClosedJaxpr, choice: Choice, steps: int | None, function: str) -> None:
     for eqn in program.jaxpr.eqns:
         if not all(map(_jax.is_repeatable, eqn.effects)):
-            return "its body has effects, such as a print, which would happen again"
-        if eqn.primitive.name == "while" and steps is None:
-            return "its bounds are not known when it is traced; `ag.while_loop` with `max_steps` takes such loops"
-    return None
+            wanted = "'all' for a body with effects, such as a print, which would happen again"
+            to_fix = "take them out of the body, or leave `checkpoint` out"
+        elif eqn.primitive.name == "while" and steps is None:
+            wanted, to_fix = "'all' for bounds that are not known in tracing", "use `ag.while_loop` with `max_steps`"
+        else:
+            continue
+        raise UsageError(argument="checkpoint", got=choice, wanted=wanted, function=function, to_fix=to_fix)
 
 
 def _with_snapshots(program: ClosedJaxpr, place: Callable[[int], Placement], steps: int | None) -> Any:

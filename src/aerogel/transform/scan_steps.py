@@ -9,7 +9,7 @@ from jax import lax
 
 from aerogel import _jax
 
-from .steps import Loop, Snapshots, Values, entries, put, stack_of
+from .steps import Loop, Snapshots, Values, entries, made, put, stack_of
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -35,7 +35,7 @@ class Scan(Loop):
         consts, init, xs = self.split(args)
         steps = self.placement.steps
         carry, ys = lax.scan(lambda carry, x: self.step(consts, carry, x), init, xs, steps, self.reverse, self.unroll)
-        return [*self.typed(carry), *ys]
+        return [*carry, *ys]
 
     def with_snapshots(self, *args: Any) -> list[Any]:
         """A loop over snapshots, and in it one over the steps to the next."""
@@ -56,14 +56,12 @@ class Scan(Loop):
             return (carry, stacks), state[0]
 
         (carry, stacks), kept = lax.scan(to_next, (init, stacks), (starts, stops))
-        return [*self.typed(carry), *stacks, *kept]
+        return [*self.typed([*carry, *stacks]), *kept]
 
     def snapshots(self, kept: Values) -> Snapshots:
         """They stand in order, and their steps are known."""
-        steps = np.array(self.placement.first, np.int32)
-        top = np.int32(len(steps) - 1)
-        slots = np.arange(len(steps), dtype=np.int32)
-        return Snapshots(top, jnp.asarray(steps), jnp.asarray(slots), list(kept), self.placement.steps)
+        first, count = self.placement.first, self.placement.snapshots
+        return Snapshots(jnp.int32(count - 1), made(first), made(range(count)), list(kept), self.placement.steps)
 
     def keeping_carries(self) -> "Scan":
         """The loop whose results are the carries before each step."""

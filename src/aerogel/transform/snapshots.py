@@ -56,13 +56,18 @@ class Placement:
         return places
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value is an integer, Python's or NumPy's."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def placement(choice: Choice, steps: int, function: str) -> Placement:
     """The placement for what a user wrote as `checkpoint`.
 
     Raises:
         UsageError: it is none of the choices.
     """
-    known = choice in ("all", "sqrt", "log") if isinstance(choice, str) else type(choice) is int and choice > 0
+    known = choice in ("all", "sqrt", "log") if isinstance(choice, str) else is_count(choice) and choice > 0
     if not known:
         wanted = ("all", "sqrt", "log") if isinstance(choice, str) else "'all', 'sqrt', 'log' or a positive number"
         raise UsageError(argument="checkpoint", got=choice, wanted=wanted, function=function)
@@ -71,5 +76,5 @@ def placement(choice: Choice, steps: int, function: str) -> Placement:
     elif choice == "log":
         count = steps.bit_length()
     else:
-        count = steps if choice == "all" else choice
+        count = steps if choice == "all" else int(choice)
     return Placement(steps, max(1, min(count, steps - 1)))

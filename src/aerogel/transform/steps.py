@@ -51,9 +51,9 @@ class Loop:
         """Where the inputs of a step stand."""
         return step
 
-    def typed(self, carry: Values) -> list[Any]:
-        """A last carry with the weak types that JAX's loops give it."""
-        return [_jax.weak_like(x, aval) for x, aval in zip(carry, self.body.out_avals, strict=False)]
+    def typed(self, outs: Values) -> list[Any]:
+        """Results with the weak types that those of JAX's loops have."""
+        return [_jax.weak_like(x, aval) for x, aval in zip(outs, self.body.out_avals, strict=True)]
 
     @abstractmethod
     def plain(self, *args: Any) -> list[Any]:
@@ -85,6 +85,11 @@ class Snapshots:
     slots: Any
     kept: list[Any]
     count: Any
+
+
+def made(numbers: Sequence[int]) -> Any:
+    """Numbers as a value of the program: under a mesh of explicit axes it has that mesh, and a constant has none."""
+    return jnp.zeros(len(numbers), np.int32) + np.array(numbers, np.int32)
 
 
 def stack_of(length: int, aval: Any) -> Any:

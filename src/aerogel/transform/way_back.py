@@ -103,7 +103,7 @@ class Back:
             sums = [a + b for a, b in zip(sums, consts_ct, strict=True)]
             return (jnp.where(steps[top] == i, top - 1, top), steps, kept, carry_ct, sums), x_ct
 
-        state = jnp.asarray(found.top), found.steps, found.kept, carry_ct, sums
+        state = found.top, found.steps, found.kept, carry_ct, sums
         if isinstance(loop, Scan):
             every = loop.place(np.arange(loop.placement.steps, dtype=np.int32))
             state, xs_ct = lax.scan(

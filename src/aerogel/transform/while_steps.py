@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr
 
 from .scan_steps import Scan
-from .steps import Loop, Snapshots, Values, put, stack_of
+from .steps import Loop, Snapshots, Values, made, put
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -51,16 +50,15 @@ class While(Loop):
     def plain(self, *args: Any) -> list[Any]:
         """`jax.lax.while_loop`."""
         consts, init, _ = self.split(args)
-        carry = lax.while_loop(
+        return lax.while_loop(
             lambda carry: self.goes_on(consts, carry), lambda carry: self.step(consts, carry, ())[0], init
         )
-        return self.typed(carry)
 
     def with_snapshots(self, *args: Any) -> list[Any]:
         """One of each `stride` carries is kept. When there is room for no more, every other one goes."""
         consts, init, _ = self.split(args)
         room = self.placement.snapshots
-        kept = put([stack_of(room, aval) for aval in self.body.in_avals[-self.carries :]], init, 0)
+        kept = [lax.broadcast(x, (room,)) for x in init]
 
         def to_next(state: Any) -> Any:
             i, _, carry, count, stride, slots, kept = state
@@ -86,14 +84,14 @@ class While(Loop):
             return i, on, carry, count, stride, slots, kept
 
         one = jnp.int32(1)
-        state = jnp.int32(0), self.goes_on(consts, init), init, one, one, jnp.arange(room, dtype=np.int32), kept
+        state = jnp.int32(0), self.goes_on(consts, init), init, one, one, made(range(room)), kept
         i, _, carry, count, stride, slots, kept = lax.while_loop(lambda state: state[1], to_next, state)
         return [*self.typed(carry), *kept, slots, count, stride, i]
 
     def snapshots(self, kept: Values) -> Snapshots:
         """They are equally far apart."""
         *kept, slots, count, stride, steps = kept
-        return Snapshots(count - 1, stride * np.arange(len(slots), dtype=np.int32), slots, kept, steps)
+        return Snapshots(count - 1, stride * made(range(len(slots))), slots, kept, steps)
 
     def as_scan(self) -> Scan:
         """The loop as one over all the steps that there may be: those too many do nothing."""
