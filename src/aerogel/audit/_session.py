@@ -101,7 +101,13 @@ class Session:
         return jitted
 
     def optimized(
-        self, fun: Any, natural: Any = None, numerics: str | None = None, passes: Any = None, rules: Any = None
+        self,
+        fun: Any,
+        natural: Any = None,
+        numerics: str | None = None,
+        passes: Any = None,
+        rules: Any = None,
+        memory_limit: Any = None,
     ) -> tuple[Any, Record]:
         """The optimised form of `fun`, the same one each time: two jits of one function share JAX's caches.
 
@@ -111,16 +117,18 @@ class Session:
             numerics: what this function asks for itself.
             passes: the same; what is not optimised by the default passes is not measured.
             rules: the same.
+            memory_limit: the same.
         """
         numerics = numerics or self.options.numerics
         known = self.known(fun)
-        asked = numerics, passes, rules
+        asked = numerics, passes, rules, memory_limit
         if known is not None and known.wrapper is not None and known.asked == asked:
             return known.wrapper, known.record
         origin = origin_of(fun if natural is None else natural)
         record = self.records.setdefault(origin, Record(origin))
-        if self.sampler is None or passes is not None or rules is not None:
-            wrapper = optimize(fun, numerics=numerics, rules=rules, passes=passes, on_report=record.add_trace)
+        if self.sampler is None or any(one is not None for one in asked[1:]):
+            given: dict[str, Any] = {"rules": rules, "passes": passes, "memory_limit": memory_limit}
+            wrapper = optimize(fun, numerics=numerics, **given, on_report=record.add_trace)
         else:
             wrapper = self.sampler.watched(fun, numerics, record)
         if isinstance(fun, types.FunctionType):

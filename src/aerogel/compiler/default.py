@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
 from .passes.full_sums import FullSums
@@ -14,6 +15,7 @@ from .passes.loop_pieces import LoopPieces
 from .passes.loop_segments import LoopSegments
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
+from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.residual_choice import ResidualChoice
 from .passes.small_axes import SmallAxes
@@ -35,7 +37,9 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     ResidualChoice(),
     Streaming(),
     LoopSegments(),
+    MemoryLimit(),
     Orientation(),
+    BranchGuard(),
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),

@@ -37,11 +37,18 @@ class Context:
     platform: str
     before_differentiation: bool = False
     over_devices: bool = False  # whether its values may be spread over several devices
+    memory_limit: int | None = None  # bytes that temporary values and results should take at most
 
     @property
     def machine(self) -> Machine:
         """The machine model of the platform."""
         return machine(self.platform)
+
+
+def broken_limit(program: Program, context: Context) -> int | None:
+    """The limit on memory, if the program is predicted to take more."""
+    limit = context.memory_limit
+    return limit if limit is not None and program_cost(program.jaxpr).peak_bytes > limit else None
 
 
 class Pass(Protocol):

@@ -63,9 +63,13 @@ class Sizes:
         return self.least_bytes // (2 if products else 8)
 
 
-def sizes_of(machine: Machine) -> Sizes:
-    """The sizes for a machine: elsewhere than on a CPU a kernel must be large to pay for its start."""
-    return Sizes() if machine.name == "cpu" else Sizes(512 << 20)
+def sizes_of(machine: Machine, memory_limit: int | None = None) -> Sizes:
+    """The sizes for a machine: elsewhere than on a CPU a kernel must be large to pay for its start.
+
+    Under a limit on memory that a program would break, what takes a quarter of it is cut at any price.
+    """
+    least = Sizes().least_bytes if machine.name == "cpu" else 512 << 20
+    return Sizes(least) if memory_limit is None else Sizes(min(least, memory_limit // 4), at_any_price=True)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def jit(
     numerics: str = ...,
     rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
+    memory_limit: int | str | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
     **options: Any,
@@ -86,6 +87,7 @@ def jit(
     numerics: str = ...,
     rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
+    memory_limit: int | str | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
     **options: Any,
@@ -97,6 +99,7 @@ def jit(
     numerics: str = "fast",
     rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
+    memory_limit: int | str | None = None,
     donate: Donate = "none",
     explain_recompiles: bool = False,
     static_argnums: int | Sequence[int] | None = None,
@@ -120,6 +123,7 @@ def jit(
         numerics: as for `optimize`.
         rules: as for `optimize`.
         passes: as for `optimize`.
+        memory_limit: as for `optimize`.
         donate: which arguments' memory the results may take: "none"; "all"; "state", those whose structure and types
             come back in the result, such as a model and an optimiser's state, but no lone arrays. Donated arguments
             cannot be used again. The arrays of `f` itself are never donated.
@@ -151,6 +155,7 @@ def jit(
         "numerics": numerics,
         "rules": None if rules is None else rule_set(rules),
         "passes": passes,
+        "memory_limit": memory_limit,
         "donate": donate,
         "explain_recompiles": explain_recompiles,
         "static_argnums": static_argnums,
@@ -168,7 +173,7 @@ def _made(f: Any, given: dict[str, Any]) -> Any:
     traced, traces = _traced(function)
     traces.explain |= arguments.pop("explain_recompiles")
     donate = arguments.pop("donate")
-    optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes")}
+    optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes", "memory_limit")}
     options = arguments if bound is None else after_the_first(arguments)
     if donate == "state":
         compiled = _donating_state(f, function, traces, optimized, options, first=int(bound is not None))

@@ -18,6 +18,7 @@ from aerogel.compiler.rules import AnyRule, Rules, RuleSet, Stage, rule_set
 from aerogel.compiler.rules import default as default_rules
 from aerogel.compiler.spread import names_devices
 
+from ._memory import bytes_of
 from .early import early_rules
 from .trace_program import function_name, trace_program
 
@@ -35,6 +36,7 @@ def optimize(
     numerics: str = "fast",
     rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
+    memory_limit: int | str | None = None,
     on_report: OnReport | None = None,
 ) -> F:
     """A function with the results, signature and name of `f`, whose program is rewritten to cost less.
@@ -51,10 +53,13 @@ def optimize(
             without it those of `ag.rules.use`, or else of `ag.rules.default`.
         passes: instead of the default ones, and of the default rules unless `rules` are given too; `()` leaves every
             program as it is.
+        memory_limit: what temporary values and results should take at most, in bytes or as "4 GB" or "512 MiB":
+            where the prediction is more, values are computed twice or block by block, whatever time that takes. The
+            report says by how much a limit is missed.
         on_report: called with a `Report` each time `f` is traced.
 
     Raises:
-        UsageError: `numerics` is another word, or `passes` or `rules` hold something else.
+        UsageError: `numerics` is another word, `memory_limit` is no size, or `passes` or `rules` hold something else.
         RuleError: a rule does not say what to write, or two have one name.
         TypeError: `f` is not callable, or a generator function, as for `jax.jit`.
 
@@ -67,9 +72,11 @@ def optimize(
     exact = allowed(numerics, "optimize")
     known = (None if passes is None else RuleSet()) if rules is None else rule_set(rules)
     chosen = DEFAULT_PASSES if passes is None else _checked(passes)
+    limit = None if memory_limit is None else bytes_of(memory_limit, "optimize")
     if passes is None and on_report is None and isinstance(f, types.FunctionType):
-        return _memoised(f, (numerics, known), lambda: _wrap(f, exact, known, chosen, None))
-    return _wrap(f, exact, known, chosen, None if on_report is None else lambda _, report: on_report(report))
+        return _memoised(f, (numerics, known, limit), lambda: _wrap(f, exact, known, chosen, None, limit))
+    on_trace = None if on_report is None else lambda _, report: on_report(report)
+    return _wrap(f, exact, known, chosen, on_trace, limit)
 
 
 def with_rules(rules: RuleSet, passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
@@ -117,7 +124,14 @@ def _memoised(f: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     return wrappers[key]
 
 
-def _wrap(f: Any, exact: Any, rules: RuleSet | None, passes: tuple[Pass, ...], on_trace: OnTrace | None) -> Any:
+def _wrap(
+    f: Any,
+    exact: Any,
+    rules: RuleSet | None,
+    passes: tuple[Pass, ...],
+    on_trace: OnTrace | None,
+    memory_limit: int | None = None,
+) -> Any:
     @_jax.wraps(f)
     @_jax.api_boundary
     def optimized(*args: Any, **kwargs: Any) -> Any:
@@ -127,7 +141,7 @@ def _wrap(f: Any, exact: Any, rules: RuleSet | None, passes: tuple[Pass, ...], o
         with early_rules(chosen, exact) as early:
             program, dynamic, out_tree = trace_program(f, args, kwargs)
         over_devices = _jax.compiled_over_devices() or names_devices(program)
-        context = Context(exact, jax.default_backend(), _jax.differentiating(), over_devices)
+        context = Context(exact, jax.default_backend(), _jax.differentiating(), over_devices, memory_limit)
         outcome = run_passes(program, with_rules(chosen, passes), context, function_name(f))
         outcome = replace(outcome, decisions=(*early, *outcome.decisions))
         if on_trace is not None:

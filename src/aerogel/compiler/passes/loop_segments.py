@@ -15,7 +15,7 @@ from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
-from ..pipeline import Context
+from ..pipeline import Context, broken_limit
 from ..program import Program, is_var, where
 from ..report import Decision
 from ..residuals import compared, needed_by_loops, with_vector_code
@@ -35,7 +35,8 @@ class LoopSegments:
 
     Attributes:
         least_bytes: the size of what is stored from which on that is too much, whatever time is predicted; without it
-            what the machine has as slow to allocate, and the prediction decides.
+            what the machine has as slow to allocate, and the prediction decides. An eighth of a limit on memory that
+            the program would break.
     """
 
     least_bytes: int | None = None
@@ -46,7 +47,8 @@ class LoopSegments:
         """The program with pairs of its loops in segments, and a decision for each."""
         if context.before_differentiation:
             return program, []
-        walk = _Walk(context, self.least_bytes)
+        limit = broken_limit(program, context)
+        walk = _Walk(context, self.least_bytes if limit is None else limit // 8)
         return rewrite_levels(program, walk.level), walk.decisions
 
 
