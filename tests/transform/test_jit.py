@@ -1,9 +1,11 @@
 """`ag.jit` is `jax.jit` for whoever passes arrays, and takes everything else too."""
 
+import copy
 import functools
 import gc
 import inspect
 import os
+import pickle
 import threading
 import time
 import weakref
@@ -528,3 +530,24 @@ def test_shardings_of_modules() -> None:
         assert model["layer"].weight.sharding == whole
     np.testing.assert_array_equal(f(model, x, jnp.negative)[1], -x)
     assert ag.jit(model["layer"], in_shardings=(split_up,), out_shardings=split_up)(x).sharding == split_up
+
+
+def test_what_jax_makes_of_a_compiled_function_is_traced_itself() -> None:
+    """`functools.wraps` copies attributes: the stages of a compiled function are not those of its gradient."""
+    cube = ag.jit(lambda x: (x**3).sum())
+    x = jnp.arange(3.0)
+    assert jax.jit(jax.grad(cube)).lower(x).out_info.shape == (3,)
+    assert [aval.shape for aval in jax.make_jaxpr(jax.vmap(ag.jit(jnp.sin)))(x).out_avals] == [(3,)]
+    assert jax.make_jaxpr(jax.grad(cube))(x).out_avals[0].shape == (3,)
+    assert cube.lower(x).out_info.shape == ()
+
+
+def test_a_compiled_function_is_pickled_by_name() -> None:
+    """As the function that it was made of would be."""
+    assert pickle.loads(pickle.dumps(_doubled)) is _doubled
+    assert copy.deepcopy(_doubled) is _doubled
+
+
+@ag.jit
+def _doubled(x: Any) -> Any:
+    return 2 * x

@@ -4,6 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import jax
@@ -28,7 +29,6 @@ R = TypeVar("R", covariant=True)
 S = TypeVar("S")
 _SLOT = "__aerogel_traced__"
 _MADE_BY = "__aerogel_made_by__"
-_STAGES = ("lower", "trace", "eval_shape", "clear_cache")
 Donate = Literal["none", "all", "state"]
 
 
@@ -269,9 +269,7 @@ def _tracing(function: Any, traces: Traces, check: Any) -> Any:
             check(args, kwargs, out)
         return split(out, "result")
 
-    # `wraps` copies attributes. If the function wraps a compiled one, such as its gradient, those are that one's.
-    for name in (_SLOT, *_STAGES):
-        traced.__dict__.pop(name, None)
+    traced.__dict__.pop(_SLOT, None)  # `wraps` copies attributes
     return traced
 
 
@@ -318,32 +316,62 @@ def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
             return out.whole() if type(out) is Split else out
         return joined(compiled(*args, **kwargs))
 
-    made: Any
-    if bound is None:
-        made = _jax.wraps(f)(call)
-        made.__dict__.pop(_SLOT, None)
-        made.__doc__ = f.__doc__
-    else:
-        made = functools.update_wrapper(functools.partial(call, bound), f, updated=())
-    _give_stages(made, f, compiled, () if bound is None else (bound,), static)
+    call = _jax.wraps(f)(call)
+    call.__dict__.pop(_SLOT, None)
+    call.__doc__ = f.__doc__
+    made = _Compiled(call, *(() if bound is None else (bound,)))
+    functools.update_wrapper(made, f, updated=())
+    made.stages = _Stages(f, compiled, made.args, divide, static)
     return made
 
 
-def _give_stages(made: Any, f: Any, compiled: Any, first: tuple[Any, ...], static: State) -> None:
-    divide = divider(static)
+class _Compiled(functools.partial[Any]):
+    """A compiled function, with the callable that it belongs to as its argument if that holds arrays.
 
-    def eval_shape(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = divide((*first, *args), kwargs)
-        return joined(compiled.eval_shape(*args, **kwargs))
+    Its stages are methods, not attributes: `functools.wraps` would give those to what `jax.grad` makes of it, and JAX
+    asks a function that has a `trace` for its program.
+    """
 
-    def ahead(method: str, /, *args: Any, **kwargs: Any) -> Any:
-        way = way_to(f, first, static, args, kwargs)
-        args, kwargs = divide((*first, *args), kwargs)
-        return stage_of(getattr(compiled, method)(*args, **kwargs), way, args, kwargs)
+    __qualname__: str
+    stages: "_Stages"
 
-    made.eval_shape, made.clear_cache = eval_shape, compiled.clear_cache
-    for method in ("lower", "trace"):
-        setattr(made, method, functools.partial(ahead, method))
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        return self.stages.ahead("lower", args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        return self.stages.ahead("trace", args, kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self.stages.eval_shape(args, kwargs)
+
+    def clear_cache(self) -> None:
+        self.stages.compiled.clear_cache()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None or self.args else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        return self.__qualname__  # as functions are pickled: by name
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """What a compiled function does before it computes."""
+
+    natural: Any
+    compiled: Any
+    first: tuple[Any, ...]
+    divide: Any
+    static: State
+
+    def eval_shape(self, args: Any, kwargs: Any) -> Any:
+        args, kwargs = self.divide((*self.first, *args), kwargs)
+        return joined(self.compiled.eval_shape(*args, **kwargs))
+
+    def ahead(self, method: str, args: Any, kwargs: Any) -> Any:
+        way = way_to(self.natural, self.first, self.static, args, kwargs)
+        args, kwargs = self.divide((*self.first, *args), kwargs)
+        return stage_of(getattr(self.compiled, method)(*args, **kwargs), way, args, kwargs)
 
 
 def made_by(f: Any) -> tuple[Any, dict[str, Any]]:
