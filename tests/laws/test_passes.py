@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from aerogel.compiler.check import check_program
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.normalize import normalize
-from aerogel.compiler.pipeline import Pass
+from aerogel.compiler.passes.memory_limit import MemoryLimit
+from aerogel.compiler.pipeline import Context, Pass
+from aerogel.compiler.report import Decision
 from compiler.loop_patterns import PATTERNS, SMALL_STATE, SURROUNDINGS, normal, with_gradient
 from compiler.programs_of import FAST, STRICT
 from strategies import draw_program
@@ -132,6 +135,13 @@ def density(x: Any, t: Any) -> Any:
     return jax.value_and_grad(lambda t: jax.scipy.stats.norm.logpdf(x, t[0], t[1]).sum())(t)
 
 
+def layers(ws: Any, x: Any) -> Any:
+    """A network whose gradient keeps much."""
+    for w in ws:
+        x = x + jnp.tanh(jnp.sin(x @ w))
+    return jnp.mean(x**2)
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -160,6 +170,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["lanes"] = jax.vmap(filled), (jnp.arange(3) * 20, normal(0, 3, 64))
     found["linear"] = jax.grad(softened), (normal(0, 48, 48), normal(1, 48))
     found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
+    found["layers"] = jax.grad(layers, (0, 1)), ([normal(k, 64, 64) / 8 for k in range(8)], normal(8, 8192, 64))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])
@@ -168,7 +179,18 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
 
 
 NAMES = [*(f"drawn {seed}" for seed in DRAWN), *(p.name for p in PATTERNS if p.size == PATTERNS[0].size)]
-EACH = pytest.mark.parametrize("one", DEFAULT_PASSES, ids=lambda p: p.name)
+
+
+class Limited(MemoryLimit):
+    """The pass under a limit that `layers` breaks, and no other program of the corpus."""
+
+    def __call__(self, program: ClosedJaxpr, context: Context) -> tuple[ClosedJaxpr, list[Decision]]:
+        """As the pass."""
+        return super().__call__(program, replace(context, memory_limit=34 << 20))
+
+
+PASSES = tuple(Limited() if isinstance(p, MemoryLimit) else p for p in DEFAULT_PASSES)
+EACH = pytest.mark.parametrize("one", PASSES, ids=lambda p: p.name)
 
 
 def changed(one: Pass) -> list[tuple[str, ClosedJaxpr, ClosedJaxpr]]:
