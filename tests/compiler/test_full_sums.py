@@ -194,7 +194,7 @@ def formulas(draw: st.DrawFn, depth: int = 4) -> str:
     return f"({form.format(one, draw(formulas(depth - 1)))})" if form.count("{}") == 2 else f"({form.format(one)})"
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.lists(formulas(), min_size=1, max_size=3), st.sampled_from((None, 0, 1)), st.booleans())
 def test_any_polynomial(texts: list[str], axis: int | None, of_integers: bool) -> None:
     """Whatever is summed and along what, priced as if it always paid: as NumPy has it, of integers bit by bit."""
