@@ -250,7 +250,8 @@ def test_counted_loops_and_loops_that_reach_their_bound() -> None:
         return lambda w: jax.vmap(one, (None, 0), axis_name="b")(w, jnp.arange(3.0)).sum()
 
     agree(jax.grad(summed(2))(0.5), jax.grad(summed("all"))(0.5))
-    weak = jax.eval_shape(lambda: ag.scan(lambda c, _: (c * 1.5, c), 1.0, None, length=3, checkpoint=2))
+    halved = lambda x: ag.scan(lambda c, _: (c * 0.5, c), x, None, length=3, checkpoint=2)  # noqa: E731
+    weak = jax.eval_shape(lambda x: jax.vjp(halved, x)[0], 1.0)
     assert all(x.weak_type for x in jax.tree.leaves(weak))
 
 
