@@ -106,6 +106,15 @@ def mahalanobis(a: Any, xs: Any) -> Any:
     return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), xs)
 
 
+def unrolled(x: Any) -> Any:
+    """Loops that were written in Python: over rows, backwards, with a list, into an array."""
+    rows = [jnp.cumsum(x[i]) for i in range(20)]
+    y = jnp.zeros_like(x)
+    for i in reversed(range(20)):
+        y = y.at[i].set(x[i] * i)
+    return sum(jnp.sum(row) for row in rows), rows[3], jnp.stack(rows, 1), y
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -129,6 +138,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["pairs"] = pairs, (normal(0, 1030, 3), normal(1, 4096, 3), normal(2, 4096))
     found["forces"] = forces, (normal(0, 40, 3),)
     found["inverse"] = mahalanobis, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8))
+    found["unrolled"] = unrolled, (normal(0, 20, 4),)
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])
