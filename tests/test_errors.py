@@ -37,7 +37,7 @@ from aerogel.module import (
 )
 from aerogel.module.files._errors import Difference
 from aerogel.nn import InputError, MissingKeyError
-from aerogel.transform import ArgumentsError, CarryError, GradientError, TooManyTraces
+from aerogel.transform import ArgumentsError, CarryError, GradientError, TooManyTraces, TuneFileWarning
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -170,6 +170,10 @@ SAMPLES: dict[str, AerogelError] = {
     ),
     "AG304": CarryError(loop="scan", path="carry.layers[0].scale", got="2.0", wanted="1.0"),
     "AG305": ArgumentsError(function="loss", changes="activation  relu -> tanh"),
+    "AG306": TuneFileWarning(
+        path="/home/me/.cache/aerogel/tuned/0c9a.json",
+        reason="JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+    ),
     "AG501": CompatError(
         what="a leaf has another type, shape or dtype in the file than in `like`.",
         place="tree_deserialise_leaves, tree.layers[0].weight",

@@ -101,7 +101,13 @@ class Session:
         return jitted
 
     def optimized(
-        self, fun: Any, natural: Any = None, numerics: str | None = None, passes: Any = None, rules: Any = None
+        self,
+        fun: Any,
+        natural: Any = None,
+        numerics: str | None = None,
+        passes: Any = None,
+        rules: Any = None,
+        tune: bool = False,
     ) -> tuple[Any, Record]:
         """The optimised form of `fun`, the same one each time: two jits of one function share JAX's caches.
 
@@ -111,18 +117,21 @@ class Session:
             numerics: what this function asks for itself.
             passes: the same; what is not optimised by the default passes is not measured.
             rules: the same.
+            tune: the same.
         """
+        tune = tune or self.options.tune
         numerics = numerics or self.options.numerics
         known = self.known(fun)
-        asked = numerics, passes, rules
+        asked = numerics, passes, rules, tune
         if known is not None and known.wrapper is not None and known.asked == asked:
             return known.wrapper, known.record
         origin = origin_of(fun if natural is None else natural)
         record = self.records.setdefault(origin, Record(origin))
         if self.sampler is None or passes is not None or rules is not None:
-            wrapper = optimize(fun, numerics=numerics, rules=rules, passes=passes, on_report=record.add_trace)
+            options: dict[str, Any] = {"numerics": numerics, "rules": rules, "passes": passes, "tune": tune}
+            wrapper = optimize(fun, **options, on_report=record.add_trace)
         else:
-            wrapper = self.sampler.watched(fun, numerics, record)
+            wrapper = self.sampler.watched(fun, numerics, record, tune)
         if isinstance(fun, types.FunctionType):
             # A cycle, which the garbage collector frees; a weak table would never free `fun`, which the wrapper holds.
             fun.__dict__[_SLOT] = Known(id(fun), self, record, wrapper, asked)

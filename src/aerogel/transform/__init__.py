@@ -5,6 +5,7 @@ from ._errors import ArgumentsError as ArgumentsError
 from ._errors import CarryError as CarryError
 from ._errors import GradientError as GradientError
 from ._errors import TooManyTraces as TooManyTraces
+from ._errors import TuneFileWarning as TuneFileWarning
 from .checkpoint import checkpoint as checkpoint
 from .control import cond as cond
 from .control import switch as switch

@@ -75,6 +75,7 @@ def jit(
     numerics: str = ...,
     rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
+    tune: bool = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
     **options: Any,
@@ -85,6 +86,7 @@ def jit(
     numerics: str = ...,
     rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
+    tune: bool = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
     **options: Any,
@@ -96,6 +98,7 @@ def jit(
     numerics: str = "fast",
     rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
+    tune: bool = False,
     donate: Donate = "none",
     explain_recompiles: bool = False,
     static_argnums: int | Sequence[int] | None = None,
@@ -119,6 +122,7 @@ def jit(
         numerics: as for `optimize`.
         rules: as for `optimize`.
         passes: as for `optimize`.
+        tune: as for `optimize`.
         donate: which arguments' memory the results may take: "none"; "all"; "state", those whose structure and types
             come back in the result, such as a model and an optimiser's state, but no lone arrays. Donated arguments
             cannot be used again. The arrays of `f` itself are never donated.
@@ -150,6 +154,7 @@ def jit(
         "numerics": numerics,
         "rules": None if rules is None else rule_set(rules),
         "passes": passes,
+        "tune": tune,
         "donate": donate,
         "explain_recompiles": explain_recompiles,
         "static_argnums": static_argnums,
@@ -168,7 +173,7 @@ def _made(f: Any, arguments: dict[str, Any]) -> Any:
     traced, traces = _traced(function)
     traces.explain |= arguments.pop("explain_recompiles")
     donate = arguments.pop("donate")
-    optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes")}
+    optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes", "tune")}
     options = arguments if bound is None else _after_the_callable(arguments)
     if donate == "state":
         compiled = _donating_state(f, function, traces, optimized, options, first=int(bound is not None))

@@ -11,11 +11,13 @@ from aerogel import _jax
 from aerogel._errors import UsageError
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import allowed
-from aerogel.compiler.pipeline import Context, Pass, run_passes
+from aerogel.compiler.pipeline import Context, Pass
 from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
-from aerogel.compiler.rules import AnyRule, Rules, RuleSet, Stage, rule_set
+from aerogel.compiler.rules import AnyRule, RuleSet, rule_set
 from aerogel.compiler.rules import default as default_rules
+
+from .tune import Pipeline, tuned
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -31,6 +33,7 @@ def optimize(
     numerics: str = "fast",
     rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
+    tune: bool = False,
     on_report: OnReport | None = None,
 ) -> F:
     """A function with the results, signature and name of `f`, whose program is rewritten to cost less.
@@ -47,6 +50,9 @@ def optimize(
             without it those of `ag.rules.use`, or else of `ag.rules.default`.
         passes: instead of the default ones, and of the default rules unless `rules` are given too; `()` leaves every
             program as it is.
+        tune: whether to measure, at each trace, the program as it stands against what is made of it, and against that
+            without each pass and rule that fired, on drawn inputs, and to take the fastest. What was found is kept
+            on disk, and serves from then on: see the how-to on tuning.
         on_report: called with a `Report` each time `f` is traced.
 
     Raises:
@@ -64,14 +70,8 @@ def optimize(
     known = (None if passes is None else RuleSet()) if rules is None else rule_set(rules)
     chosen = DEFAULT_PASSES if passes is None else _checked(passes)
     if passes is None and on_report is None and isinstance(f, types.FunctionType):
-        return _memoised(f, (numerics, known), lambda: _wrap(f, exact, known, chosen, None))
-    return _wrap(f, exact, known, chosen, None if on_report is None else lambda _, report: on_report(report))
-
-
-def with_rules(rules: RuleSet, passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
-    """The passes between those that apply the rules of each stage that there are."""
-    first, then, last = ((Rules(rules, stage),) if rules.at(stage) else () for stage in Stage)
-    return (*first, *passes, *then, *last)
+        return _memoised(f, (numerics, known, tune), lambda: _wrap(f, exact, known, chosen, tune, None))
+    return _wrap(f, exact, known, chosen, tune, None if on_report is None else lambda _, report: on_report(report))
 
 
 def in_use() -> RuleSet:
@@ -80,10 +80,10 @@ def in_use() -> RuleSet:
     return default_rules if found is None else found
 
 
-def watched(f: F, numerics: str, on_trace: OnTrace) -> F:
+def watched(f: F, numerics: str, on_trace: OnTrace, tune: bool = False) -> F:
     """`optimize(f)`; `on_trace` is called with the program as it stood, and a report, each time `f` is traced."""
     _jax.check_callable(f)
-    return _wrap(f, allowed(numerics), None, DEFAULT_PASSES, on_trace)
+    return _wrap(f, allowed(numerics), None, DEFAULT_PASSES, tune, on_trace)
 
 
 def _checked(passes: Any) -> tuple[Pass, ...]:
@@ -113,7 +113,9 @@ def _memoised(f: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     return wrappers[key]
 
 
-def _wrap(f: Any, exact: Any, rules: RuleSet | None, passes: tuple[Pass, ...], on_trace: OnTrace | None) -> Any:
+def _wrap(
+    f: Any, exact: Any, rules: RuleSet | None, passes: tuple[Pass, ...], tune: bool, on_trace: OnTrace | None
+) -> Any:
     @_jax.wraps(f)
     @_jax.api_boundary
     def optimized(*args: Any, **kwargs: Any) -> Any:
@@ -121,8 +123,8 @@ def _wrap(f: Any, exact: Any, rules: RuleSet | None, passes: tuple[Pass, ...], o
             return f(*args, **kwargs)
         program, dynamic, out_tree = trace_program(f, args, kwargs)
         context = Context(exact, jax.default_backend(), _jax.differentiating(), _jax.compiled_over_devices())
-        whole = with_rules(in_use() if rules is None else rules, passes)
-        outcome = run_passes(program, whole, context, function_name(f))
+        pipeline = Pipeline(in_use() if rules is None else rules, passes, context, function_name(f))
+        outcome = tuned(program, pipeline) if tune else pipeline.run(program)
         if on_trace is not None:
             on_trace(outcome.before, outcome.report(function_name(f), function_place(f)))
         return jax.tree.unflatten(out_tree(), _jax.evaluate(outcome.after, dynamic))
