@@ -8,6 +8,7 @@ XLA's own plan and is exact.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -83,11 +84,33 @@ def measure(
         compiled[name] = jax.jit(lambda *a, form=form: form(*a)).lower(*args).compile()
         compile_seconds[name] = time.perf_counter() - start
         outputs[name] = jax.block_until_ready(compiled[name](*args))
-        start = time.perf_counter()
-        jax.block_until_ready(compiled[name](*args))
-        calls[name] = max(1, int(SHORTEST_SAMPLE_S / max(time.perf_counter() - start, 1e-7)))
-    seconds = {name: [] for name in forms}
-    order = list(forms)
+        calls[name] = functools.partial(compiled[name], *args)
+    return Measured(
+        alternate(calls, min_rounds=min_rounds, max_rounds=max_rounds, budget_s=budget_s, limit_s=limit_s),
+        {name: c.memory_analysis().temp_size_in_bytes for name, c in compiled.items()},
+        compile_seconds,
+        outputs,
+        {name: code_of(c.as_text()) for name, c in compiled.items()},
+    )
+
+
+def alternate(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    min_rounds: int = MIN_ROUNDS,
+    max_rounds: int = 200,
+    budget_s: float = 3.0,
+    limit_s: float = 60.0,
+) -> dict[str, np.ndarray]:
+    """Seconds per call of each, by round, the wait for its result included. Each has been called before.
+
+    Args:
+        calls: what to call, by name.
+        min_rounds: as for `measure`, as are all that follow.
+    """
+    repeats = {name: max(1, int(SHORTEST_SAMPLE_S / max(time_calls(f, (), 1), 1e-7))) for name, f in calls.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
     begin = time.perf_counter()
     for round_ in range(max_rounds):
         spent = time.perf_counter() - begin
@@ -95,14 +118,8 @@ def measure(
             break
         # who runs after whom matters (caches, freed pages), so the order rotates
         for name in order[round_ % len(order) :] + order[: round_ % len(order)]:
-            seconds[name].append(time_calls(compiled[name], args, calls[name]))
-    return Measured(
-        {name: np.array(s) for name, s in seconds.items()},
-        {name: c.memory_analysis().temp_size_in_bytes for name, c in compiled.items()},
-        compile_seconds,
-        outputs,
-        {name: code_of(c.as_text()) for name, c in compiled.items()},
-    )
+            seconds[name].append(time_calls(calls[name], (), repeats[name]))
+    return {name: np.array(each) for name, each in seconds.items()}
 
 
 def code_of(text: str) -> str:

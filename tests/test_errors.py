@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import aerogel
-from aerogel import _errors, compat, module, nn, transform
+from aerogel import _errors, compat, module, nn, train, transform
 from aerogel._errors import (
     AerogelError,
     Disagreement,
@@ -31,13 +31,23 @@ from aerogel.module import (
     MismatchError,
     PathError,
     SaveError,
+    ShardError,
     StateError,
     StructureError,
     TieError,
 )
 from aerogel.module.files._errors import Difference
 from aerogel.nn import InputError, MissingKeyError
-from aerogel.transform import ArgumentsError, CarryError, GradientError, TooManyTraces, TuneFileWarning
+from aerogel.train import MissingExtraError
+from aerogel.transform import (
+    ArgumentsError,
+    CarryError,
+    DerivativeError,
+    GradientError,
+    MemoryTakenError,
+    TooManyTraces,
+    TuneFileWarning,
+)
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
 
@@ -122,6 +132,13 @@ SAMPLES: dict[str, AerogelError] = {
         wanted="i32[]",
         to_fix="convert it: .set(value.astype('int32'))",
     ),
+    "AG112": ShardError(
+        what="axis 0 of size 10 cannot be split into 4 equal parts.",
+        place="head.weight: f32[10,64], by rules['**.weight']",
+        got="PartitionSpec('model', None)",
+        wanted="a divisor of 10",
+        to_fix="write None there, in a rule for this leaf before this one",
+    ),
     "AG201": ProgramCheckError(
         what="the type of result 0 changed.",
         where="model.py:41 in attend:   d:f16[8,64] = div b c",
@@ -174,6 +191,18 @@ SAMPLES: dict[str, AerogelError] = {
         path="/home/me/.cache/aerogel/tuned/0c9a.json",
         reason="JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
     ),
+    "AG311": MemoryTakenError(
+        what="the memory of an array that `loss` was given is taken.",
+        place="a call of the prepared `loss`",
+        got="out.weight  f32[3,3], deleted",
+        to_fix="use the newest result: what is given as `out` is gone, the result stands where it was",
+    ),
+    "AG312": DerivativeError(
+        what="the derivative of `loss` is not that of its values.",
+        place="`loss`, reverse mode",
+        got="result by params['w'][1, 2]  4, wanted 2 by a complex step",
+        to_fix="mend the rule of its derivative; where the values are rounded, allow more: rtol=, eps=",
+    ),
     "AG501": CompatError(
         what="a leaf has another type, shape or dtype in the file than in `like`.",
         place="tree_deserialise_leaves, tree.layers[0].weight",
@@ -201,6 +230,7 @@ SAMPLES: dict[str, AerogelError] = {
         to_fix="channels come before space; say how many axes of space there are: num_spatial_dims=",
     ),
     "AG602": MissingKeyError(place="model.dropout (Dropout)"),
+    "AG701": MissingExtraError(package="tensorboardX", purpose="ag.TensorBoardLog", extra="train"),
 }
 
 HOMES = (
@@ -211,6 +241,7 @@ HOMES = (
     transform._errors,
     compat._errors,
     nn._errors,
+    train._errors,
 )  # the files in which errors are written
 CLASSES = list(
     {c: None for home in HOMES for c in vars(home).values() if isinstance(c, type) and issubclass(c, AerogelError)}

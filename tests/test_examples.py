@@ -61,9 +61,14 @@ def words_in(text: str) -> list[str]:
     return NUMBER.sub("#", text).split()
 
 
+# Examples of the library itself, each with a test of its own.
+OWN = {"sharded_transformer.py": "test_sharded_example.py"}
+
+
 def test_every_example_is_tested() -> None:
-    """No script in `examples/` lacks a tiny version here."""
-    assert set(TINY) == {path.name for path in EXAMPLES.glob("*.py")}
+    """No script in `examples/` lacks a tiny version here, or a test of its own."""
+    assert TINY.keys() | OWN.keys() == {path.name for path in EXAMPLES.glob("*.py")}
+    assert all((ROOT / "tests" / name).exists() for name in OWN.values())
 
 
 @pytest.mark.parametrize("script", TINY)

@@ -22,6 +22,7 @@ ORDER = [
     {"transform"},
     {"compat"},
     {"nn"},
+    {"train"},
     {"audit"},
     {"cli", "_boot"},
     {"__main__"},

@@ -25,6 +25,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import Module as Module
     from .module import PathError as PathError
     from .module import SaveError as SaveError
+    from .module import ShardError as ShardError
     from .module import StateError as StateError
     from .module import StructureError as StructureError
     from .module import Tie as Tie
@@ -43,21 +44,48 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .module import map_leaves as map_leaves
     from .module import partition as partition
     from .module import save as save
+    from .module import shard as shard
+    from .module import shard_init as shard_init
+    from .module import shardings as shardings
     from .module import tie as tie
     from .module import ties as ties
     from .module import trainable as trainable
     from .module import training as training
     from .module import unfreeze as unfreeze
     from .module import untie as untie
+    from .train import EMA as EMA
+    from .train import AbstractLog as AbstractLog
+    from .train import AbstractMetric as AbstractMetric
+    from .train import Accuracy as Accuracy
+    from .train import Checkpoint as Checkpoint
+    from .train import Checkpoints as Checkpoints
+    from .train import CSVLog as CSVLog
+    from .train import EarlyStopping as EarlyStopping
+    from .train import Loop as Loop
+    from .train import LossScale as LossScale
+    from .train import Mean as Mean
+    from .train import MissingExtraError as MissingExtraError
+    from .train import Optimizer as Optimizer
+    from .train import Prefetched as Prefetched
+    from .train import Progress as Progress
+    from .train import RunningMean as RunningMean
+    from .train import TensorBoardLog as TensorBoardLog
+    from .train import loop as loop
+    from .train import prefetch as prefetch
     from .transform import ArgumentsError as ArgumentsError
     from .transform import CarryError as CarryError
+    from .transform import DerivativeError as DerivativeError
     from .transform import GradientError as GradientError
     from .transform import Jitted as Jitted
+    from .transform import MemoryTakenError as MemoryTakenError
+    from .transform import Prepared as Prepared
+    from .transform import PreparedCost as PreparedCost
     from .transform import Summary as Summary
     from .transform import TooManyTraces as TooManyTraces
     from .transform import TuneFileWarning as TuneFileWarning
     from .transform import assert_max_traces as assert_max_traces
     from .transform import assign as assign
+    from .transform import check_grads as check_grads
     from .transform import check_pass as check_pass
     from .transform import check_rule as check_rule
     from .transform import checkpoint as checkpoint
@@ -76,6 +104,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import linearize as linearize
     from .transform import make_jaxpr as make_jaxpr
     from .transform import optimize as optimize
+    from .transform import prepare as prepare
     from .transform import rules as rules
     from .transform import scan as scan
     from .transform import stateful as stateful
@@ -90,15 +119,19 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
 _NAMES = {
     ".compiler": "RuleCheckError RuleError assume rule",
     ".module": """
-    AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError StateError
-    StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen inference load
-    map_leaves partition save tie ties trainable training unfreeze untie
+    AbstractField At FieldError FileError FrozenError MismatchError Module PathError SaveError ShardError
+    StateError StructureError Tie TieError Variable Where at cast combine count_params field freeze frozen inference
+    load map_leaves partition save shard shard_init shardings tie ties trainable training unfreeze untie
+    """,
+    ".train": """
+    AbstractLog AbstractMetric Accuracy CSVLog Checkpoint Checkpoints EMA EarlyStopping Loop LossScale Mean
+    MissingExtraError Optimizer Prefetched Progress RunningMean TensorBoardLog loop prefetch
     """,
     ".transform": """
-    ArgumentsError CarryError GradientError Jitted Summary TooManyTraces TuneFileWarning assert_max_traces assign
-    check_pass check_rule checkpoint cond custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd
-    jacrev jit jvp linearize make_jaxpr optimize rules scan stateful summary switch value_and_grad verify vjp vmap
-    while_loop
+    ArgumentsError CarryError DerivativeError GradientError Jitted MemoryTakenError Prepared PreparedCost Summary
+    TooManyTraces TuneFileWarning assert_max_traces assign check_grads check_pass check_rule checkpoint cond
+    custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr
+    optimize prepare rules scan stateful summary switch value_and_grad verify vjp vmap while_loop
     """,
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -1,6 +1,7 @@
 """Streaming: formulas whose inside is large run in blocks, with the same results, value and gradient."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 
 import aerogel as ag
+from aerogel import _jax
 from aerogel.compiler import Context, Exactness
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.passes.streaming import Streaming
 from aerogel.compiler.program import inner_jaxprs
-from aerogel.compiler.stream_components import by_component
 from aerogel.compiler.stream_plan import Sizes
 from aerogel.compiler.unit_batches import without_unit_batches
 from compiler.loop_patterns import normal
@@ -248,6 +249,22 @@ def test_near_misses() -> None:
     assert "last bit" in reasons(jax.grad(lambda x, y: both(distances(x, y))), x, y, sizes=Sizes(1 << 12))
 
 
+def test_a_loop_that_sums_up_its_whole_state() -> None:
+    """What a loop makes beside its blocks would be made in each of them again: it stays whole."""
+
+    def f(c: Any) -> Any:
+        def step(c: Any, _: Any) -> tuple[Any, Any]:
+            c = c - 0.05 * c * c
+            return c, (c**2).sum()
+
+        return jax.lax.scan(step, c, None, 100)[1].sum()
+
+    found: list[Any] = []
+    large = jax.ShapeDtypeStruct((100_000,), np.float32)
+    jax.eval_shape(ag.optimize(jax.value_and_grad(f), on_report=found.append), large)
+    assert [d.fired for d in found[0].decisions if d.rule == "streaming"] == [False]
+
+
 def test_strict_sums_in_the_old_order() -> None:
     """With strict numerics rows are cut, whose sums stay as they are, and no sum is cut."""
     x, y, v = POINTS
@@ -270,26 +287,6 @@ def test_the_place_of_a_minimum_is_found_again() -> None:
         assert np.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_components() -> None:
-    """Coordinates are computed one by one: no large value with a short last axis is left, and the numbers stay."""
-    x, y = normal(0, 128, 3), normal(1, 128, 3)
-    f = lambda x, y: (distances(x, y).sum(1), (x[:, None] - y[None]).sum(0), jnp.sin(x[:, None] * y[None]).max((1, 2)))  # noqa: E731
-    before = traced(f, x, y)
-    after = ag.compiler.Program(by_component(before.jaxpr), before.consts)
-    short = [v for eqn in after.jaxpr.eqns for v in eqn.outvars if v.aval.size > 1 << 13 and v.aval.shape[-1] == 3]
-    assert short == []
-    for a, b in zip(run(after, x, y), run(before, x, y), strict=True):
-        assert np.allclose(a, b, rtol=1e-5, atol=1e-4)
-
-
-def test_components_that_belong_together_stay() -> None:
-    """A short last axis that is multiplied by a matrix, or is a result, is left."""
-    x, y, w = normal(0, 128, 3), normal(1, 128, 3), normal(2, 3, 3)
-    for f in (lambda x, y: ((x[:, None] - y[None]) @ w).sum(-1), lambda x, y: x[:, None] - y[None]):
-        before = traced(f, x, y).jaxpr
-        assert by_component(before) is before
-
-
 def test_unit_batches() -> None:
     """A product with batch dimensions of length one is a plain one, whatever its operands' order."""
     a, b = normal(0, 1, 5, 1, 4), normal(1, 6, 1, 1, 4)
@@ -299,3 +296,28 @@ def test_unit_batches() -> None:
     (product,) = (eqn for eqn in after.jaxpr.eqns if eqn.primitive.name == "dot_general")
     assert product.params["dimension_numbers"][1] == ((), ())
     assert np.allclose(run(after, a, b)[0], run(before, a, b)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_loop_that_makes_something_that_all_blocks_share() -> None:
+    """A scan that maps over the axis, and counts beside it, stays whole where the count is read."""
+
+    def f(x: Any, counts: bool) -> Any:
+        (u, k), us = jax.lax.scan(lambda c, _: ((0.9 * c[0], c[1] + 1), c[0]), (x, 0.0), None, length=600)
+        return us.sum(0) + u, k if counts else 0.0
+
+    x = normal(0, 300)
+    for counts in (False, True):
+        out, fired = streamed(partial(f, counts=counts), x)
+        assert bool(fired) != counts
+        for got, want in zip(out, jax.jit(f, static_argnames="counts")(x, counts=counts), strict=True):
+            assert np.allclose(got, want, rtol=1e-5)
+    assert "it exists anyway" in reasons(partial(f, counts=True), x)
+
+
+def test_an_array_that_a_program_closes_over_may_become_an_argument() -> None:
+    """Of a part of the program; it has no name, and the names of the other arguments fit no longer."""
+    w = jnp.ones(N)
+    jaxpr = traced(lambda x: w + x, 1.0).jaxpr
+    assert len(jaxpr.constvars) == 1
+    part = _jax.new_jaxpr(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+    assert len(_jax.drop_dead(part).invars) == 2

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from aerogel.compiler import choose, hoist_plan, hoistable, producers, residuals
-from aerogel.compiler.passes import loop_hoist, loop_split
+from aerogel.compiler import choose, contractions, hoist_plan, hoistable, producers, residuals, short_axes
+from aerogel.compiler.passes import loop_hoist, loop_split, streaming
+from aerogel.compiler.stream_plan import Sizes
 
 DIRECTIONS = ("into loops", "out of loops")
 
@@ -35,6 +36,13 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (producers, "SMALLEST_INPUT", 0),
     (producers, "SMALLEST_STEP", 0),
     (residuals, "SMALLEST_SAVING", 1),
+    (streaming, "sizes_of", lambda _: Sizes(32, at_any_price=True)),
+    (short_axes, "FEWEST", 1),
+    (short_axes, "FEWEST_SUMMED", 1),
+    (short_axes, "AMPLIFIED", 1),
+    (contractions, "MARGIN", 1.5),
+    (contractions, "LEAST_SECONDS", -1.0),
+    (contractions, "MORE_BYTES", 1 << 60),
 )
 _OUT: tuple[tuple[Any, str, Any], ...] = (
     (hoist_plan, "TRUST", 1e9),

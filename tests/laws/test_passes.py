@@ -115,6 +115,11 @@ def unrolled(x: Any) -> Any:
     return sum(jnp.sum(row) for row in rows), rows[3], jnp.stack(rows, 1), y
 
 
+def density(x: Any, t: Any) -> Any:
+    """The logarithm of a normal density, and its derivatives."""
+    return jax.value_and_grad(lambda t: jax.scipy.stats.norm.logpdf(x, t[0], t[1]).sum())(t)
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -139,6 +144,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["forces"] = forces, (normal(0, 40, 3),)
     found["inverse"] = mahalanobis, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
+    found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 from abc import abstractmethod
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -351,3 +352,26 @@ def test_repr_reads_like_code() -> None:
             ")",
         ]
     )
+
+
+def test_a_class_tells_its_arguments() -> None:
+    """`inspect.signature`, and with it `help` and editors, give those of `__init__`, written, own or inherited."""
+
+    class Written(Module):
+        size: int
+        scale: float = 2.0
+
+    class Inherits(Written):
+        """With a docstring."""
+
+    class Own(Module):
+        size: int
+
+        def __init__(self, size: int, *, twice: bool = False) -> None:
+            self.size = 2 * size if twice else size
+
+    assert list(inspect.signature(Written).parameters) == ["size", "scale"]
+    assert inspect.signature(Inherits) == inspect.signature(Written)
+    assert list(inspect.signature(Own).parameters) == ["size", "twice"]
+    assert Written.__doc__ is None
+    assert Inherits.__doc__ == "With a docstring."

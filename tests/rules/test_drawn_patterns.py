@@ -40,7 +40,7 @@ TWO: dict[str, Callable[[Any, Any], Any]] = {
     "larger": jnp.maximum,
     "div": lambda x, y: x / (2 + y * y),
     "chosen": lambda x, y: jnp.where(x < y, x, y),
-    "product": lambda x, y: x @ y.T if x.ndim == y.ndim == 2 else x * y,
+    "product": lambda x, y: x @ y.T if x.ndim == y.ndim == 2 and x.shape[1] == y.shape[1] else x * y,
 }
 
 

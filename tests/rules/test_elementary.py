@@ -195,6 +195,32 @@ def test_leaves_float64_alone() -> None:
         assert refusals(jnp.sin, RULES["sin"], X.astype("float64")) == ["it is of float64"]
 
 
+def test_the_logarithm_of_float64() -> None:
+    """Within 0.75 units of the last place, subnormal numbers too; of zeros, infinities, nan and less than 0, C99's."""
+    ends = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 5e-324, 1e-310, 2.0**-1022, 1.7e308, 1 - 2.0**-53]
+    rng = np.random.default_rng(0)
+    drawn = [np.exp(rng.uniform(-700, 700, 50_000)), 1 + 0.1 * rng.normal(size=50_000), rng.uniform(0.5, 2, 50_000)]
+    x = np.concatenate([ends, *drawn])
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        got, truth = np.asarray(jax.jit(elementary.log)(x)), np.log(x.astype(np.longdouble))
+        assert (np.isfinite(got) == np.isfinite(x) & (x > 0)).all()
+        np.testing.assert_allclose(got[: len(ends)], np.log(x[: len(ends)]), 2e-16)
+        off = np.abs(got - truth) / np.spacing(np.abs(truth).astype(np.float64))
+        assert np.nanmax(np.where(np.isfinite(truth), off, 0)) < 0.75
+
+
+def test_logarithms_that_are_vector_code_are_left_alone() -> None:
+    """Those of float32, and what only reductions read."""
+    with jax.enable_x64(True):
+        x = X.astype("float64") + 1
+        assert fired(lambda x: jnp.log(x) + 1, RULES["log"], x) == 1
+        assert refusals(lambda x: jnp.log(x).sum(), RULES["log"], x) == [
+            "a reduction is all that reads it: they are one loop, of vector code"
+        ]
+        assert refusals(jnp.log, RULES["log"], X) == ["it is of float32, not of float64"]
+        assert refusals(jnp.log, RULES["log"], x[:9]) == ["it has fewer than 2048 elements"]
+
+
 def test_has_the_derivatives_of_the_function() -> None:
     """First and second derivatives of what is written, batched too, are those of JAX.
 

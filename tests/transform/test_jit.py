@@ -289,6 +289,14 @@ def test_other_arguments_than_compiled_for_are_told_by_path() -> None:
         jax.vmap(lambda x: compiled(model, x, how))(jnp.ones((3, 2)))
 
 
+def test_what_wraps_a_compiled_function_is_lowered_itself() -> None:
+    """A gradient carries the attributes of the function that it wraps: `lower` among them, which is not its own."""
+    compiled = ag.jit(ag.value_and_grad(ag.jit(lambda x: jnp.sum(x**2)))).lower(X).compile()
+    assert len(jax.tree.leaves(compiled.out_info)) == 2
+    _, gradient = compiled(X)
+    np.testing.assert_allclose(gradient, 2 * X)
+
+
 def test_stages_are_jaxs_where_nothing_was_divided() -> None:
     """With arrays and modules only, `lower` and `trace` return JAX's own objects, whose errors name what is static."""
     g = ag.jit(lambda m, x: m(x)[0])

@@ -110,6 +110,13 @@ def test_the_log_level_explains_all(caplog: pytest.LogCaptureFixture) -> None:
     assert "model.layers[0].scale" in caplog.text
 
 
+@pytest.mark.parametrize("n", [-1, 1.0, True, jnp.sin])
+def test_assert_max_traces_takes_a_number(n: Any) -> None:
+    """What is no number of traces is refused before the block, with an example of what is."""
+    with pytest.raises(ag.UsageError, match=r"with ag\.assert_max_traces"), ag.assert_max_traces(n):
+        pass
+
+
 def test_assert_max_traces() -> None:
     """Counts each function's traces in the block, not those before nor in other threads; decorates; nests."""
     f, g = ag.jit(_copy()), ag.jit(_copy())

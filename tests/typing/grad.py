@@ -27,6 +27,13 @@ model = Linear(W, X)
 x = X
 
 assert_type(ag.grad(loss)(model, x), Linear)
+prepared = ag.prepare(ag.value_and_grad(loss), model, jax.ShapeDtypeStruct((2,), "float32"))
+value, grads = assert_type(prepared(model, x), tuple[jax.Array, Linear])
+assert_type(prepared(model, x, out=grads), tuple[jax.Array, Linear])
+assert_type(prepared.cost.over_value, dict[str, float] | None)
+ag.prepare(3, x)  # pyright: ignore[reportArgumentType]
+ag.check_grads(loss, (model, x), 1, "rev", rtol=0.1)
+ag.check_grads(loss, model, 1.5)  # pyright: ignore[reportArgumentType]
 assert_type(ag.grad(loss, wrt="bias")(model, x).bias, jax.Array)
 assert_type(ag.grad(loss, has_aux=False)(model, x), Linear)
 assert_type(ag.grad(loss_and_more, has_aux=True)(model, x), tuple[Linear, dict[str, int]])

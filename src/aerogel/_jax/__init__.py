@@ -23,6 +23,7 @@ from .context import inside_optimize as inside_optimize
 from .context import is_staging as is_staging
 from .context import is_traced as is_traced
 from .context import jit_disabled as jit_disabled
+from .context import rules_in_time as rules_in_time
 from .context import rules_in_use as rules_in_use
 from .context import trace_key as trace_key
 from .context import trace_state_clean as trace_state_clean
@@ -72,6 +73,11 @@ from .program import rename_effects as rename_effects
 from .program import same_effects as same_effects
 from .program import scan_counts as scan_counts
 from .program import scan_params as scan_params
+from .reverse import is_repeatable as is_repeatable
+from .reverse import row_of as row_of
+from .reverse import stack_of as stack_of
+from .reverse import traced as traced
+from .reverse import with_reverse as with_reverse
 from .source import INSTALLED as INSTALLED
 from .source import api_boundary as api_boundary
 from .source import bound_like as bound_like
@@ -82,6 +88,7 @@ from .source import source_lines as source_lines
 from .source import under_scope as under_scope
 from .trace import check_returned as check_returned
 from .trace import evaluate as evaluate
+from .trace import evaluate_around as evaluate_around
 from .trace import input_aval as input_aval
 from .trace import set_debug_info as set_debug_info
 from .trace import trace_flat as trace_flat
@@ -95,4 +102,5 @@ from .types import is_number as is_number
 from .types import on_many_devices as on_many_devices
 from .types import prng_name as prng_name
 from .types import same_type as same_type
+from .types import weak_like as weak_like
 from .types import with_weak_type as with_weak_type

@@ -13,6 +13,8 @@ from jax._src.interpreters import partial_eval as pe
 inside_optimize = jax.make_user_context(False)
 # The rule set of `ag.rules.use`; part of the key of every compiled function for the same reason.
 rules_in_use = jax.make_user_context(None)
+# The rules that are applied just before something is differentiated.
+rules_in_time = jax.make_user_context(None)
 
 
 # What JAX's own caches of traces are keyed by: every setting and context that tracing looks at.

@@ -22,12 +22,17 @@ def literal(value: Any, aval: Any) -> Literal:
 def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any = ()) -> Jaxpr:
     """A jaxpr with the argument and result names of `like` where their numbers still fit."""
     debug = like.debug_info
-    if len(invars) + len(constvars) != len(like.invars) + len(like.constvars) or len(outvars) != len(like.outvars):
+    if not (_fits(debug.arg_names, invars, like.invars) and _fits(debug.result_paths, outvars, like.outvars)):
         debug = debug.with_unknown_names()
     is_high = any(map(_is_high, eqns))
     new = core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, is_high)
     # Since jax 0.11 a jaxpr is closed, and constvars without values are its first arguments.
     return new.with_consts(like.consts) if constvars and ClosedJaxpr is Jaxpr else new
+
+
+def _fits(names: Sequence[str] | None, new: Any, old: Any) -> bool:
+    """Whether there is a name for each; a program that closes over values may have more arguments than names."""
+    return len(new) == len(old) and (names is None or len(names) == len(new))
 
 
 def _is_high(eqn: JaxprEqn) -> bool:

@@ -1,6 +1,6 @@
 """From functions to programs, and from programs to results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax._src import config as jax_config
@@ -62,6 +62,28 @@ def evaluate(program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         lax_internal._convert_element_type(x, v.aval.dtype, v.aval.weak_type) if isinstance(v, core.Literal) else x
         for x, v in zip(outs, program.jaxpr.outvars, strict=True)
     ]
+
+
+def evaluate_around(
+    program: ClosedJaxpr, args: Sequence[Any], instead: Mapping[str, Callable[..., Sequence[Any]]]
+) -> list[Any]:
+    """Results of a program, with `instead[name](equation, *inputs)` for the operations of these names."""
+    env = dict(zip((*program.jaxpr.constvars, *program.jaxpr.invars), (*program.consts, *args), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+    for eqn in program.jaxpr.eqns:
+        ins = map(read, eqn.invars)
+        name = eqn.primitive.name
+        if name in instead:
+            outs = instead[name](eqn, *ins)
+        else:
+            with eqn.ctx.manager:
+                outs = eqn.primitive.bind(*ins, **eqn.primitive.get_bind_params(eqn.params))
+            outs = outs if eqn.primitive.multiple_results else [outs]
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(x) for x in program.jaxpr.outvars]
 
 
 def _append(trace: Any, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:

@@ -40,6 +40,13 @@ def with_weak_type(x: jax.Array) -> jax.Array:
     return lax_internal._convert_element_type(x, x.dtype, weak_type=True)
 
 
+def weak_like(x: Any, aval: Any) -> Any:
+    """The array with the weak type, or without it, that `aval` says; they have one dtype."""
+    if core.typeof(x).weak_type == aval.weak_type:
+        return x
+    return lax_internal._convert_element_type(x, aval.dtype, weak_type=aval.weak_type)
+
+
 def explicit_mesh(aval: Any) -> bool:
     """Whether a value carries a sharding in its type, or is per-device inside a shard_map."""
     sharding = getattr(aval, "sharding", None)

@@ -108,6 +108,7 @@ class Session:
         passes: Any = None,
         rules: Any = None,
         tune: bool = False,
+        memory_limit: Any = None,
     ) -> tuple[Any, Record]:
         """The optimised form of `fun`, the same one each time: two jits of one function share JAX's caches.
 
@@ -118,18 +119,19 @@ class Session:
             passes: the same; what is not optimised by the default passes is not measured.
             rules: the same.
             tune: the same.
+            memory_limit: the same.
         """
         tune = tune or self.options.tune
         numerics = numerics or self.options.numerics
         known = self.known(fun)
-        asked = numerics, passes, rules, tune
+        asked = numerics, passes, rules, memory_limit, tune
         if known is not None and known.wrapper is not None and known.asked == asked:
             return known.wrapper, known.record
         origin = origin_of(fun if natural is None else natural)
         record = self.records.setdefault(origin, Record(origin))
-        if self.sampler is None or passes is not None or rules is not None:
-            options: dict[str, Any] = {"numerics": numerics, "rules": rules, "passes": passes, "tune": tune}
-            wrapper = optimize(fun, **options, on_report=record.add_trace)
+        if self.sampler is None or any(one is not None for one in (passes, rules, memory_limit)):
+            given: dict[str, Any] = {"rules": rules, "passes": passes, "memory_limit": memory_limit, "tune": tune}
+            wrapper = optimize(fun, numerics=numerics, **given, on_report=record.add_trace)
         else:
             wrapper = self.sampler.watched(fun, numerics, record, tune)
         if isinstance(fun, types.FunctionType):

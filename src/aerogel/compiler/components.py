@@ -14,6 +14,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 
 from .axes.elementwise import NAMES
 from .axes.rebind import bind, shape_of
+from .cost import nbytes
 from .cost.primitives import DEAR
 from .level import Level
 from .program import Builder, is_var
@@ -112,9 +113,9 @@ class Components:
         size = self.value.aval.size
         return bool(self.inside) and all(times * leaf.aval.size <= size for leaf in self.leaves)
 
-    def stores(self, times: int) -> bool:
-        """Whether a large value would be stored that is not stored now."""
-        return any(times * v.aval.size > self.value.aval.size for v in self.stored)
+    def stores(self, size: int) -> bool:
+        """Whether a value of more than `size` bytes would be stored that is not stored now."""
+        return any(nbytes(v.aval) > size for v in self.stored)
 
     def entry(self, builder: Builder, index: int) -> Atom:
         """The value at one index of the axis, without the axis."""

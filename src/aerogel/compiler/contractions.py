@@ -8,19 +8,18 @@ from functools import cached_property, reduce
 import numpy as np
 from jax import lax
 
-from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
 
+from .apart import cost_of, inputs_of
 from .contraction import Contraction
 from .contraction_plan import Node
-from .cost import Cost, equation_seconds, jaxpr_seconds, nbytes
-from .cost.program import jaxpr_cost
+from .cost import Cost, equation_seconds, nbytes
 from .exactness import Exactness
 from .level import Edit, Level
 from .network import Network
 from .networks import ROOTS, VIEWS, sum_of
 from .pipeline import Context
-from .program import Builder, is_var, where, with_equations
+from .program import Builder, is_var, where
 from .records import Facts
 
 # The estimate orders forms of one computation, and is no clock: less is not worth the risk.
@@ -80,7 +79,7 @@ def sites_of(level: Level, facts: Facts, context: Context) -> tuple[list[Site], 
 def _all_read_in(level: Level, place: int, gone: frozenset[int], sites: Sequence[Site]) -> bool:
     """Whether all who read an equation's result go, and no new equation reads it."""
     (var,) = level.eqns[place].outvars
-    if any(var in _inputs(site.made, ()) for site in sites):
+    if any(var in inputs_of(site.made, ()) for site in sites):
         return False
     shared = {k for site in sites for k in site.shared}
     return all(k in gone or k in shared for k in level.readers(var))
@@ -154,10 +153,10 @@ class _Finder:
     def _judged(
         self, place: int, contractions: list[Contraction], places: frozenset[int], builder: Builder, result: Atom
     ) -> Site | Refusal | None:
-        dying, shared = self._dying(place, places, _inputs(builder.eqns, (result,)))
+        dying, shared = self._dying(place, places, inputs_of(builder.eqns, (result,)))
         eqns = self.level.eqns
-        before = self._cost([eqns[k] for k in sorted(dying)], eqns[place].outvars[0])
-        after = self._cost(builder.eqns, result)
+        before = cost_of(self.level, [eqns[k] for k in sorted(dying)], eqns[place].outvars, self.context.machine)
+        after = cost_of(self.level, builder.eqns, (result,), self.context.machine)
         parts = {k: sum(j in dying for j in self.level.readers(eqns[k].outvars[0])) for k in shared}
         others = sum(self._seconds(k) * (1 - n / len(self.level.readers(eqns[k].outvars[0]))) for k, n in parts.items())
         now, then = (before.seconds or 0.0) - others, after.seconds or 0.0
@@ -189,19 +188,6 @@ class _Finder:
             dying.add(k)
             waiting = sorted({*waiting, *(made_by[x] for x in eqn.invars if is_var(x) and x in made_by)})
         return dying, {k for k in shared if not all(j in dying for j in self.level.readers(eqns[k].outvars[0]))}
-
-    def _cost(self, eqns: Sequence[JaxprEqn], result: Atom) -> Cost:
-        jaxpr = with_equations(self.level.jaxpr, eqns, [result])
-        jaxpr = _jax.new_jaxpr(jaxpr, list(_inputs(eqns, (result,))), [result], list(eqns), ())
-        cost, seconds = jaxpr_cost(jaxpr), jaxpr_seconds(jaxpr, self.context.machine)
-        return Cost(cost.flops, cost.bytes_moved, cost.peak_bytes, seconds)
-
-
-def _inputs(eqns: Sequence[JaxprEqn], more: Sequence[Atom]) -> dict[Var, None]:
-    """What equations read and do not make, in order."""
-    made = {v for eqn in eqns for v in eqn.outvars}
-    read = [x for eqn in eqns for x in eqn.invars if is_var(x)] + [x for x in more if is_var(x)]
-    return dict.fromkeys(x for x in read if x not in made)
 
 
 def _is_more_than_written(network: Network) -> bool:
@@ -262,7 +248,7 @@ def _in_words(contractions: list[Contraction]) -> str:
 def _refusal(networks: Sequence[Network], place: int, now: float, then: float) -> Refusal | None:
     if len(networks) == 1 and len(networks[0].factors) < 3 and not networks[0].is_finite:
         return None
-    return Refusal(place, f"another order would take {1e6 * then:.1f} us, and it takes {1e6 * now:.1f} us")
+    return Refusal(place, f"another order is predicted to take {1e6 * (then - now):.1f} us more")
 
 
 def edits_of(sites: Sequence[Site], level: Level) -> list[Edit]:

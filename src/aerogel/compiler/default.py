@@ -1,14 +1,21 @@
 """The passes that run by default, in order."""
 
+from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
+from .passes.equal_cases import EqualCases
+from .passes.full_sums import FullSums
+from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
+from .passes.loop_linear import LoopLinear
 from .passes.loop_once import LoopOnce
 from .passes.loop_parts import LoopParts
 from .passes.loop_pieces import LoopPieces
+from .passes.loop_segments import LoopSegments
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
+from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
@@ -18,16 +25,23 @@ from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
     Reroll(),
+    EqualCases(),
     InverseProducts(),
+    FullSums(),
     ContractionOrder(),
+    InPlace(),
     LoopSlots(),
+    LoopLinear(),
     LoopHoist(),
     LoopSplit(),
     LoopParts(),
     LoopFusion(),
     ResidualChoice(),
     Streaming(),
+    LoopSegments(),
+    MemoryLimit(),
     Orientation(),
+    BranchGuard(),
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),

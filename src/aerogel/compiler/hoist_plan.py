@@ -22,6 +22,8 @@ LEAST_SHARE, LEAST_SECONDS = 0.03, 2e-6
 # Bytes that stacking may add without a large gain in time.
 FREE_BYTES = 16 << 20
 LARGE_GAIN = 1.5
+# The same for a loop of a gradient, which stores much besides: so much, or this share of what it stores.
+FREE_GRADIENT_BYTES, FREE_GRADIENT_SHARE = 4 << 20, 0.25
 # Bytes of intermediate results that a loop may leave behind when it goes away.
 FREE_STEPS = 64 << 10
 
@@ -79,10 +81,10 @@ def _flat(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
             yield from _flat(one)
 
 
-def plan_before(loop: Loop, terms: Terms, *, small_draws: bool = False) -> Plan:
+def plan_before(loop: Loop, terms: Terms, *, small_draws: bool = False, residual_bytes: int = 0) -> Plan:
     """What reads no carry and is cheaper for all steps at once than step by step.
 
-    With `small_draws` also random numbers of which a step draws only a few.
+    With `small_draws` also random numbers of which a step draws only a few. `residual_bytes` are stored for a gradient.
     """
     eqns = loop.body.eqns
     fixed = constant_equations(loop)
@@ -91,7 +93,7 @@ def plan_before(loop: Loop, terms: Terms, *, small_draws: bool = False) -> Plan:
         i for i, eqn in enumerate(eqns) if i not in fixed and not any(is_var(x) and x in carried for x in eqn.invars)
     }
     heavy = {i for i in free if is_heavy(eqns[i]) or (small_draws and eqns[i].primitive.name in RANDOM)}
-    return _plan(loop, free, heavy, fixed, terms, after=False) if heavy else Plan()
+    return _plan(loop, free, heavy, fixed, terms, after=False, residual_bytes=residual_bytes) if heavy else Plan()
 
 
 def plan_after(loop: Loop, terms: Terms) -> Plan:
@@ -159,7 +161,9 @@ def _summed_over_time(jaxpr: Jaxpr, index: int, loop: Loop) -> bool:
     return summed >= set(loop.ys)
 
 
-def _plan(loop: Loop, free: set[int], heavy: set[int], fixed: set[int], terms: Terms, *, after: bool) -> Plan:
+def _plan(
+    loop: Loop, free: set[int], heavy: set[int], fixed: set[int], terms: Terms, *, after: bool, residual_bytes: int = 0
+) -> Plan:
     eqns, plan = loop.body.eqns, Plan()
     constant = {*loop.body_consts, *(v for i in fixed for v in eqns[i].outvars)}
     refusals = {i: r for i in free if (r := refusal(eqns[i], terms.strict)) is not None}
@@ -190,7 +194,7 @@ def _plan(loop: Loop, free: set[int], heavy: set[int], fixed: set[int], terms: T
     )
     inner = {v for i in moved & gains.keys() for v in eqns[i].outvars}
     plan.bytes_added = loop.length * sum(nbytes(v.aval) for v in new | inner)
-    reason = _too_little(loop, plan, terms)
+    reason = _too_little(loop, plan, terms, residual_bytes)
     if reason is None:
         plan.outside = Outside(after=moved) if after else Outside(before=moved)
     else:
@@ -247,12 +251,14 @@ def _new_stacks(loop: Loop, moved: frozenset[int], constant: set[Var], *, after:
     return {x for i in moved for x in eqns[i].invars if is_var(x) and x not in made and x not in existing}
 
 
-def _too_little(loop: Loop, plan: Plan, terms: Terms) -> str | None:
+def _too_little(loop: Loop, plan: Plan, terms: Terms, residual_bytes: int) -> str | None:
     """Why a plan is not worth its while; None if it is."""
     whole = equation_seconds(loop.eqn, terms.machine)
     if plan.seconds_saved < max(LEAST_SECONDS, LEAST_SHARE * whole):
         return "it saves too little to be sure"
     limit = max(FREE_BYTES, sum(nbytes(y.aval) for y in loop.ys))
+    if residual_bytes:
+        limit = max(FREE_GRADIENT_BYTES, FREE_GRADIENT_SHARE * residual_bytes)
     if plan.bytes_added > limit and whole < LARGE_GAIN * (whole - plan.seconds_saved / TRUST):
         return f"it would keep {plan.bytes_added >> 20} MB more for a small gain in time"
     return None

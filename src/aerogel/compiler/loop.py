@@ -112,6 +112,17 @@ class Loop:
         params = _jax.scan_params(self.eqn.params, ClosedJaxpr(body, ()), len(self.consts), self._carries)
         return self.eqn.replace(outvars=[*self.finals, *(y for _, y in ys)], params=params)
 
+    def run(self, inputs: Sequence[Atom], length: int, ys: Sequence[Var]) -> tuple[JaxprEqn, dict[Var, Var]]:
+        """So many steps of the loop on other inputs, which stack those of its outputs that `ys` names.
+
+        The equation, and which of its variables stand for the outputs and the final carries of the loop.
+        """
+        new = {v: _jax.new_var(v.aval) for v in self.finals}
+        new.update((y, _jax.new_var(all_steps(one_step(y.aval), length))) for y in self.ys if y in ys)
+        eqn = self.restacked([(v, new[y]) for y, v in zip(self.ys, self.body_ys, strict=True) if y in ys])
+        outs = [new[v] for v in (*self.finals, *(y for y in self.ys if y in ys))]
+        return eqn.replace(invars=list(inputs), outvars=outs, params=eqn.params | {"length": length}), new
+
 
 def as_loop(eqn: JaxprEqn) -> Loop | None:
     """The view of an equation that is a scan which may be rebuilt; else None."""

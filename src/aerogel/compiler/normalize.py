@@ -25,7 +25,7 @@ from .views import Views
 SMALL_CALL = 24
 
 LOOPS_AND_BRANCHES = frozenset(
-    {"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr", "checkpoint", "remat2", "remat"}
+    {"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr", "checkpoint", "remat2", "remat", "with_reverse"}
 )
 
 

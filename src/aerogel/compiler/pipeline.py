@@ -36,12 +36,19 @@ class Context:
     allowed: frozenset[Exactness]
     platform: str
     before_differentiation: bool = False
-    over_devices: bool = False  # whether values may be spread over devices though their types do not say so
+    over_devices: bool = False  # whether its values may be spread over several devices
+    memory_limit: int | None = None  # bytes that temporary values and results should take at most
 
     @property
     def machine(self) -> Machine:
         """The machine model of the platform."""
         return machine(self.platform)
+
+
+def broken_limit(program: Program, context: Context) -> int | None:
+    """The limit on memory, if the program is predicted to take more."""
+    limit = context.memory_limit
+    return limit if limit is not None and program_cost(program.jaxpr).peak_bytes > limit else None
 
 
 class Pass(Protocol):
@@ -50,6 +57,9 @@ class Pass(Protocol):
     Laws (tests/laws runs them on every pass): the result takes and returns the same types and `check_program`
     accepts it; outputs agree to the pass's stated exactness; a decision with `fired` stands for every change, and a
     program to which nothing was done is returned as the same object.
+
+    Where values may be spread over devices, only passes run that say `keeps_devices = True`: their rewrites never need
+    a collective that the program did not.
     """
 
     @property
@@ -97,7 +107,12 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
     if refusal is not None:
         decisions.append(Decision("optimize", "the program is left as it is", "", False, refusal))
     elif passes:
-        steps: list[tuple[str, Run]] = [("normalize", lambda p, _: normalize(p)), *((one.name, one) for one in passes)]
+        runs = [one for one in passes if not context.over_devices or getattr(one, "keeps_devices", False)]
+        reason = "the values are spread over devices, and it could move them between these"
+        decisions += [
+            Decision(one.name, "the pass did not run", "", False, reason) for one in passes if one not in runs
+        ]
+        steps: list[tuple[str, Run]] = [("normalize", lambda p, _: normalize(p)), *((one.name, one) for one in runs)]
         with closing(Budget(budget_seconds(len(program.jaxpr.eqns)))) as budget:
             for step, run in steps:
                 if budget.is_over:  # the pass that used it up is named already

@@ -11,10 +11,11 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from .axes import Axis, Mapped, along_output
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .choose import UNFUSED
+from .cost import nbytes
 from .level import Level
 from .loop import Loop, LoopBuilder
 from .program import is_var
-from .spread import is_spread, stays_local
+from .spread import stays_local
 from .window import Window, in_window, position
 
 # Made again in every step rather than read from memory: one or two machine instructions an element.
@@ -176,7 +177,7 @@ class Producers:
         answer = along_output(eqn, {0: axis}, x.aval.shape[axis.dim] // (axis.outer * axis.inner))
         if not isinstance(answer, Mapped):
             return None
-        if is_spread(eqn, self.level.over_devices) and not stays_local(eqn, answer.ins[0] if answer.ins else None):
+        if self.level.over_devices and not _stays(eqn, answer.ins):
             return None
         return eqn, answer
 
@@ -278,6 +279,15 @@ def _padded(eqn: JaxprEqn, axis: Axis) -> Mapped | None:
 def _padded_window(eqn: JaxprEqn, axis: Axis) -> Window:
     low, _, interior = (int(n) for n in eqn.params["padding_config"][axis.dim])
     return Window(low, interior + 1, eqn.invars[0].aval.shape[axis.dim])
+
+
+def _stays(eqn: JaxprEqn, places: Sequence[Axis | None]) -> bool:
+    """Whether steps that make their entries move no more between devices than steps that are given these.
+
+    Entries of values that are spread along time have to be fetched: of one operand, then, and no larger ones.
+    """
+    read = sum(nbytes(x.aval) for x, place in zip(eqn.invars, places, strict=True) if place is not None)
+    return read <= nbytes(eqn.outvars[0].aval) and stays_local(eqn, places[0] if places else None)
 
 
 def makeable_inputs(level: Level, index: int, loop: Loop) -> list[Var]:

@@ -8,7 +8,8 @@ anyway, it is read from there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,12 +31,25 @@ from .program import copy_equation, is_var, substitute
 AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"))
 # Of these, what does not round.
 EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim reshape squeeze expand_dims".split())
+# By entry of float32, what the default rules make vector code of at the very end (rules/elementary).
+VECTOR_SECONDS = {
+    **dict.fromkeys(("sin", "tan"), 1.4e-9),
+    **dict.fromkeys(("cos", "atan", "asin", "acos"), 9e-10),
+    **dict.fromkeys(("atan2", "cbrt", "pow"), 1.9e-9),
+}
 # XLA computes a fused value once for each of its readers; a residual commonly has two.
 READERS = 2
 # Less than this stays in the cache, where nothing is gained.
 SMALLEST_SAVING = 2**20
 # The new way must be predicted this much better.
 WORTH = 0.95
+
+
+@lru_cache(maxsize=8)
+def with_vector_code(machine: Machine) -> Machine:
+    """The machine with elementary functions as they are when all passes and rules are done."""
+    vector = VECTOR_SECONDS if machine.name == "cpu" else {}
+    return replace(machine, element_seconds={**machine.element_seconds, **vector})
 
 
 @dataclass(frozen=True)
@@ -60,21 +74,21 @@ class Residuals:
     bytes_saved: int
 
 
-def cheapest(level: Level, place: int, loop: Loop, machine: Machine, split: bool) -> Residuals | None:
+def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from: float) -> Residuals | None:
     """The cheapest set of values to store for the loops that read the outputs of `loop`; None if it stores that now.
 
-    A loop that may yet be `split` is not read at other steps.
+    A loop that stores `parts_from` bytes or more may yet be run in parts: it is not read at other steps.
     """
-    needed, readers = _needed(level, loop)
+    needed, readers = needed_by_loops(level, loop)
     now = sum(nbytes(y.aval) for y in needed)
     if now < SMALLEST_SAVING:
         return None
     fresh = now > machine.fresh_bytes
     pairs = [(y, v) for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v)]
     kept = {v: y for y, v in pairs if y not in needed and level.readers(y)}
-    carries = [] if split else _carries(loop)
+    carries = [] if now >= parts_from else _carries(loop)
     before = {v: kept[x] for v, x in carries if x in kept and v not in kept}
-    fixed = _compared(level, loop, needed, readers)
+    fixed = _rounded(loop, compared(level, needed, readers))
     graph = _graph(level, loop, needed, kept, before, fixed, len(readers), machine, fresh)
     taken = graph.taken()
     cost = graph.cost(taken)
@@ -108,7 +122,7 @@ def _same(v: Var, x: Var) -> bool:
     return (v.aval.shape, v.aval.dtype) == (x.aval.shape, x.aval.dtype) and _jax.is_number(v.aval.dtype)
 
 
-def _needed(level: Level, loop: Loop) -> tuple[dict[Var, Atom], tuple[int, ...]]:
+def needed_by_loops(level: Level, loop: Loop) -> tuple[dict[Var, Atom], tuple[int, ...]]:
     """The outputs that are read by other loops only, entry by entry, and the places of those loops."""
     needed: dict[Var, Atom] = {}
     places: set[int] = set()
@@ -120,13 +134,13 @@ def _needed(level: Level, loop: Loop) -> tuple[dict[Var, Atom], tuple[int, ...]]
     return needed, tuple(sorted(places))
 
 
-def _compared(level: Level, loop: Loop, needed: dict[Var, Atom], readers: Sequence[int]) -> set[Var]:
-    """The values of the body that a reader compares with another value, and that rounding gives.
+def compared(level: Level, needed: dict[Var, Atom], readers: Sequence[int]) -> set[Var]:
+    """The values of the body that a reader compares with another value.
 
     Computed again, beside other work, they may differ in the last bit (a product and a sum are one instruction here and
     two there), and be equal no longer to the maximum that was found among them.
     """
-    seeds: set[Var] = set()
+    found: set[Var] = set()
     for place in readers:
         reader = as_loop(level.eqns[place])
         assert reader is not None
@@ -137,16 +151,21 @@ def _compared(level: Level, loop: Loop, needed: dict[Var, Atom], readers: Sequen
             is_test = eqn.primitive.name in ("eq", "ne") and len(values) == 2
             if is_test or (eqn.primitive.name in AGAIN and any(v in tested for v in eqn.outvars)):
                 tested |= values
-        seeds |= {x for v, x in inputs.items() if v in tested and is_var(x)}
-    fixed: set[Var] = set()
+        found |= {x for v, x in inputs.items() if v in tested and is_var(x)}
+    return found
+
+
+def _rounded(loop: Loop, values: Collection[Var]) -> set[Var]:
+    """What rounding gives of these values of the body, or of what they are made of without rounding."""
+    seeds, rounded = set(values), set[Var]()
     for eqn in reversed(loop.body.eqns):
         if seeds.isdisjoint(eqn.outvars):
             continue
         if eqn.primitive.name in EXACT:
             seeds.update(x for x in eqn.invars if is_var(x))
         else:
-            fixed.update(eqn.outvars)
-    return fixed
+            rounded.update(eqn.outvars)
+    return rounded
 
 
 def _reads_entries(eqn: JaxprEqn, y: Var, length: int) -> bool:

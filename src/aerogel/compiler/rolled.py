@@ -32,6 +32,10 @@ class Refused(ValueError):
     """The reason why steps are no loop."""
 
 
+class Settled(Refused):
+    """The reason why they are none wherever the first begins."""
+
+
 @dataclass(frozen=True)
 class Inner:
     """What the same step has made."""

@@ -1,18 +1,48 @@
 """Values that are spread over devices: what may move data from one device to another."""
 
 from aerogel import _jax
-from aerogel._jax import JaxprEqn
+from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from .axes import Axis
 from .axes.elementwise import NAMES as ELEMENTWISE
+from .program import Program, inner_jaxprs
 
 # Each entry of their results needs one entry of each operand, which a partitioner puts on the same device.
 _LOCAL = frozenset((*ELEMENTWISE, "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "iota"))
 
 
-def is_spread(eqn: JaxprEqn, over_devices: bool) -> bool:
-    """Whether an equation may read values of several devices: a type says so, or `over_devices`, that any may be."""
-    return over_devices or any(_jax.on_many_devices(x.aval) for x in eqn.invars)
+def names_devices(program: Program) -> bool:
+    """Whether the type of any value, at any depth, names a mesh of several devices, or an explicit one.
+
+    One is enough for all: where axes are automatic, XLA spreads the values around it too, back to the arguments, whose
+    types say nothing of it.
+    """
+    seen: set[Jaxpr] = set()
+    pending = [program.jaxpr]
+    while pending:
+        jaxpr = pending.pop()
+        if jaxpr in seen:
+            continue
+        seen.add(jaxpr)
+        if any(map(_is_placed, (*jaxpr.invars, *jaxpr.constvars))):
+            return True
+        for eqn in jaxpr.eqns:
+            if any(map(_is_placed, eqn.outvars)):
+                return True
+            pending += inner_jaxprs(eqn)
+    return False
+
+
+def _is_placed(var: Var) -> bool:
+    return _jax.on_many_devices(var.aval) or _jax.explicit_mesh(var.aval)
+
+
+def is_entrywise(jaxpr: Jaxpr) -> bool:
+    """Whether each entry of the results needs the same entries of the arguments only: nothing moves between devices."""
+    return all(
+        eqn.primitive.name in _LOCAL or (eqn.primitive.name == "jit" and all(map(is_entrywise, inner_jaxprs(eqn))))
+        for eqn in jaxpr.eqns
+    )
 
 
 def stays_local(eqn: JaxprEqn, axis: Axis | None) -> bool:

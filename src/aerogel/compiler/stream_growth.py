@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection
+from functools import partial
 
 from aerogel._jax import Var
 
@@ -81,18 +82,24 @@ def _conflict(stream: Stream, place: int, answer: Mapped | Reduced, reduced: Col
             return "it reads a large value along another axis"
         if is_var(x) and x in stream.large and axis is None:
             return "it reads the whole of a large value"
-    if isinstance(answer, Reduced):
-        if any(v in stream.large for v in eqn.outvars):
-            return "what it makes of all blocks is large itself"
-        if reduced is not None and answer.monoid.name not in reduced:
-            return f"`{answer.monoid.name}` over blocks is left: numerics is strict, or a derivative is to come"
-        return None
-    for v, axis in zip(eqn.outvars, answer.outs, strict=True):
-        if v in known and known[v] != axis:
-            return "it makes a value along another axis"
-        if v in stream.large and axis is None:
-            return "it makes the whole of a large value"
+    if isinstance(answer, Mapped):
+        return next(filter(None, map(partial(_misfit, stream), eqn.outvars, answer.outs)), None)
+    if any(v in stream.large for v in eqn.outvars):
+        return "what it makes of all blocks is large itself"
+    if reduced is not None and answer.monoid.name not in reduced:
+        return f"`{answer.monoid.name}` over blocks is left: numerics is strict, or a derivative is to come"
     return None
+
+
+def _misfit(stream: Stream, v: Var, axis: Axis | None) -> str | None:
+    """Why the blocks of a result do not fit."""
+    if v in stream.where and stream.where[v] != axis:
+        return "it makes a value along another axis"
+    if axis is not None:
+        return None
+    if v in stream.large:
+        return "it makes the whole of a large value"
+    return "it makes a value that all blocks share, and that is read" if stream.level.readers(v) else None
 
 
 def _learnt(stream: Stream, place: int, answer: Mapped | Reduced) -> list[Var]:

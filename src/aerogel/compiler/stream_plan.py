@@ -4,24 +4,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from aerogel import _jax
-from aerogel._jax import Atom, DropVar, JaxprEqn, Var
+from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 
-from .axes import Axis
+from .axes import Axis, Reduced
 from .cost import Machine, jaxpr_seconds, nbytes
 from .cost.account import jaxpr_cost
 from .cost.work import dot_shape
 from .exactness import Exactness
 from .level import Edit, Level
+from .levels import rewrite_levels
 from .loop import is_float
 from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
-from .spread import is_spread
-from .stream_components import LONGEST, REDUCTIONS
+from .short_axes import acts, entry_by_entry
 from .stream_growth import grow
 from .streaming import stream_loops
-from .streams import LIGHT, ORDERLESS, Stream, group_of, read_outside, scope_of
+from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, read_outside, scope_of
 
+# A last axis up to so long is taken apart (`passes/small_axes.py`): of a block, one entry is there at a time.
+SHORT = 8
 # What is so many times smaller than the value that a stream grows around may exist.
 NEARLY_AS_LARGE = 4
 LEAST_BLOCKS = 4
@@ -61,9 +63,13 @@ class Sizes:
         return self.least_bytes // (2 if products else 8)
 
 
-def sizes_of(machine: Machine) -> Sizes:
-    """The sizes for a machine: elsewhere than on a CPU a kernel must be large to pay for its start."""
-    return Sizes() if machine.name == "cpu" else Sizes(512 << 20)
+def sizes_of(machine: Machine, memory_limit: int | None = None) -> Sizes:
+    """The sizes for a machine: elsewhere than on a CPU a kernel must be large to pay for its start.
+
+    Under a limit on memory that a program would break, what takes a quarter of it is cut at any price.
+    """
+    least = Sizes().least_bytes if machine.name == "cpu" else 512 << 20
+    return Sizes(least) if memory_limit is None else Sizes(min(least, memory_limit // 4), at_any_price=True)
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,6 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
     """
     large, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
     looked_at = frozenset((seed,))
-    if any(is_spread(level.eqns[k], context.over_devices) for k in touching):
-        return Left("its values are spread over devices", large)
     if any(level.eqns[k].ctx.compute_type for k in touching):
         return Left("`compute_on` puts it elsewhere", large)
     scope = scope_of(level, touching) - taken
@@ -168,25 +172,40 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     uncertain = [reason for place, reason in stream.refusals.items() if place in stream.answers]
     if uncertain:
         return Left(uncertain[0], looked_at)
+    maker = level.made_by[seed]
+    if maker not in stream.answers:
+        return Left(
+            f"it exists anyway: {stream.refusals.get(maker, 'what makes it is no part of a stream')}", looked_at
+        )
     if stream.crossing:
         k = next(k for v in stream.crossing for k in level.readers(v) if not stream.reads_blocks(k, v))
         why = stream.refusals.get(k, "something reads the whole") if k >= 0 else "it is a result"
         return Left(f"it exists anyway: {why}", looked_at)
+    if any(read_outside(stream, v) for place in stream.answers for v in _made_whole(stream, place)):
+        return Left("each block would make something that is read as a whole", looked_at)
     size = block_size(stream, seed, sizes)
     edit = stream_loops(stream, size, context.before_differentiation)
     read = dict.fromkeys(v for k in stream.answers for v in level.eqns[k].outvars if read_outside(stream, v))
-    old = _cost(level, [level.eqns[k] for k in sorted(stream.answers)], list(read), context.machine)
-    new = _cost(level, edit.eqns, [edit.results[v] for v in read], context.machine)
-    old = replace(old, peak_bytes=max(old.peak_bytes, nbytes(seed.aval)))  # it is written
+    old = _cost(_alone(level, [level.eqns[k] for k in sorted(stream.answers)], list(read)), context)
+    loops = _alone(level, edit.eqns, [edit.results[v] for v in read])
+    if acts(context):  # their short axes will be taken apart
+        loops = rewrite_levels(ClosedJaxpr(loops, ()), lambda one: entry_by_entry(one, context)[0]).jaxpr
+    new = _cost(loops, context)
+    taken = max(old.peak_bytes, nbytes(seed.aval))  # the seed is written, though the model sees it fused
     fewer, slower = (FEWER_EXAMPLES, SLOWER_EXAMPLES) if stream.is_of_examples else (FEWER_BYTES, SLOWER)
-    if new.peak_bytes * fewer > old.peak_bytes and not sizes.at_any_price:
-        left = (
-            f"of the {old.peak_bytes / 1e6:.1f} MB of memory that it takes {new.peak_bytes / 1e6:.1f} MB would be left"
-        )
+    if new.peak_bytes * fewer > taken and not sizes.at_any_price:
+        left = f"of the {taken / 1e6:.1f} MB of memory that it takes {new.peak_bytes / 1e6:.1f} MB would be left"
         return Left(left, looked_at)
     if new.seconds > slower * old.seconds and not sizes.at_any_price:
         return Left(f"it would take {1e3 * new.seconds:.1f} ms instead of {1e3 * old.seconds:.1f} ms", looked_at)
-    return Form(stream, size, edit, old.peak_bytes - new.peak_bytes, new.seconds, looked_at)
+    return Form(stream, size, edit, max(0, old.peak_bytes - new.peak_bytes), new.seconds, looked_at)
+
+
+def _made_whole(stream: Stream, place: int) -> list[Var]:
+    """What an equation makes beside its blocks, the same in each: a loop sums up its whole state, say."""
+    answer = stream.answers[place]
+    outs = () if isinstance(answer, Reduced) else zip(stream.level.eqns[place].outvars, answer.outs, strict=True)
+    return [v for v, axis in outs if axis is None]
 
 
 @dataclass(frozen=True)
@@ -195,17 +214,20 @@ class _Cost:
     peak_bytes: int
 
 
-def _cost(level: Level, eqns: Sequence[JaxprEqn], outs: Sequence[Atom], machine: Machine) -> _Cost:
-    """What equations take that compute `outs`."""
+def _alone(level: Level, eqns: Sequence[JaxprEqn], outs: Sequence[Atom]) -> Jaxpr:
+    """What equations of a level, or new ones, compute, as a program of its own."""
     made = {v for eqn in eqns for v in eqn.outvars}
     read = dict.fromkeys(x for eqn in eqns for x in eqn.invars if is_var(x) and x not in made)
-    jaxpr = drop_dead(_jax.new_jaxpr(level.jaxpr, list(read), list(outs), list(eqns), ()))
-    return _Cost(jaxpr_seconds(jaxpr, machine), jaxpr_cost(jaxpr).peak_bytes)
+    return drop_dead(_jax.new_jaxpr(level.jaxpr, list(read), list(outs), list(eqns), ()))
+
+
+def _cost(jaxpr: Jaxpr, context: Context) -> _Cost:
+    return _Cost(jaxpr_seconds(jaxpr, context.machine), jaxpr_cost(jaxpr).peak_bytes)
 
 
 def block_size(stream: Stream, seed: Var, sizes: Sizes) -> int:
     """How many indices a block holds: its largest value stays in a cache; the last block is whole if that is near."""
-    per_index = max(_bytes_of_component(v) for v in stream.large) // stream.length
+    per_index = max(_bytes_of_entry(v) for v in stream.large) // stream.length
     most_bytes = min(sizes.block_bytes(_products(stream)), nbytes(seed.aval) // LEAST_BLOCKS)
     least_blocks = 2 if stream.is_of_examples else LEAST_BLOCKS
     most = max(1, min(stream.length // least_blocks, most_bytes // max(1, per_index)))
@@ -224,6 +246,6 @@ def _is_product(eqn: JaxprEqn) -> bool:
     return min(m, n) > 1 and (k > 1 or batch > 1)
 
 
-def _bytes_of_component(v: Var) -> int:
+def _bytes_of_entry(v: Var) -> int:
     shape = v.aval.shape
-    return nbytes(v.aval) // (shape[-1] if 0 < shape[-1] <= LONGEST else 1)
+    return nbytes(v.aval) // (shape[-1] if 0 < shape[-1] <= SHORT else 1)

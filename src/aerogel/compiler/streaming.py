@@ -19,7 +19,6 @@ from .level import Edit
 from .loop import LoopBuilder
 from .producers import blocks_in_front
 from .program import Builder, is_var
-from .stream_components import by_component
 from .streams import Stream, needed, results_of
 from .unit_batches import without_unit_batches
 from .window import Window
@@ -86,7 +85,7 @@ class _Phase:
             else:
                 self._keep(place, eqn, answer, outs, behind)
         loop = new.equation()
-        body = ClosedJaxpr(without_unit_batches(by_component(loop.params["jaxpr"].jaxpr)), ())
+        body = ClosedJaxpr(without_unit_batches(loop.params["jaxpr"].jaxpr), ())
         loop = loop.replace(params=loop.params | {"jaxpr": _recomputing(body) if self.whole.recomputed else body})
         return [*new.before.eqns, loop, *new.after.eqns]
 

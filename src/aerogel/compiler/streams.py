@@ -149,9 +149,9 @@ def scope_of(level: Level, touching: Collection[int]) -> frozenset[int]:
     return frozenset(scope)
 
 
-LIGHT = frozenset(
-    (*ELEMENTWISE, *"broadcast_in_dim reshape squeeze expand_dims transpose iota slice custom_jvp_call".split())
-) | {f"reduce_{name}" for name in "sum max min prod and or".split()}
+REDUCTIONS = frozenset(f"reduce_{name}" for name in "sum max min prod and or".split())
+VIEWS = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose iota slice custom_jvp_call".split())
+LIGHT = frozenset(ELEMENTWISE) | VIEWS | REDUCTIONS
 
 
 def is_light(eqn: JaxprEqn) -> bool:

@@ -24,7 +24,7 @@ def zero_outputs(body: Jaxpr, zeros: Iterable[Var]) -> set[Var]:
     """All variables of a body that are zero when those in `zeros` are."""
     known = set(zeros)
     for eqn in body.eqns:
-        if _is_zero(eqn, known):
+        if is_zero_made(eqn, known):
             known.update(eqn.outvars)
     return known
 
@@ -34,7 +34,8 @@ def is_zero(atom: Atom, known: set[Var]) -> bool:
     return not np.any(atom.val) if isinstance(atom, Literal) else atom in known
 
 
-def _is_zero(eqn: JaxprEqn, known: set[Var]) -> bool:
+def is_zero_made(eqn: JaxprEqn, known: set[Var]) -> bool:
+    """Whether all that an equation makes is zero when what is in `known` is."""
     name = eqn.primitive.name
     if eqn.effects or not eqn.invars:
         return False

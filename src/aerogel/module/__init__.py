@@ -6,6 +6,7 @@ from ._count import count_params as count_params
 from ._errors import FieldError as FieldError
 from ._errors import FrozenError as FrozenError
 from ._errors import PathError as PathError
+from ._errors import ShardError as ShardError
 from ._errors import StateError as StateError
 from ._errors import StructureError as StructureError
 from ._errors import TieError as TieError
@@ -25,6 +26,9 @@ from ._partition import combine as combine
 from ._partition import map_leaves as map_leaves
 from ._partition import partition as partition
 from ._select import Where as Where
+from ._shard import shard as shard
+from ._shard import shard_init as shard_init
+from ._shardings import shardings as shardings
 from ._ties import tie as tie
 from ._ties import ties as ties
 from ._ties import untie as untie

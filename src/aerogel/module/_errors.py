@@ -122,4 +122,18 @@ class StateError(StatedError, ValueError):
     code: ClassVar[str] = "AG111"
 
 
-_show_as_part_of("aerogel", FrozenError, StructureError, FieldError, PathError, TieError, StateError)
+class ShardError(StatedError, ValueError):
+    """A rule that cannot spread a leaf over a mesh, or that no leaf follows.
+
+    Attributes:
+        what: a sentence that says why not.
+        place: the leaf, as a path with its type, or the rule.
+        to_fix: what to do.
+        got: what the rule says.
+        wanted: what it could say.
+    """
+
+    code: ClassVar[str] = "AG112"
+
+
+_show_as_part_of("aerogel", FrozenError, StructureError, FieldError, PathError, TieError, StateError, ShardError)

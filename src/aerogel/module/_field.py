@@ -2,12 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable
+from types import EllipsisType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from ._errors import FieldError
 
 T = TypeVar("T")
 _META = "aerogel"
+
+# A name or None for each axis; `...` at the end stands for the axes that follow, of an array or of what is inside.
+Axes: TypeAlias = tuple[str | EllipsisType | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +22,13 @@ class Spec:
         converter: is called with the value, and what it returns is kept.
         static: the value is structure, whatever it is.
         dynamic: the value is data: numbers in it become arrays.
+        axes: names of the axes of its arrays.
     """
 
     converter: Callable[[Any], Any] | None = None
     static: bool = False
     dynamic: bool = False
+    axes: "Axes" = ()
 
 
 def field(
@@ -30,6 +36,7 @@ def field(
     converter: Callable[[Any], Any] | None = None,
     static: bool = False,
     dynamic: bool = False,
+    axes: Axes = (),
     default: Any = dataclasses.MISSING,
     default_factory: Callable[[], Any] | Any = dataclasses.MISSING,
     init: bool = True,
@@ -45,6 +52,9 @@ def field(
             is refused.
         dynamic: the value is data. Numbers, also in lists, tuples and dicts, become arrays, so that changing one
             does not compile a function anew.
+        axes: names of the axes of the arrays in it, for the rules of `ag.shard`: `("out", "in")`. Axes in front of
+            them, such as `vmap` adds, have none. `...` at the end stands for further axes: those that a kernel has,
+            `("out", "in", ...)`, or all that a module in the field has, `("layers", ...)`.
         default: the value of the attribute where `__init__` gives none.
         default_factory: makes that value.
         init: whether the `__init__` that Aerogel writes takes it.
@@ -53,7 +63,7 @@ def field(
         metadata: anything, for others to read from `dataclasses.fields`.
 
     Raises:
-        FieldError: `static` and `dynamic` are both asked for.
+        FieldError: `static` and `dynamic` are both asked for, or `...` stands before the end of `axes`.
 
     >>> import aerogel as ag
     >>> class Scale(ag.Module):
@@ -67,7 +77,13 @@ def field(
             place="field(static=True, dynamic=True)",
             to_fix="drop one of them, or both: arrays are data and everything else is structure",
         )
-    spec = Spec(converter, static, dynamic)
+    if ... in axes[:-1]:
+        raise FieldError(
+            what="`...` stands for the axes that follow.",
+            place=f"field(axes={axes!r})",
+            to_fix="write it last, and None for an axis without a name: axes=(None, 'in', ...)",
+        )
+    spec = Spec(converter, static, dynamic, tuple(axes))
     options: dict[str, Any] = {"default": default, "default_factory": default_factory, "kw_only": kw_only}
     return dataclasses.field(init=init, repr=repr, metadata={**(metadata or {}), _META: spec}, **options)
 

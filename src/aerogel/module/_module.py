@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 from abc import ABCMeta
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
@@ -43,6 +44,7 @@ class ModuleMeta(ABCMeta):
             _check_names(cls)
         abstract = _taken_out(cls)
         dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+        cls.__doc__ = namespace.get("__doc__")  # `dataclass` writes one without arguments: it does not know `__init__`
         _require(cls, abstract)  # after `dataclass`, which counts the abstract methods anew
         declared = dataclasses.fields(cls)  # type: ignore[arg-type]
         cls._fields_in_order = tuple(f.name for f in declared)
@@ -79,6 +81,12 @@ class ModuleMeta(ABCMeta):
                 for check in checks:
                     check(module)
             return module
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """The arguments of `__init__`, for `inspect` and `help`: `__call__` takes any."""
+            of_init = inspect.signature(cls.__init__)
+            return of_init.replace(parameters=[*of_init.parameters.values()][1:])
 
 
 _CALL = vars(ModuleMeta)["__call__"].__code__

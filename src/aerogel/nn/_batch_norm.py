@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aerogel.module import Module, Variable
+from aerogel.module import Module, Variable, field
 
 from ._adapter import Parameter
 from ._check import check_channels, shown
@@ -50,8 +50,8 @@ class BatchNorm(Module):
     ([0.0, 0.0, 0.0], [0.45000001788139343, 0.550000011920929, 0.6500000357627869])
     """
 
-    weight: Parameter | None
-    bias: Parameter | None
+    weight: Parameter | None = field(axes=("channels",))
+    bias: Parameter | None = field(axes=("channels",))
     running_mean: Variable | None
     running_var: Variable | None
     channels: int

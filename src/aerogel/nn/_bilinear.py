@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aerogel.module import Module
+from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
@@ -33,8 +33,8 @@ class Bilinear(Module):
     (5, 4)
     """
 
-    weight: Parameter
-    bias: Parameter | None
+    weight: Parameter = field(axes=("out", "in1", "in2"))
+    bias: Parameter | None = field(axes=("out",))
     in1_features: int
     in2_features: int
     out_features: int

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from aerogel._errors import UsageError
-from aerogel.module import Module
+from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
@@ -35,9 +35,9 @@ class AbstractCell(Module):
 class _Gates(AbstractCell):
     """A cell whose gates are linear in input and hidden state."""
 
-    weight_ih: Parameter
-    weight_hh: Parameter
-    bias: Parameter | None
+    weight_ih: Parameter = field(axes=("gates", "in"))
+    weight_hh: Parameter = field(axes=("gates", "hidden"))
+    bias: Parameter | None = field(axes=("gates",))
 
     def _draw(
         self,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from aerogel._errors import UsageError
-from aerogel.module import Module
+from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_channels
@@ -54,8 +54,8 @@ class Conv(Module):
     (4, 8, 16, 16)
     """
 
-    weight: Parameter
-    bias: Parameter | None
+    weight: Parameter = field(axes=("out", "in", ...))
+    bias: Parameter | None = field(axes=("out",))
     num_spatial_dims: int
     in_channels: int
     out_channels: int

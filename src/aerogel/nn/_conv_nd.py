@@ -1,6 +1,9 @@
-"""Convolutions by the number of axes of space."""
+"""Convolutions by the number of axes of space.
 
-from typing import Unpack
+Each class names the `__init__` that it inherits: type checkers write one for a `Module` that has none.
+"""
+
+from typing import ClassVar, Unpack
 
 from ._conv import Conv, PaddingMode
 from ._conv_transpose import ConvTranspose
@@ -8,49 +11,54 @@ from ._init import Options
 from ._windows import Each, Pads
 
 
-class Conv1d(Conv):
+class _ConvOver(Conv):
+    """`Conv` over as many axes of space as the class says."""
+
+    over: ClassVar[int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Each,
+        stride: Each = 1,
+        padding: Pads = 0,
+        dilation: Each = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        **options: Unpack[Options],
+    ) -> None:
+        where = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, use_bias, padding_mode)
+        super().__init__(self.over, *where, **options)
+
+
+class Conv1d(_ConvOver):
     """`Conv` with 1 axis of space."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Each,
-        stride: Each = 1,
-        padding: Pads = 0,
-        dilation: Each = 1,
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
-        **options: Unpack[Options],
-    ) -> None:
-        where = (1, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, use_bias, padding_mode)
-        super().__init__(*where, **options)
+    over = 1
+    __init__ = _ConvOver.__init__
 
 
-class Conv2d(Conv):
+class Conv2d(_ConvOver):
     """`Conv` with 2 axes of space."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Each,
-        stride: Each = 1,
-        padding: Pads = 0,
-        dilation: Each = 1,
-        groups: int = 1,
-        use_bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
-        **options: Unpack[Options],
-    ) -> None:
-        where = (2, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, use_bias, padding_mode)
-        super().__init__(*where, **options)
+    over = 2
+    __init__ = _ConvOver.__init__
 
 
-class Conv3d(Conv):
+class Conv3d(_ConvOver):
     """`Conv` with 3 axes of space."""
 
+    over = 3
+    __init__ = _ConvOver.__init__
+
+
+class _ConvTransposeOver(ConvTranspose):
+    """`ConvTranspose` over as many axes of space as the class says."""
+
+    over: ClassVar[int]
+
     def __init__(
         self,
         in_channels: int,
@@ -58,71 +66,32 @@ class Conv3d(Conv):
         kernel_size: Each,
         stride: Each = 1,
         padding: Pads = 0,
-        dilation: Each = 1,
+        output_padding: Each = 0,
         groups: int = 1,
         use_bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
+        dilation: Each = 1,
         **options: Unpack[Options],
     ) -> None:
-        where = (3, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, use_bias, padding_mode)
-        super().__init__(*where, **options)
+        where = (in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, use_bias, dilation)
+        super().__init__(self.over, *where, **options)
 
 
-class ConvTranspose1d(ConvTranspose):
+class ConvTranspose1d(_ConvTransposeOver):
     """`ConvTranspose` with 1 axis of space."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Each,
-        stride: Each = 1,
-        padding: Pads = 0,
-        output_padding: Each = 0,
-        groups: int = 1,
-        use_bias: bool = True,
-        dilation: Each = 1,
-        **options: Unpack[Options],
-    ) -> None:
-        where = (in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, use_bias, dilation)
-        super().__init__(1, *where, **options)
+    over = 1
+    __init__ = _ConvTransposeOver.__init__
 
 
-class ConvTranspose2d(ConvTranspose):
+class ConvTranspose2d(_ConvTransposeOver):
     """`ConvTranspose` with 2 axes of space."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Each,
-        stride: Each = 1,
-        padding: Pads = 0,
-        output_padding: Each = 0,
-        groups: int = 1,
-        use_bias: bool = True,
-        dilation: Each = 1,
-        **options: Unpack[Options],
-    ) -> None:
-        where = (in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, use_bias, dilation)
-        super().__init__(2, *where, **options)
+    over = 2
+    __init__ = _ConvTransposeOver.__init__
 
 
-class ConvTranspose3d(ConvTranspose):
+class ConvTranspose3d(_ConvTransposeOver):
     """`ConvTranspose` with 3 axes of space."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Each,
-        stride: Each = 1,
-        padding: Pads = 0,
-        output_padding: Each = 0,
-        groups: int = 1,
-        use_bias: bool = True,
-        dilation: Each = 1,
-        **options: Unpack[Options],
-    ) -> None:
-        where = (in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, use_bias, dilation)
-        super().__init__(3, *where, **options)
+    over = 3
+    __init__ = _ConvTransposeOver.__init__

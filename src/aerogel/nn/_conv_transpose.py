@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aerogel.module import Module
+from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_channels
@@ -40,8 +40,8 @@ class ConvTranspose(Module):
     (4, 3, 32, 32)
     """
 
-    weight: Parameter
-    bias: Parameter | None
+    weight: Parameter = field(axes=("in", "out", ...))
+    bias: Parameter | None = field(axes=("out",))
     num_spatial_dims: int
     in_channels: int
     out_channels: int

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aerogel.module import Module
+from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_integers, check_last_axes
@@ -33,7 +33,7 @@ class Embedding(Module):
     (1, 3, 4)
     """
 
-    weight: Parameter
+    weight: Parameter = field(axes=("vocab", "embed"))
     num_embeddings: int
     embedding_size: int
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from aerogel._errors import UsageError
-from aerogel.module import Module
+from aerogel.module import Module, field
 
 from ._adapter import Parameter
 from ._check import check_channels
@@ -39,8 +39,8 @@ class GroupNorm(Module):
     (4, 6, 8, 8)
     """
 
-    weight: Parameter | None
-    bias: Parameter | None
+    weight: Parameter | None = field(axes=("channels",))
+    bias: Parameter | None = field(axes=("channels",))
     groups: int
     channels: int
     eps: float
@@ -99,8 +99,8 @@ class InstanceNorm(Module):
     (4, 6, 8, 8)
     """
 
-    weight: Parameter | None
-    bias: Parameter | None
+    weight: Parameter | None = field(axes=("channels",))
+    bias: Parameter | None = field(axes=("channels",))
     channels: int
     eps: float
     num_spatial_dims: int

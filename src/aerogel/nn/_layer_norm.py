@@ -6,14 +6,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aerogel.module import Module
+from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
 from ._init import default_dtype
 
 
-class LayerNorm(Module):
+class _Scaled(Module):
+    """The weight and bias of a normalisation of the last axes."""
+
+    weight: Parameter | None = field(axes=("features",))
+    bias: Parameter | None = field(axes=("features",))
+    shape: tuple[int, ...]
+    eps: float
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        *,
+        dtype: Any = None,
+    ) -> None:
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.eps = eps
+        self.weight = jnp.ones(self.shape, default_dtype(dtype)) if use_weight else None
+        self.bias = jnp.zeros(self.shape, default_dtype(dtype)) if use_bias else None
+
+
+class LayerNorm(_Scaled):
     """`(x - mean) / sqrt(variance + eps) * weight + bias`, with mean and variance over the last axes.
 
     They are computed in 32 bits at least, and the result has the dtype of `x`.
@@ -34,24 +57,7 @@ class LayerNorm(Module):
     [[-1.225000023841858, 0.0, 1.225000023841858]]
     """
 
-    weight: Parameter | None
-    bias: Parameter | None
-    shape: tuple[int, ...]
-    eps: float
-
-    def __init__(
-        self,
-        shape: int | Sequence[int],
-        eps: float = 1e-5,
-        use_weight: bool = True,
-        use_bias: bool = True,
-        *,
-        dtype: Any = None,
-    ) -> None:
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self.eps = eps
-        self.weight = jnp.ones(self.shape, default_dtype(dtype)) if use_weight else None
-        self.bias = jnp.zeros(self.shape, default_dtype(dtype)) if use_bias else None
+    __init__ = _Scaled.__init__  # type checkers write one for a `Module` that has none
 
     def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
         """The result for `x`; `key` is not used."""
@@ -61,7 +67,7 @@ class LayerNorm(Module):
         return scaled(out, self.weight, self.bias).astype(jnp.result_type(x))
 
 
-class RMSNorm(Module):
+class RMSNorm(_Scaled):
     """`x / sqrt(mean of squares + eps) * weight + bias`, with the mean over the last axes.
 
     Arguments and attributes are those of `LayerNorm`, here without a bias by default.
@@ -70,11 +76,6 @@ class RMSNorm(Module):
     >>> ag.nn.RMSNorm(2)(jnp.array([3.0, 3.0])).round(3).tolist()
     [1.0, 1.0]
     """
-
-    weight: Parameter | None
-    bias: Parameter | None
-    shape: tuple[int, ...]
-    eps: float
 
     def __init__(
         self,
@@ -85,10 +86,7 @@ class RMSNorm(Module):
         *,
         dtype: Any = None,
     ) -> None:
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self.eps = eps
-        self.weight = jnp.ones(self.shape, default_dtype(dtype)) if use_weight else None
-        self.bias = jnp.zeros(self.shape, default_dtype(dtype)) if use_bias else None
+        super().__init__(shape, eps, use_weight, use_bias, dtype=dtype)
 
     def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
         """The result for `x`; `key` is not used."""

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar
 import jax
 import jax.numpy as jnp
 
-from aerogel.module import Module
+from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
@@ -43,8 +43,8 @@ class Linear(Module):
     (8, 4)
     """
 
-    weight: Parameter
-    bias: Parameter | None
+    weight: Parameter = field(axes=("out", "in"))
+    bias: Parameter | None = field(axes=("out",))
     in_features: Size
     out_features: Size
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from aerogel._errors import UsageError
-from aerogel.module import at
+from aerogel.module import at, field
 
 from ._adapter import AbstractAdapter, Parameter, value_of
 
@@ -46,8 +46,8 @@ class LoRA(AbstractAdapter):
     _constant_fields: ClassVar = ("base",)
 
     base: Parameter
-    a: jax.Array
-    b: jax.Array
+    a: jax.Array = field(axes=("rank", "in"))
+    b: jax.Array = field(axes=("out", "rank"))
     scale: float
 
     def __init__(self, base: Any, rank: int, scale: float = 1.0, *, key: jax.Array) -> None:
@@ -104,7 +104,7 @@ class Quantized(AbstractAdapter):
     _constant_fields: ClassVar = ("values", "scales")
 
     values: jax.Array
-    scales: jax.Array
+    scales: jax.Array = field(axes=("out", ...))
 
     def __init__(self, weight: Any, dtype: Any = jnp.int8) -> None:
         weight = value_of(weight)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aerogel._errors import UsageError
-from aerogel.module import Module, at
+from aerogel.module import Module, at, field
 from aerogel.module._variable import Bound, is_variable
 from aerogel.transform import assign, stateful
 
@@ -54,7 +54,7 @@ class Stack(Module, Generic[L]):
     ((8, 3), (4, 3, 3), (3, 3), 3)
     """
 
-    layers: L
+    layers: L = field(axes=("layers", ...))
     n: int
     remat: Remat
     unroll: int

@@ -3,9 +3,12 @@
 from . import rules as rules
 from ._errors import ArgumentsError as ArgumentsError
 from ._errors import CarryError as CarryError
+from ._errors import DerivativeError as DerivativeError
 from ._errors import GradientError as GradientError
+from ._errors import MemoryTakenError as MemoryTakenError
 from ._errors import TooManyTraces as TooManyTraces
 from ._errors import TuneFileWarning as TuneFileWarning
+from .check_grads import check_grads as check_grads
 from .checkpoint import checkpoint as checkpoint
 from .control import cond as cond
 from .control import switch as switch
@@ -28,6 +31,9 @@ from .loops import scan as scan
 from .loops import while_loop as while_loop
 from .optimize import optimize as optimize
 from .pass_check import check_pass as check_pass
+from .prepare import Prepared as Prepared
+from .prepare import prepare as prepare
+from .prepared_cost import PreparedCost as PreparedCost
 from .recompiles import assert_max_traces as assert_max_traces
 from .rule_check import check_rule as check_rule
 from .stateful import assign as assign

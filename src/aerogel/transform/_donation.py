@@ -38,18 +38,18 @@ def arguments_that_return(args: Any, kwargs: Any, out: Any, without: State) -> S
     wanted: dict[Hashable, list[int | str]] = {}
     candidates = [(i, x) for i, x in enumerate(args) if i not in without[0]]
     for place, value in [*candidates, *((k, x) for k, x in kwargs.items() if k not in without[1])]:
-        signature = _signature(value)
+        signature = types_of(value)
         if signature is not None:
             wanted.setdefault(signature, []).append(place)
     found: set[int | str] = set()
-    for part in _parts(out, lambda node: bool(wanted.get(_signature(node)))):
-        places = wanted.get(_signature(part))
+    for part in _parts(out, lambda node: bool(wanted.get(types_of(node)))):
+        places = wanted.get(types_of(part))
         if places:
             found.add(places.pop(0))
     return tuple(sorted(p for p in found if isinstance(p, int))), tuple(sorted(p for p in found if isinstance(p, str)))
 
 
-def _signature(tree: Any) -> Hashable:
+def types_of(tree: Any) -> Hashable:
     """Structure and types; None for what holds no array."""
     leaves, structure = jax.tree.flatten(joined(tree))
     if not leaves:

@@ -105,7 +105,7 @@ class ArgumentsError(AerogelError, TypeError):
 
     Attributes:
         function: its name.
-        changes: what differs from what `lower` or `trace` was given, a line each.
+        changes: what differs from what `lower`, `trace` or `prepare` was given, a line each.
     """
 
     code: ClassVar[str] = "AG305"
@@ -118,8 +118,35 @@ class ArgumentsError(AerogelError, TypeError):
             what=f"`{self.function}` was compiled ahead of time for other arguments.",
             where=f"a call of the compiled `{self.function}`",
             got=self.changes,
-            to_fix="pass what it was lowered for; for these: ag.jit(f).lower(...).compile(), or ag.jit(f)(...)",
+            to_fix="pass what it was compiled for; for these: compile it again, or ag.jit(f)(...)",
         )
 
 
-_show_as_part_of("aerogel", TooManyTraces, GradientError, CarryError, ArgumentsError, TuneFileWarning)
+class MemoryTakenError(StatedError, RuntimeError):
+    """A prepared function was given an array whose memory an earlier call, or this one, gives to its result.
+
+    Attributes:
+        what: a sentence that says so.
+        place: the call.
+        got: the arrays, a line each.
+        to_fix: what to do.
+    """
+
+    code: ClassVar[str] = "AG311"
+
+
+class DerivativeError(StatedError, AssertionError):
+    """A derivative that is not the one which the values of a function show.
+
+    Attributes:
+        what: a sentence that says so.
+        place: the function, and in which modes it was differentiated.
+        got: for each argument that shows it an entry, with what was got and wanted, a line each.
+        to_fix: what to do.
+    """
+
+    code: ClassVar[str] = "AG312"
+
+
+_show_as_part_of("aerogel", TooManyTraces, GradientError, CarryError, ArgumentsError)
+_show_as_part_of("aerogel", DerivativeError, MemoryTakenError, TuneFileWarning)

@@ -13,6 +13,7 @@ from aerogel import _jax
 
 from ._part import Part
 from ._static import hide, reveal
+from .early import in_time
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -38,7 +39,7 @@ class _Flat:
         def function(*chosen: Any) -> Any:
             return self._call(*chosen)
 
-        self.function = function
+        self.function = in_time(function)
 
     def _call(self, *chosen: Any) -> Any:
         full = list(self._args)

@@ -15,8 +15,9 @@ from aerogel.compiler.rules import AnyRule, rule_set
 
 from ._split import divider, joined, through
 from ._static import is_static
-from .jit import natural_of
-from .optimize import function_name, optimize
+from .jit import made_by
+from .optimize import optimize
+from .trace_program import function_name
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -78,7 +79,8 @@ def _trace(f: Any, numerics: str, rules: Any, jit_options: dict[str, Any], args:
 
 def _as_written(f: Any, jit_options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """What `ag.jit` was given, with what was static there, so that the report is about all of it."""
-    natural, static = natural_of(f)
+    natural, given = made_by(f)
+    static = {name: given[name] for name in ("static_argnums", "static_argnames") if name in given}
     return natural, {**static, **jit_options}
 
 

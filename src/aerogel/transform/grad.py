@@ -1,6 +1,7 @@
 """Gradients with respect to the parts of arguments that have one: their inexact arrays."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
@@ -13,6 +14,7 @@ from aerogel.module._frozen import is_inexact
 from ._errors import GradientError
 from ._part import Part
 from ._static import is_static
+from .early import in_time
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -21,6 +23,7 @@ P = ParamSpec("P")
 X = TypeVar("X")
 V = TypeVar("V")
 A = TypeVar("A")
+_OF = "__aerogel_gradient_of__"
 
 
 @overload
@@ -105,13 +108,13 @@ def value_and_grad(
             return f(*full, **kwargs)
 
         transformed = jax.value_and_grad(
-            of_chosen, tuple(range(len(parts))), has_aux, holomorphic=holomorphic, allow_int=allow_int
+            in_time(of_chosen), tuple(range(len(parts))), has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
         value, grads = transformed(*(part.chosen for part in parts))
         trees = tuple(part.tree_of(grad) for part, grad in zip(parts, grads, strict=True))
         return value, trees[0] if isinstance(argnums, int) else trees
 
-    return with_gradient
+    return _marked(with_gradient, f, 1)
 
 
 @overload
@@ -173,6 +176,31 @@ def grad(
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
+    return _marked(gradient, f, 0 if has_aux else None)
+
+
+@dataclass(frozen=True)
+class GradientOf:
+    """What a function that `grad` or `value_and_grad` made is the gradient of.
+
+    Attributes:
+        of: the function.
+        place: of the gradient in the result; None if it is the result.
+    """
+
+    of: Callable[..., Any]
+    place: int | None
+
+
+def gradient_of(f: Any) -> GradientOf | None:
+    """What `f` is the gradient of, if `grad` or `value_and_grad` made it."""
+    owner, found = getattr(f, "__dict__", {}).get(_OF, (None, None))
+    return found if owner is f else None
+
+
+def _marked(gradient: Any, of: Any, place: int | None) -> Any:
+    # With itself beside it: `functools.wraps` copies attributes to functions that are no gradients.
+    setattr(gradient, _OF, (gradient, GradientOf(of, place)))
     return gradient
 
 

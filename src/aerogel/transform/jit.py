@@ -27,7 +27,8 @@ Q = ParamSpec("Q")
 R = TypeVar("R", covariant=True)
 S = TypeVar("S")
 _SLOT = "__aerogel_traced__"
-_STATIC = "__aerogel_static__"
+_MADE_BY = "__aerogel_made_by__"
+_STAGES = ("lower", "trace", "eval_shape", "clear_cache")
 Donate = Literal["none", "all", "state"]
 
 
@@ -76,6 +77,7 @@ def jit(
     rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
     tune: bool = ...,
+    memory_limit: int | str | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
     **options: Any,
@@ -87,6 +89,7 @@ def jit(
     rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
     tune: bool = ...,
+    memory_limit: int | str | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
     **options: Any,
@@ -99,6 +102,7 @@ def jit(
     rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
     tune: bool = False,
+    memory_limit: int | str | None = None,
     donate: Donate = "none",
     explain_recompiles: bool = False,
     static_argnums: int | Sequence[int] | None = None,
@@ -123,6 +127,7 @@ def jit(
         rules: as for `optimize`.
         passes: as for `optimize`.
         tune: as for `optimize`.
+        memory_limit: as for `optimize`.
         donate: which arguments' memory the results may take: "none"; "all"; "state", those whose structure and types
             come back in the result, such as a model and an optimiser's state, but no lone arrays. Donated arguments
             cannot be used again. The arrays of `f` itself are never donated.
@@ -155,6 +160,7 @@ def jit(
         "rules": None if rules is None else rule_set(rules),
         "passes": passes,
         "tune": tune,
+        "memory_limit": memory_limit,
         "donate": donate,
         "explain_recompiles": explain_recompiles,
         "static_argnums": static_argnums,
@@ -166,51 +172,52 @@ def jit(
     return functools.partial(jit, **named) if f is None else _made(f, named)
 
 
-def _made(f: Any, arguments: dict[str, Any]) -> Any:
-    _jax.check_callable(f)
-    bound = _as_argument(f)
-    function = f if bound is None else _calling(f)
+def _made(f: Any, given: dict[str, Any]) -> Any:
+    arguments = dict(given)
+    bound, function = as_function(f)
     traced, traces = _traced(function)
     traces.explain |= arguments.pop("explain_recompiles")
     donate = arguments.pop("donate")
-    optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes", "tune")}
-    options = arguments if bound is None else _after_the_callable(arguments)
+    optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes", "tune", "memory_limit")}
+    options = arguments if bound is None else after_the_first(arguments)
     if donate == "state":
         compiled = _donating_state(f, function, traces, optimized, options, first=int(bound is not None))
     else:
         compiled = compile_(f, traced, optimized, options)
         if donate == "all":
             everything = all_arguments(function, int(bound is not None), _jax.static_arguments(compiled))
-            compiled = compile_(f, traced, optimized, _with_donated(options, everything))
+            compiled = compile_(f, traced, optimized, with_donated(options, everything))
     call = _caller(f, compiled, bound, _static_of(compiled))
     # With itself beside it: `functools.wraps` copies attributes to functions that are not `jit`'s.
-    setattr(call, _STATIC, (call, {name: arguments[name] for name in ("static_argnums", "static_argnames")}))
+    setattr(call, _MADE_BY, (call, given))
     return call
 
 
-def _as_argument(f: Any) -> Any:
-    """A callable that holds arrays, as a pytree; None for a plain function."""
-    if isinstance(f, types.MethodType) and isinstance(f.__self__, Module):
-        return BoundMethod(f.__func__, f.__self__)
-    return None if jax.tree_util.all_leaves([f]) else f
-
-
-def _calling(f: Any) -> Callable[..., Any]:
-    """A function whose first argument is the callable."""
+def as_function(f: Any) -> tuple[Any, Any]:
+    """A callable that holds arrays, as a pytree, and a function that takes it first; None and a plain function."""
+    _jax.check_callable(f)
+    is_method = isinstance(f, types.MethodType) and isinstance(f.__self__, Module)
+    if not is_method and jax.tree_util.all_leaves([f]):
+        return None, f
 
     def call_it(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
         return callable_(*args, **kwargs)
 
-    call_it.__name__ = call_it.__qualname__ = getattr(f, "__name__", type(f).__name__)
-    call_it.__doc__ = f.__doc__
+    return BoundMethod(f.__func__, f.__self__) if is_method else f, with_first("callable_", call_it, f)
+
+
+def with_first(name: str, made: Any, f: Any) -> Any:
+    """`made`, which takes one argument more than `f`, before those of `f`: with the name and signature of that."""
+    made.__name__ = made.__qualname__ = getattr(f, "__name__", type(f).__name__)
+    made.__doc__ = f.__doc__
     known = _jax.signature(f)
-    if known is not None and "callable_" not in known.parameters:  # for options that go by name
-        first = inspect.Parameter("callable_", inspect.Parameter.POSITIONAL_ONLY)
-        call_it.__signature__ = known.replace(parameters=[first, *known.parameters.values()])
-    return call_it
+    if known is not None and name not in known.parameters:  # for options that go by the names of arguments
+        first = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+        made.__signature__ = known.replace(parameters=[first, *known.parameters.values()])
+    return made
 
 
-def _after_the_callable(options: dict[str, Any]) -> dict[str, Any]:
+def after_the_first(options: dict[str, Any]) -> dict[str, Any]:
     """Options that go by position, moved by one."""
     moved = dict(options)
     for name in ("static_argnums", "donate_argnums"):
@@ -221,7 +228,8 @@ def _after_the_callable(options: dict[str, Any]) -> dict[str, Any]:
     return moved
 
 
-def _with_donated(options: dict[str, Any], more: State) -> dict[str, Any]:
+def with_donated(options: dict[str, Any], more: State) -> dict[str, Any]:
+    """Options that donate these arguments too."""
     numbers, names = more
     return {
         **options,
@@ -266,7 +274,9 @@ def _tracing(function: Any, traces: Traces, check: Any) -> Any:
             check(args, kwargs, out)
         return split(out, "result")
 
-    traced.__dict__.pop(_SLOT, None)
+    # `wraps` copies attributes. If the function wraps a compiled one, such as its gradient, those are that one's.
+    for name in (_SLOT, *_STAGES):
+        traced.__dict__.pop(name, None)
     return traced
 
 
@@ -275,7 +285,7 @@ def _donating_state(f: Any, function: Any, traces: Traces, optimized: Any, optio
     traced = _tracing(function, traces, lambda *seen: calls.check(*seen))
 
     def make(state: State) -> Any:
-        return compile_(f, traced, optimized, _with_donated(options, state))
+        return compile_(f, traced, optimized, with_donated(options, state))
 
     numbers, names = _jax.static_arguments(make(((), ())))
     donated = _jax.donated_arguments(make(((), ())))
@@ -341,7 +351,7 @@ def _give_stages(made: Any, f: Any, compiled: Any, first: tuple[Any, ...], stati
         setattr(made, method, functools.partial(ahead, method))
 
 
-def natural_of(f: Any) -> tuple[Any, dict[str, Any]]:
-    """What `jit` was given to make `f`, and which of its arguments are static; `f` itself if `jit` did not make it."""
-    static = getattr(f, "__dict__", {}).get(_STATIC)
-    return (f, {}) if static is None or static[0] is not f else (f.__wrapped__, static[1])
+def made_by(f: Any) -> tuple[Any, dict[str, Any]]:
+    """What `jit` was given to make `f`: a function, and all arguments but it. `f` itself if `jit` did not make it."""
+    owner, given = getattr(f, "__dict__", {}).get(_MADE_BY, (None, {}))
+    return (f.__wrapped__, given) if owner is f else (f, {})

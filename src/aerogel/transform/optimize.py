@@ -2,10 +2,10 @@
 
 import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
 from aerogel import _jax
 from aerogel._errors import UsageError
@@ -16,7 +16,11 @@ from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
 from aerogel.compiler.rules import AnyRule, RuleSet, rule_set
 from aerogel.compiler.rules import default as default_rules
+from aerogel.compiler.spread import names_devices
 
+from ._memory import bytes_of
+from .early import early_rules
+from .trace_program import function_name, trace_program
 from .tune import Pipeline, tuned
 
 _jax.exclude_from_tracebacks(__file__)
@@ -34,6 +38,7 @@ def optimize(
     rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
     tune: bool = False,
+    memory_limit: int | str | None = None,
     on_report: OnReport | None = None,
 ) -> F:
     """A function with the results, signature and name of `f`, whose program is rewritten to cost less.
@@ -53,10 +58,13 @@ def optimize(
         tune: whether to measure, at each trace, the program as it stands against what is made of it, and against that
             without each pass and rule that fired, on drawn inputs, and to take the fastest. What was found is kept
             on disk, and serves from then on: see the how-to on tuning.
+        memory_limit: what temporary values and results should take at most, in bytes or as "4 GB" or "512 MiB":
+            where the prediction is more, values are computed twice or block by block, whatever time that takes. The
+            report says by how much a limit is missed.
         on_report: called with a `Report` each time `f` is traced.
 
     Raises:
-        UsageError: `numerics` is another word, or `passes` or `rules` hold something else.
+        UsageError: `numerics` is another word, `memory_limit` is no size, or `passes` or `rules` hold something else.
         RuleError: a rule does not say what to write, or two have one name.
         TypeError: `f` is not callable, or a generator function, as for `jax.jit`.
 
@@ -69,9 +77,12 @@ def optimize(
     exact = allowed(numerics, "optimize")
     known = (None if passes is None else RuleSet()) if rules is None else rule_set(rules)
     chosen = DEFAULT_PASSES if passes is None else _checked(passes)
+    limit = None if memory_limit is None else bytes_of(memory_limit, "optimize")
     if passes is None and on_report is None and isinstance(f, types.FunctionType):
-        return _memoised(f, (numerics, known, tune), lambda: _wrap(f, exact, known, chosen, tune, None))
-    return _wrap(f, exact, known, chosen, tune, None if on_report is None else lambda _, report: on_report(report))
+        key = numerics, known, limit, tune
+        return _memoised(f, key, lambda: _wrap(f, exact, known, chosen, None, limit, tune))
+    on_trace = None if on_report is None else lambda _, report: on_report(report)
+    return _wrap(f, exact, known, chosen, on_trace, limit, tune)
 
 
 def in_use() -> RuleSet:
@@ -83,7 +94,7 @@ def in_use() -> RuleSet:
 def watched(f: F, numerics: str, on_trace: OnTrace, tune: bool = False) -> F:
     """`optimize(f)`; `on_trace` is called with the program as it stood, and a report, each time `f` is traced."""
     _jax.check_callable(f)
-    return _wrap(f, allowed(numerics), None, DEFAULT_PASSES, tune, on_trace)
+    return _wrap(f, allowed(numerics), None, DEFAULT_PASSES, on_trace, tune=tune)
 
 
 def _checked(passes: Any) -> tuple[Pass, ...]:
@@ -114,17 +125,27 @@ def _memoised(f: Any, key: Hashable, make: Callable[[], Any]) -> Any:
 
 
 def _wrap(
-    f: Any, exact: Any, rules: RuleSet | None, passes: tuple[Pass, ...], tune: bool, on_trace: OnTrace | None
+    f: Any,
+    exact: Any,
+    rules: RuleSet | None,
+    passes: tuple[Pass, ...],
+    on_trace: OnTrace | None,
+    memory_limit: int | None = None,
+    tune: bool = False,
 ) -> Any:
     @_jax.wraps(f)
     @_jax.api_boundary
     def optimized(*args: Any, **kwargs: Any) -> Any:
         if _jax.inside_optimize.value or _jax.jit_disabled() or _jax.hunting_nans() or _jax.checking_keys():
             return f(*args, **kwargs)
-        program, dynamic, out_tree = trace_program(f, args, kwargs)
-        context = Context(exact, jax.default_backend(), _jax.differentiating(), _jax.compiled_over_devices())
-        pipeline = Pipeline(in_use() if rules is None else rules, passes, context, function_name(f))
+        chosen = in_use() if rules is None else rules
+        with early_rules(chosen, exact) as early:
+            program, dynamic, out_tree = trace_program(f, args, kwargs)
+        over_devices = _jax.compiled_over_devices() or names_devices(program)
+        context = Context(exact, jax.default_backend(), _jax.differentiating(), over_devices, memory_limit)
+        pipeline = Pipeline(chosen, passes, context, function_name(f))
         outcome = tuned(program, pipeline) if tune else pipeline.run(program)
+        outcome = replace(outcome, decisions=(*early, *outcome.decisions))
         if on_trace is not None:
             on_trace(outcome.before, outcome.report(function_name(f), function_place(f)))
         return jax.tree.unflatten(out_tree(), _jax.evaluate(outcome.after, dynamic))
@@ -132,58 +153,6 @@ def _wrap(
     optimized.__dict__.pop(_SLOT, None)
     optimized.__doc__ = getattr(f, "__doc__", None)  # JAX's `wraps` makes "" of None
     return optimized
-
-
-def trace_program(f: Any, args: Any, kwargs: Any) -> tuple[Program, list[Any], Callable[[], Any]]:
-    """The program of `f` at these arguments, its inputs among them, and the structure of its result.
-
-    Under a trace every leaf that is no tracer is static or a constant, and reaches `f` as it is; at top level arrays
-    are inputs.
-    """
-    leaves, in_tree = _jax.flatten((args, kwargs))
-    at_top = _jax.trace_state_clean()
-    is_input = [_jax.is_traced(x) or (at_top and _is_array(x)) for x in leaves]
-    inputs = [x for x, yes in zip(leaves, is_input, strict=True) if yes]
-    debug_info = _jax.argument_names(f, args, kwargs, is_input)
-    out_tree: Any = None
-
-    def flat(*values: Any) -> list[Any]:
-        nonlocal out_tree, debug_info
-        rest = iter(values)
-        full = [next(rest) if yes else x for x, yes in zip(leaves, is_input, strict=True)]
-        call_args, call_kwargs = _untouched(jax.tree.unflatten(in_tree, full), (args, kwargs), is_input)
-        with _jax.inside_optimize(True):
-            out = f(*call_args, **call_kwargs)
-        outs, out_tree = _jax.flatten(out)
-        debug_info = _jax.check_returned(debug_info, out, outs)
-        return outs
-
-    program = _jax.trace_flat(flat, debug_info, [_jax.input_aval(x) for x in inputs])
-    _jax.set_debug_info(program, debug_info)
-    return program, inputs, lambda: out_tree
-
-
-def _untouched(rebuilt: Any, given: Any, is_input: list[bool]) -> Any:
-    """`rebuilt`, with every argument that holds no input replaced by the object that was given (a static tuple)."""
-    (args, kwargs), flags = given, iter(is_input)
-
-    def pick(new: Any, old: Any) -> Any:
-        inputs = [next(flags) for _ in _jax.flatten(old)[0]]
-        return new if any(inputs) else old
-
-    new_args = [pick(new, old) for new, old in zip(rebuilt[0], args, strict=True)]
-    # A dict is flattened in the order of its sorted keys.
-    new_kwargs = {key: pick(rebuilt[1][key], kwargs[key]) for key in sorted(kwargs)}
-    return new_args, {key: new_kwargs[key] for key in kwargs}
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.dtype.kind in "biufcV")
-
-
-def function_name(f: Any) -> str:
-    """The name a user knows `f` by."""
-    return getattr(f, "__name__", None) or type(f).__name__
 
 
 def function_place(f: Any) -> str:

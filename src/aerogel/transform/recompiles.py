@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aerogel import _jax
+from aerogel._errors import UsageError
 from aerogel.module._paths import show_path
 
 from ._errors import TooManyTraces
@@ -135,6 +136,7 @@ def assert_max_traces(n: int) -> Generator[None]:
 
     Raises:
         TooManyTraces: one is; names the function and what changed in its arguments.
+        UsageError: `n` is no number of traces.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> double = ag.jit(lambda x: 2 * x)
@@ -142,6 +144,9 @@ def assert_max_traces(n: int) -> Generator[None]:
     ...     for _ in range(3):
     ...         y = double(jnp.ones(4))
     """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        wanted = "how often each function in the block may be traced: with ag.assert_max_traces(1): ..."
+        raise UsageError(argument="n", got=n, wanted=wanted, function="assert_max_traces")
     token = _limits.set((*_limits.get(), _Limit(n)))
     try:
         yield

@@ -14,10 +14,11 @@ from aerogel.compiler.agree import Difference, Reference, compare, float64_refer
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.rules import RuleCheckError
 
-from .optimize import function_name, function_place, optimize
+from .optimize import function_place, optimize
 from .rule_facts import Facts
 from .rule_probes import Probe, draws
 from .rule_surroundings import random_programs
+from .trace_program import function_name
 
 _jax.exclude_from_tracebacks(__file__)
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from typing import Any
 
 from aerogel._errors import UsageError
 from aerogel.compiler import rules as shipped
@@ -58,9 +59,14 @@ def listed(found: Sources) -> str:
 
 def shown(rule: AnyRule) -> str:
     """The code of a rule, with what it claims."""
-    functions = [*rule.spellings, rule.after, rule.condition] if isinstance(rule, Rule) else [rule.function]
+    functions = _functions(rule) if isinstance(rule, Rule) else [rule.function]
     head = f"{rule.name}: {rule.exactness}, {rule.stage}. {rule.reason}. ({rule.line})"
     return "\n\n".join([head, *(inspect.getsource(one).rstrip() for one in functions if one is not None)])
+
+
+def _functions(rule: Rule) -> list[Any]:
+    derivative = () if rule.derivative is None else rule.derivative.functions
+    return [*rule.spellings, rule.after, rule.condition, *derivative]
 
 
 def checked(rules: Iterable[AnyRule]) -> Iterator[tuple[AnyRule, str]]:

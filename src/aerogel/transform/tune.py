@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 
 from aerogel import _jax
@@ -118,16 +117,16 @@ def _key(program: Program, pipeline: Pipeline) -> str:
         re.sub(r" at 0x[0-9a-f]+|id=\d+", "", str(program.jaxpr)),
         [v.aval.str_short() for v in (*program.jaxpr.invars, *program.jaxpr.constvars)],
         (device.platform, device.device_kind, os.cpu_count()),
-        (jax.__version__, jaxlib.__version__, _own_version()),
+        (jax.__version__, _version_of("jaxlib"), _version_of("aerogel")),
         (pipeline.rules.fingerprint, [repr(one) for one in pipeline.passes]),
-        (sorted(context.allowed), context.platform, context.before_differentiation),
+        (sorted(context.allowed), context.platform, context.before_differentiation, context.memory_limit),
     )
     return hashlib.sha256(repr(said).encode()).hexdigest()[:32]
 
 
-def _own_version() -> str:
+def _version_of(package: str) -> str:
     try:
-        return version("aerogel")
+        return version(package)
     except PackageNotFoundError:  # run from its sources
         return "not installed"
 

@@ -72,6 +72,8 @@ def linear_together(eqn: JaxprEqn) -> tuple[int, ...]:
         return tuple(range(len(eqn.invars)))
     if eqn.primitive.name == "select_n":
         return tuple(range(1, len(eqn.invars)))
+    if eqn.primitive.name == "custom_linear_solve":  # in its right-hand sides, behind what states the matrix
+        return tuple(range(sum(eqn.params["const_lengths"]), len(eqn.invars)))
     alone = linear_in(eqn)
     return alone if len(alone) == 1 else ()
 

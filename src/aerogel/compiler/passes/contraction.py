@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from ..contractions import edits_of, line_of, sites_of
@@ -30,7 +29,7 @@ class ContractionOrder:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with cheaper sums of products, and a decision for each."""
-        if Exactness.REASSOCIATES not in context.allowed or context.over_devices:
+        if Exactness.REASSOCIATES not in context.allowed:
             return program, []
         decisions: list[Decision] = []
         new = rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions))
@@ -42,9 +41,9 @@ class ContractionOrder:
 
 
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
-    if not any(eqn.primitive.name in ROOTS for eqn in jaxpr.eqns) or _is_sharded(jaxpr):
+    if not any(eqn.primitive.name in ROOTS for eqn in jaxpr.eqns):
         return jaxpr
-    level = Level(sliced_apart(without_kernel_branches(jaxpr, context.platform)), context.over_devices)
+    level = Level(sliced_apart(without_kernel_branches(jaxpr, context.platform)))
     sites, refusals = sites_of(level, structure(level.jaxpr), context)
     for one in refusals:
         decisions.append(Decision(NAME, f"{WHAT} is left as it is", line_of(one.root, level), False, one.reason))
@@ -57,12 +56,6 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         what = f"{WHAT}: {site.how}"
         decisions.append(Decision(NAME, what, line_of(site.root, level), True, reason, *saved, site.exactness))
     return apply_edits(level.jaxpr, edits_of(sites, level))[0]
-
-
-def _is_sharded(jaxpr: Jaxpr) -> bool:
-    """Whether a level names the devices that its values are spread over."""
-    inputs = (*jaxpr.invars, *jaxpr.constvars)
-    return any(_jax.explicit_mesh(v.aval) or _jax.on_many_devices(v.aval) for v in inputs)
 
 
 def without_kernel_branches(jaxpr: Jaxpr, platform: str) -> Jaxpr:

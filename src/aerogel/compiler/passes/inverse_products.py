@@ -29,7 +29,6 @@ from ..pipeline import Context
 from ..program import Builder, Program, depends_on, is_var, where
 from ..report import Decision
 from ..solves import DenseSolve, dense_solve
-from ..spread import is_spread
 
 NAME = "inverse-products"
 WHAT = "a product with an inverse becomes a solve"
@@ -58,7 +57,7 @@ def _level(jaxpr: Jaxpr, around: Around, context: Context, decisions: list[Decis
     places = [k for k, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name == "custom_linear_solve"]
     if not places:
         return jaxpr
-    level, edits = Level(jaxpr, context.over_devices), []
+    level, edits = Level(jaxpr), []
     varies = _varying(jaxpr, around)
     for place in places:
         eqn = jaxpr.eqns[place]
@@ -141,8 +140,6 @@ def _solved(level: Level, inverse: _Inverse, place: int, k: int, axes: list[int]
     other = eqn.invars[1 - k]
     if len(contracted) != 1 or contracted[0] not in (inverse.solve.along, inverse.columns):
         return "the product is not one of matrices"
-    if is_spread(eqn, level.over_devices):
-        return "its values may be spread over devices"
     if not eqn.outvars[0].aval.dtype == other.aval.dtype == inverse.eqn.outvars[0].aval.dtype:
         return "its factors are of several types"
     free = [d for d in range(len(shape_of(other))) if d not in (*contract[1 - k], *batch[1 - k])]

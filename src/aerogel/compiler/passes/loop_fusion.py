@@ -6,17 +6,18 @@ loop is rebuilt around them.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..accumulate import summed_in_steps
-from ..axes import Mapped, Reduced
+from ..axes import Axis, Mapped, Reduced
 from ..canonical import canonical
 from ..choose import Plan, block_length, choose, is_product, stacked_bytes
 from ..cost import nbytes
 from ..exactness import Exactness
 from ..fusion import fuse
-from ..level import Edit, Level, apply_edits
+from ..level import After, Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop, is_float, why_left
 from ..normalize import LOOPS_AND_BRANCHES
@@ -25,7 +26,7 @@ from ..producers import makeable_inputs
 from ..program import Program, inner_jaxprs, is_var, where
 from ..region import Joined, Region, Site, Sliced, grow
 from ..report import Decision
-from ..spread import is_spread, stays_local
+from ..spread import stays_local
 
 NAME = "loop-fusion"
 # A loop of its own must be predicted this much better than the first loop.
@@ -43,6 +44,8 @@ MOST_TIMES = 4
 @dataclass(frozen=True)
 class LoopFusion:
     """The pass. Bound: each loop is fused a few times; what it then stacks is what others read."""
+
+    keeps_devices: ClassVar = True
 
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES
@@ -159,8 +162,11 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
             return "its steps are summed up already: one number a step is no burden"
         if site.eqn.ctx.compute_type != loop.eqn.ctx.compute_type:
             return "`compute_on` puts it and the loop in different places"
+        if context.over_devices and (communicates(site) or reads_elsewhere(site, level, loop, late)):
+            return "its values are spread over devices: it would communicate in every step"
         return _refusal(site, context)
 
+    late = After(level, index)
     region = grow(level, index, loop, permitted)
     early = context.before_differentiation
     inside = choose(level, region, context.machine, early)
@@ -217,8 +223,6 @@ def _loops(jaxpr: Jaxpr, done: set[Var]) -> list[tuple[int, Loop]]:
 
 def _refusal(site: Site, context: Context) -> str | None:
     """Why a site may not move, whatever it saves."""
-    if communicates(site, context.over_devices):
-        return "its values are spread over devices: it would communicate in every step"
     if isinstance(site.answer, Reduced):
         name = site.answer.monoid.name
         exact = not site.answer.monoid.rounds or not rounds(site)
@@ -234,14 +238,31 @@ def rounds(site: Site) -> bool:
     return any(is_float(v.aval.dtype) for v in site.eqn.outvars)
 
 
-def communicates(site: Site, over_devices: bool) -> bool:
+def communicates(site: Site) -> bool:
     """Whether a step of a site may need a collective: one after the loop would become one in every step."""
-    if not is_spread(site.eqn, over_devices):
-        return False
     if isinstance(site.answer, Reduced):
         axes, place = site.eqn.params.get("axes"), site.places[0]
         return axes is None or place is None or not place.is_plain or tuple(axes) != (place.dim,)
     return isinstance(site.answer, Mapped) and not stays_local(site.eqn, site.places[0] if site.places else None)
+
+
+def reads_elsewhere(site: Site, level: Level, loop: Loop, late: After) -> bool:
+    """Whether a step reads an entry of a value that the loop neither reads already nor makes, as `late` tells.
+
+    Where that is spread along time, it would come from another device.
+    """
+    return any(
+        place is not None and is_var(x) and x not in late and x not in loop.xs and not _repeats(level, x, place)
+        for x, place in zip(site.reads, site.places, strict=True)
+    )
+
+
+def _repeats(level: Level, x: Var, place: Axis) -> bool:
+    """Whether all entries are made from what does not vary with time."""
+    eqn = level.eqns[level.made_by[x]] if x in level.made_by else None
+    if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "iota"):
+        return False
+    return place.dim not in eqn.params.get("broadcast_dimensions", ())
 
 
 def _decisions(level: Level, region: Region, chosen: list[Site]) -> list[Decision]:

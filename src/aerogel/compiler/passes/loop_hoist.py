@@ -9,17 +9,20 @@ from dataclasses import dataclass, field
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
 from ..chain import find_chain, split_chain
+from ..cost import nbytes
 from ..cost.primitives import RANDOM
 from ..exactness import Exactness
 from ..hoist import Outside, Replacement, move_out
 from ..hoist_plan import LEAST_SECONDS, Plan, Terms, plan_after, plan_all, plan_before, plan_once
 from ..hoistable import SAME_BITS, is_heavy
+from ..level import Level
 from ..levels import rewrite_levels
 from ..lift import lift
 from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
+from ..residuals import needed_by_loops
 from ..sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, is_small_outer, seconds_saved, sink, widens
 
 NAME = "loop-hoist"
@@ -215,7 +218,9 @@ def _once(work: _Work, loop: Loop) -> None:
 
 
 def _before(work: _Work, loop: Loop) -> None:
-    plan = plan_before(loop, work.terms, small_draws=work.chained)
+    residuals, _ = needed_by_loops(Level(work.jaxpr), loop)
+    residual_bytes = sum(nbytes(y.aval) for y in residuals)
+    plan = plan_before(loop, work.terms, small_draws=work.chained, residual_bytes=residual_bytes)
     _move(work, loop, plan, "runs before the loop, for all steps at once")
 
 

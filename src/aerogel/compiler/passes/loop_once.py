@@ -1,6 +1,7 @@
 """Loop once: what a step makes for several arrays is computed once a step (see `once.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
@@ -11,7 +12,6 @@ from ..once import Repeated, computed_once, repeated
 from ..pipeline import Context
 from ..program import Program, producers, where, with_equations
 from ..report import Decision
-from ..spread import is_spread
 
 NAME = "loop-once"
 
@@ -19,6 +19,8 @@ NAME = "loop-once"
 @dataclass(frozen=True)
 class LoopOnce:
     """The pass. Bound: each loop is looked at once. It runs last: the others do not see through what it writes."""
+
+    keeps_devices: ClassVar = True
 
     name: str = NAME
     exactness: Exactness = Exactness.BITWISE
@@ -35,7 +37,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
         loop = as_loop(eqn)
-        found = [] if loop is None else repeated(loop, context.machine, is_spread(eqn, context.over_devices))
+        found = [] if loop is None else repeated(loop, context.machine, context.over_devices)
         if loop is None or not found:
             eqns.append(eqn)
             continue

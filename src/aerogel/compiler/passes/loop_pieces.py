@@ -11,7 +11,6 @@ from ..pieces import Pieces, find_pieces, read_pieces
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision
-from ..spread import is_spread
 
 NAME = "loop-pieces"
 
@@ -35,7 +34,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     eqns: list[JaxprEqn] = []
     fired = False
     for eqn in jaxpr.eqns:
-        loop = None if is_spread(eqn, context.over_devices) else as_loop(eqn)
+        loop = as_loop(eqn)
         found = None if loop is None else find_pieces(loop)
         if loop is None or found is None:
             eqns.append(eqn)

@@ -7,7 +7,7 @@ what it does.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jax import lax
@@ -31,6 +31,8 @@ NAME = "loop-slots"
 @dataclass(frozen=True)
 class LoopSlots:
     """The pass."""
+
+    keeps_devices: ClassVar = True
 
     name: str = NAME
     exactness: Exactness = Exactness.BITWISE

@@ -72,7 +72,7 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision], context: Context) -> Jaxpr:
                 found.append((place, loop, needs))
         if not chosen and any(needs.pads for _, _, needs in found):
             chosen, before = True, jaxpr
-            jaxpr = choose_residuals(jaxpr, context.machine, decisions, split=True)
+            jaxpr = choose_residuals(jaxpr, context.machine, decisions, parts_from=0)
             if jaxpr is not before:
                 continue
         found = [one for one in found if not one[2].waits] or found

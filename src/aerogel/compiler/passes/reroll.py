@@ -18,7 +18,7 @@ from ..pipeline import Context
 from ..program import Builder, Program, is_var, rename, substitute, users, where, with_equations
 from ..repeats import Run, runs
 from ..report import Decision
-from ..rolled import Part, Refused, Rolled, Steps, rolled
+from ..rolled import Part, Refused, Rolled, Settled, Steps, rolled
 
 NAME = "reroll"
 # Steps, and those with a product that waits for the step before: docs/explanation/reroll.md has the measurements.
@@ -97,6 +97,9 @@ class _Level:
             steps = Steps([eqns[k : k + run.period] for k in range(0, len(eqns), run.period)], self.makers, self.parts)
             try:
                 loop = self._loop(steps, start, stop)
+            except Settled as settled:
+                reason = str(settled)
+                break
             except Refused as refused:
                 reason = reason or str(refused)
             else:
@@ -109,9 +112,9 @@ class _Level:
         if steps.is_one_kernel and not steps.reads_loops:
             raise Refused("entry by entry they are one kernel, which keeps all values in registers")
         if not steps.has_places:
-            raise Refused("each reads what all read: a loop of them is no faster, and its derivative is slower")
+            raise Settled("each reads what all read: a loop of them is no faster, and its derivative is slower")
         if len(steps.steps) < FEWEST_PRODUCTS and steps.carries_products:
-            raise Refused(f"fewer than {FEWEST_PRODUCTS} products that wait for each other cost as much in a loop")
+            raise Settled(f"fewer than {FEWEST_PRODUCTS} products that wait for each other cost as much in a loop")
         loop = rolled(steps, lambda v: any(not start <= place < stop for place in self.read_by.get(v, ())))
         if loop.constants and self.constants is None:
             raise Refused("their numbers follow no rule, and a body holds no arrays")

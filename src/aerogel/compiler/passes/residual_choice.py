@@ -33,22 +33,25 @@ class ResidualChoice:
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr) -> Jaxpr:
-            return choose_residuals(jaxpr, context.machine, decisions)
+            return choose_residuals(jaxpr, context.machine, decisions, parts_from=context.machine.fresh_bytes)
 
         return rewrite_levels(program, level), decisions
 
 
-def choose_residuals(jaxpr: Jaxpr, machine: Machine, decisions: list[Decision], split: bool = False) -> Jaxpr:
+def choose_residuals(
+    jaxpr: Jaxpr, machine: Machine, decisions: list[Decision], parts_from: float = float("inf")
+) -> Jaxpr:
     """One level with what its loops store chosen; the same object when nothing changes.
 
-    In rounds: all loops that share no reader change together. `split` says that some may yet be run in parts.
+    In rounds: all loops that share no reader change together. Those that store `parts_from` bytes or more may yet be
+    run in parts.
     """
     while True:
         level = Level(jaxpr)
         new: dict[int, list[JaxprEqn]] = {}
         for place, eqn in enumerate(jaxpr.eqns):
             loop = as_loop(eqn)
-            found = None if loop is None else cheapest(level, place, loop, machine, split)
+            found = None if loop is None else cheapest(level, place, loop, machine, parts_from)
             if found is not None and new.keys().isdisjoint((place, *found.readers)):
                 new.update(rebuilt(level, found))
                 decisions.append(_decision(found))

@@ -14,7 +14,7 @@ from ..cost import nbytes
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
-from ..pipeline import Context
+from ..pipeline import Context, broken_limit
 from ..program import Program, inner_jaxprs, where
 from ..report import Decision
 from ..stream_plan import Form, Left, Sizes, best, sizes_of, written
@@ -36,7 +36,8 @@ class Streaming:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with its large values in blocks, and a decision for each group of them."""
-        walk = _Walk(context, self.sizes or sizes_of(context.machine))
+        limit = broken_limit(program, context)
+        walk = _Walk(context, self.sizes or sizes_of(context.machine, limit))
         return rewrite_levels(program, walk.level), walk.decisions
 
 
@@ -55,7 +56,7 @@ class _Walk:
         if not any(nbytes(v.aval) >= least for eqn in jaxpr.eqns for v in eqn.outvars):
             return jaxpr
         inside = any(v in self.ours for eqn in jaxpr.eqns for v in eqn.outvars)
-        level = Level(canonical(jaxpr), self.context.over_devices)
+        level = Level(canonical(jaxpr))
         edits: list[Edit] = []
         seen: set[Var] = set()  # values that were looked at, or belong to a stream
         taken: set[int] = set()  # equations that do

@@ -48,3 +48,4 @@ from .small_solves import small_solve as small_solve
 from .small_solves import small_triangular_solve as small_triangular_solve
 from .sorting import sort_places as sort_places
 from .stage import Stage as Stage
+from .thin_convolution import thin_convolution as thin_convolution

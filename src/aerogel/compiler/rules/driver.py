@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jax import lax
@@ -48,6 +48,8 @@ class Rules:
         RewriteCycle: rules undo each other, or fire without end.
         RuleError: an `after` cannot be traced at a site, or returns another type.
     """
+
+    keeps_devices: ClassVar = True
 
     rules: RuleSet
     stage: Stage = Stage.BEFORE
@@ -245,7 +247,7 @@ def _constant(builder: Builder, rule: AnyRule, after: Pattern, v: Var) -> Atom:
         raise RuleError(
             rule=rule.name,
             what="closes over an array in `after`.",
-            where=rule.line if isinstance(rule, PrimitiveRule) else place_of(rule.after),
+            where=rule.line if isinstance(rule, PrimitiveRule) else place_of(rule.after or rule.before),
             got=aval.str_short(True),
             wanted=f"at most {LARGEST_CONSTANT} elements",
             to_fix="make it inside of `after`, from jnp.arange or jnp.eye say, or take it as an argument",

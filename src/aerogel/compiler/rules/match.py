@@ -10,6 +10,7 @@ from ..._jax import Atom, Var
 from ..levels import Around
 from ..pipeline import Context
 from ..program import is_var
+from ..spread import is_entrywise
 from .errors import RuleError
 from .exact import ExactSearch, Found
 from .graph import Graph, Node
@@ -163,7 +164,7 @@ def _judged(level: Level, rule: Rule, bound: _Bound) -> Match | NoMatch:
     after = _after(rule, bound)
     if isinstance(ExactSearch(graph, after, atoms, as_spelt=True).run(found.results), Found):
         return NoMatch("it has the form that the rule writes")
-    lost = loss(rule.profit, site, graph, found.nodes, found.results, after.jaxpr)
+    lost = _scattered(level, rule, after) or loss(rule.profit, site, graph, found.nodes, found.results, after.jaxpr)
     return Match(rule, found, atoms, after, bool(bound.reading.maps)) if lost is None else NoMatch(lost)
 
 
@@ -181,8 +182,15 @@ def primitive_match(level: Level, rule: PrimitiveRule, node: Node) -> Match | No
     after = rule.replacement(eqn, site)
     if isinstance(after, str):
         return NoMatch(after)
-    lost = loss(rule.profit, site, level.graph, [node], eqn.outvars, after.jaxpr)
+    lost = _scattered(level, rule, after) or loss(rule.profit, site, level.graph, [node], eqn.outvars, after.jaxpr)
     return Match(rule, Found((node,), tuple(eqn.outvars)), tuple(eqn.invars), after) if lost is None else NoMatch(lost)
+
+
+def _scattered(level: Level, rule: Rule | PrimitiveRule, after: Pattern) -> str | None:
+    """The reason against a rule of ours that could move values between devices; a user's rule does what it says."""
+    if not level.context.over_devices or not rule.is_shipped or is_entrywise(after.jaxpr):
+        return None
+    return "its values may be spread over devices"
 
 
 def other_user(graph: Graph, found: Found, atoms: tuple[Atom, ...]) -> str | None:
@@ -247,10 +255,10 @@ def _after(rule: Rule, bound: _Bound) -> Pattern:
     Raises:
         RuleError: it cannot be traced, or is of another type.
     """
-    assert rule.after is not None
-    line = place_of(rule.after)
+    assert rule.written is not None
+    line = place_of(rule.after or rule.before)
     try:
-        after = pattern_of(rule, rule.after, bound.atoms, bound.parameters, bound.reading)
+        after = pattern_of(rule, rule.written, bound.atoms, bound.parameters, bound.reading)
     except Refused as error:
         types = ", ".join(x.aval.str_short(True) for x in bound.atoms)
         fix = "make `after` work there, or refuse these types with `when`"

@@ -3,10 +3,12 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..._errors import UsageError
 from ..exactness import Exactness
+from .derivative import Derivative
 from .errors import RuleError
 from .place import is_own, place_of
 from .profit import profit_of
@@ -31,6 +33,7 @@ class Rule:
         platforms: the backends that it is for; None for all.
         profit: None, "model", or a function of the site.
         after: the function that stands in its place; `to` sets it.
+        derivative: of what stands in its place, if JAX's own is not wanted; `defjvp` or `defvjp` sets it.
         condition: of the operands, whether the rule fires; `when` sets it.
         spellings: `before`, and other functions to look for; `also` adds them.
         fires_on: programs in which it must fire; `examples` sets them.
@@ -56,6 +59,7 @@ class Rule:
     platforms: tuple[str, ...] | None = None
     profit: Any = None
     after: Callable[..., Any] | None = None
+    derivative: Derivative | None = None
     condition: Callable[..., Any] | None = None
     fires_on: tuple[Any, ...] = field(init=False, default=(), repr=False)
     leaves_alone: tuple[Any, ...] = field(init=False, default=(), repr=False)
@@ -80,7 +84,15 @@ class Rule:
     @property
     def functions(self) -> tuple[Any, ...]:
         """What it says, for its fingerprint."""
-        return (self.shared, *self.spellings, self.after, self.condition, self.profit)
+        derivative = () if self.derivative is None else self.derivative.functions
+        return (self.shared, *self.spellings, self.after, self.condition, self.profit, *derivative)
+
+    @cached_property
+    def written(self) -> Callable[..., Any] | None:
+        """What is traced in the place of `before`: `after` with the derivative, or `before` itself with it."""
+        if self.derivative is None:
+            return self.after
+        return self.derivative.given_to(self.after or self.before)
 
     def to(self, after: Callable[..., Any]) -> Callable[..., Any]:
         """Decorator: the function to write in place of `before`, with the same arguments.
@@ -89,7 +101,46 @@ class Rule:
             RuleError: there is one already, or its arguments are others.
         """
         self.after = self._fitting("after", self.after, after)
+        self._changed()
         return after
+
+    def defjvp(self, jvp: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: the derivative of what the rule writes, as `jax.custom_jvp.defjvp` takes it.
+
+        The function takes the tuples of primals and of tangents, and returns the result and its tangent. It may ask
+        for the rule's keyword-only parameters. A rule with a derivative may have no `to`: what it finds then stays,
+        and is differentiated so.
+
+        Raises:
+            RuleError: there is a derivative already, or the rule is for programs that nobody differentiates any more.
+        """
+        self._bring(Derivative(jvp=jvp), jvp)
+        return jvp
+
+    def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+        """The derivative of what the rule writes, as `jax.custom_vjp.defvjp` takes it: in reverse mode only.
+
+        `forward` returns the result and what is kept, `backward` takes that and the cotangent of the result, and
+        returns a tuple of cotangents. Both may ask for the rule's keyword-only parameters.
+
+        Raises:
+            RuleError: as for `defjvp`.
+        """
+        self._bring(Derivative(forward=forward, backward=backward), backward)
+
+    def _bring(self, derivative: Derivative, function: Callable[..., Any]) -> None:
+        line = place_of(function)
+        if self.derivative is not None:
+            raise RuleError(rule=self.name, what="has two derivatives.", where=line, to_fix="drop one of them")
+        if self.stage is not Stage.BEFORE:
+            what, fix = f"has a derivative, but runs {self.stage} differentiation.", 'give it stage="before"'
+            raise RuleError(rule=self.name, what=what, where=line, to_fix=fix)
+        self.derivative = derivative
+        self._changed()
+
+    def _changed(self) -> None:
+        self.__dict__.pop("written", None)
+        self.kept.clear()
 
     def examples(self, *, fires_on: Sequence[Any] = (), leaves_alone: Sequence[Any] = ()) -> None:
         """Keeps programs that the rule is checked on: what `ag.check_rule` takes by these names."""
@@ -107,7 +158,7 @@ class Rule:
             RuleError: its arguments are others.
         """
         self.spellings.append(fitting(self, "also", before))
-        self.kept.clear()
+        self._changed()
         return before
 
     def when(self, condition: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,7 +39,7 @@ class RuleSet:
             if not isinstance(rule, AnyRule):
                 wanted = "rules, which `ag.rule` and `ag.compiler.on` make"
                 raise UsageError(argument="rules", got=rule, wanted=wanted, function="optimize")
-            if isinstance(rule, Rule) and rule.after is None:
+            if isinstance(rule, Rule) and rule.written is None:
                 raise RuleError(
                     rule=rule.name,
                     what="does not say what to write.",
@@ -74,6 +74,11 @@ class RuleSet:
     def at(self, stage: Stage) -> "RuleSet":
         """The rules of one stage."""
         return RuleSet(tuple(rule for rule in self.rules if rule.stage is stage))
+
+    @property
+    def with_derivatives(self) -> "RuleSet":
+        """Those that bring a derivative of their own."""
+        return RuleSet(tuple(rule for rule in self.rules if isinstance(rule, Rule) and rule.derivative is not None))
 
     @property
     def fingerprint(self) -> str:

@@ -17,6 +17,7 @@ from .rule import Rule, rule
 from .site import Site
 
 # Measured border: docs/reference/catalogue-order.md.
+FEWEST = 160  # elements: below, the branch takes longer to start than the sort takes
 MOST = 16  # the part of an axis that is selected by `top_k`: one in so many
 _OfArray = Callable[[jax.Array], jax.Array]
 _REASON = "a selection passes over the array once or twice, a sort log(n) times"
@@ -114,6 +115,8 @@ def _cannot_select(x: Operand, axis: int, k: int, site: Site) -> str | None:
     n = x.shape[axis]
     if x.dtype != np.float32:
         return f"XLA selects from float32 alone, not from {x.dtype}"
+    if x.size < FEWEST:
+        return f"fewer than {FEWEST} elements"
     if k * MOST > n or k < 1:
         return f"{k} of {n} elements, more than one in {MOST}"
     return "its values may be spread over devices" if site.over_devices else None

@@ -20,6 +20,7 @@ from .small_determinants import small_det, small_log_det, small_slogdet
 from .small_products import small_product
 from .small_solves import small_cholesky, small_lu, small_solve, small_triangular_solve
 from .sorting import sort_places
+from .thin_convolution import thin_convolution
 
 default = RuleSet(
     (
@@ -49,6 +50,7 @@ default = RuleSet(
         # elementary functions, convolutions and pooling: catalogue-elementary.md
         *elementary,
         max_pool_gradient,
+        thin_convolution,
         few_term_convolution,
         depthwise_kernel_gradient,
     )

@@ -76,7 +76,7 @@ class Site:
 
     @property
     def over_devices(self) -> bool:
-        """Whether values may be spread over devices though their types do not say so."""
+        """Whether the values of the program may be spread over several devices."""
         return self._ask("over_devices")
 
     @property

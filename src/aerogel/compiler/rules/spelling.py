@@ -7,6 +7,7 @@ import numpy as np
 
 from ... import _jax
 from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from ..program import inner_jaxprs
 from ..same import literal_key, param_key
 
 # Operations that only move, copy or convert what they are given: their number differs between ranks and dtypes, so
@@ -23,12 +24,17 @@ _EVERYWHERE = PLUMBING | frozenset(
     "max min mul ne neg not or pad pow reduce_max reduce_min reduce_sum rem select_n sign slice sqrt square sub "
     "xor".split()
 )
+_CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 _OFTEN = frozenset("dot_general exp log tanh logistic sin cos log1p expm1 rsqrt cumsum argmax".split())
 
 
 def operation(eqn: JaxprEqn) -> str:
-    """The name of what an equation computes."""
-    return "mul" if _is_square(eqn) else _SAME_AS.get(eqn.primitive.name, eqn.primitive.name)
+    """The name of what an equation computes; of a function with a derivative of its own, with what stands in it."""
+    name = eqn.primitive.name
+    if name in _CUSTOM:
+        inside = {one.primitive.name for body in inner_jaxprs(eqn) for one in body.eqns}
+        return " ".join([name, *sorted(inside - _EVERYWHERE)])
+    return "mul" if _is_square(eqn) else _SAME_AS.get(name, name)
 
 
 def operands(eqn: JaxprEqn) -> Sequence[Atom]:
@@ -75,7 +81,7 @@ def different_param(a: JaxprEqn, b: JaxprEqn, inside: bool = False) -> str | Non
         return None
     if a.params.keys() != b.params.keys():
         return "parameters"
-    custom = a.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+    custom = a.primitive.name in _CUSTOM
     for name in ("call_jaxpr", "symbolic_zeros") if custom else a.params:
         if not _same(a.params[name], b.params[name], inside):
             return name

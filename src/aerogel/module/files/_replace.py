@@ -12,12 +12,13 @@ from ..._errors import UsageError
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
+def replacing(path: str | os.PathLike[str], token: str | None = None) -> Generator[IO[bytes]]:
     """A file to write to, which takes the place of `path` when the block ends, and not if it raises.
 
-    It is written beside `path` under another name, `.aerogel-<random>.tmp`, brought to the disk, and renamed. A
-    process that is killed leaves `path` as it was, and perhaps that file. A link stays a link: what it leads to is
-    replaced. The permissions of a file that is there stay; else they are those of any new file.
+    It is written beside `path` under another name, `.aerogel-<token>.tmp`, brought to the disk, and renamed; the token
+    is random unless it is given. A process that is killed leaves `path` as it was, and perhaps that file. A link stays
+    a link: what it leads to is replaced. The permissions of a file that is there stay; else they are those of any new
+    file.
 
     Raises:
         OSError: as `open(path, "wb")` would.
@@ -27,7 +28,7 @@ def replacing(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
     mode = _mode_of(target)
     folder = os.path.dirname(target)
     os.stat(folder)  # where there is none, the error names it, and not the file that is written first
-    temporary = os.path.join(folder, f".aerogel-{secrets.token_hex(8)}.tmp")
+    temporary = temporary_name(path, token or secrets.token_hex(8))
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with open(descriptor, "wb") as file:
@@ -42,6 +43,11 @@ def replacing(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
             os.unlink(temporary)
         raise
     _bring_to_disk(folder)
+
+
+def temporary_name(path: str | os.PathLike[str], token: str) -> str:
+    """The name under which the file is written."""
+    return os.path.join(os.path.dirname(os.path.realpath(os.fsdecode(path))), f".aerogel-{token}.tmp")
 
 
 def _mode_of(target: str) -> int | None:

@@ -243,6 +243,32 @@ def read_box(file: IO[bytes], place: str, start: int, array: Stored, box: Iterab
     return out
 
 
+def write_box(file: IO[bytes], start: int, array: Stored, box: Iterable[slice], data: np.ndarray) -> None:
+    """Writes a part of an array to its place in a file that has its full size: `read_box` reads it.
+
+    Args:
+        file: open for writing.
+        start: bytes before the first array.
+        array: the array.
+        box: which part: a slice of step 1 for each axis.
+        data: what stands there, in C order.
+    """
+    ranges = [range(n)[part] for n, part in zip(array.shape, box, strict=True)]
+    if data.size:
+        _write_from(file, data, start + array.begin, array.shape, ranges)
+
+
+def _write_from(file: IO[bytes], data: np.ndarray, start: int, shape: tuple[int, ...], ranges: list[range]) -> None:
+    row_bytes = math.prod(shape[1:]) * data.itemsize
+    first = ranges[0].start if shape else 0
+    if all(len(r) == n for r, n in zip(ranges[1:], shape[1:], strict=True)):  # it stands in one piece
+        file.seek(start + first * row_bytes)
+        file.write(data.reshape(-1).view(np.uint8).data)
+        return
+    for i, row in enumerate(data):
+        _write_from(file, row, start + (first + i) * row_bytes, shape[1:], ranges[1:])
+
+
 def _read_into(
     file: IO[bytes], place: str, out: np.ndarray, start: int, shape: tuple[int, ...], ranges: list[range]
 ) -> None:

@@ -1,7 +1,7 @@
 """`save`: the arrays of a tree into a safetensors file."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from ._names import Convention, Rename, checked_convention, leaves_by_path, name
 from ._replace import replacing
 from ._safetensors import METADATA, Stored, header_bytes, in_file_order
 from ._spec import NUMBERS, Spec, is_key, spec_of
-from ._transform import Transform, transformed, transformed_spec
+from ._together import Part, is_divided, write_together
+from ._transform import Transform, has_transform, transformed, transformed_spec
 
 
 def save(
@@ -33,8 +34,11 @@ def save(
     Each leaf is written once, under its path: tied places are one leaf. JAX and NumPy arrays of all dtypes, typed keys
     of random numbers, and Python's numbers are written. What else is a leaf in trees of other libraries (functions,
     texts) is structure, as it is in modules: `load` takes it from `like`. Arrays on several devices are gathered one
-    after the other. Where several processes run one program, each writes what it is told to, without a word to the
-    others: arrays of which every process has all are written, others are refused.
+    after the other.
+
+    Where several processes run one program, each writes what it is told to, without a word to the others. But if an
+    array is divided among them, they write one file together, each its own parts: then all must call `save`, with one
+    path on a file system that they share, and none returns before the file is whole.
 
     Args:
         path: the file. Its folder must be there.
@@ -63,7 +67,7 @@ def save(
     for place, leaf in leaves_by_path(tree):
         name = name_of(place, convention)
         to = renamed(name)
-        if to is not None and (spec := _spec_of(leaf, name)) is not None:
+        if to is not None and (spec := _spec_of(leaf, name, has_transform(transform, name))) is not None:
             _check_name(to, name, items)
             items[to] = _Item(name, leaf, spec, _stored(leaf, transformed_spec(transform, name, spec), name))
     ties = {
@@ -93,42 +97,60 @@ def _write(
 ) -> None:
     placed = in_file_order({to: item.outgoing[1] for to, item in items.items()})
     start = header_bytes(placed, metadata)
+    if any(is_divided(item.leaf) for item in items.values()):
+        nbytes = sum(stored.nbytes for stored in placed.values())
+        write_together(path, start, nbytes, _own_parts(items, placed, transform))
+        return
     with replacing(path) as file:
         file.write(start)
         for to in placed:
-            item = items[to]
-            array = _on_host(item.leaf, item.spec)
-            if item.spec.kind == "array":
-                array = transformed(transform, item.name, array, item.outgoing[0])
-            data = item.outgoing[0].encoding.encode(array)
-            file.write(data.reshape(-1).view(np.uint8).data)
+            file.write(_encoded(items[to], transform).reshape(-1).view(np.uint8).data)
 
 
-def _spec_of(leaf: Any, name: str) -> Spec | None:
+def _encoded(item: _Item, transform: Transform) -> np.ndarray:
+    """All of a leaf, as it is written."""
+    array = _on_host(item.leaf, item.spec)
+    if item.spec.kind == "array":
+        array = transformed(transform, item.name, array, item.outgoing[0])
+    return item.outgoing[0].encoding.encode(array)
+
+
+def _own_parts(items: Mapping[str, _Item], placed: Mapping[str, Stored], transform: Transform) -> Iterator[Part]:
+    """What this process writes of the leaves: of divided ones its shards, of others all if it is the first."""
+    for to, stored in placed.items():
+        item = items[to]
+        if is_divided(item.leaf):
+            for shard in item.leaf.addressable_shards:
+                if shard.replica_id == 0:
+                    data = jax.random.key_data(shard.data) if is_key(shard.data) else shard.data
+                    # JAX gives the index of keys with the axis of their data, 0.10.2.
+                    box = [*shard.index[: item.leaf.ndim], *[slice(None)] * (len(stored.shape) - item.leaf.ndim)]
+                    yield stored, box, item.outgoing[0].encoding.encode(np.asarray(data))
+        elif jax.process_index() == 0:
+            yield stored, [slice(None)] * len(stored.shape), _encoded(item, transform)
+
+
+def _spec_of(leaf: Any, name: str, transforms: bool) -> Spec | None:
     """What a leaf is, if its value can be had.
 
     Raises:
         SaveError: it cannot.
     """
     spec = spec_of(leaf)
-    reason = _reason_against(leaf, spec)
+    reason = _reason_against(leaf, spec, transforms)
     if reason is not None:
         what, to_fix = reason
         raise SaveError(what=what, place=name, got=str(spec) if spec else clip(leaf), to_fix=to_fix)
     return spec
 
 
-def _reason_against(leaf: Any, spec: Spec | None) -> tuple[str, str] | None:
+def _reason_against(leaf: Any, spec: Spec | None, transforms: bool) -> tuple[str, str] | None:
     if isinstance(leaf, Tracer):
         return "a traced array has no values yet.", "save outside of jit, grad and vmap"
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return "a shape has no values.", "save a tree of arrays"
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
-        return (
-            "parts of the array are on devices of other processes.",
-            "gather first, in all processes: "
-            "tree = jax.experimental.multihost_utils.process_allgather(tree, tiled=True); or use Orbax",
-        )
+    if is_divided(leaf) and transforms:
+        return "a transform needs the whole array, and each process has a part.", "transform it when it is loaded"
     if isinstance(leaf, np.ndarray) and (spec is None or spec.dtype not in ENCODINGS):
         return "this dtype cannot be written.", "make it an array of numbers, or a field with `static=True`"
     if type(leaf) is int and not -(2**63) <= leaf < 2**63:

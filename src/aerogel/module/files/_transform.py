@@ -12,6 +12,11 @@ from ._spec import Spec, spec_of
 Transform = Mapping[str, Callable[[np.ndarray], Any]] | Callable[[str, np.ndarray], Any] | None
 
 
+def has_transform(transform: Transform, name: str) -> bool:
+    """Whether anything is done to the array of that name."""
+    return transform is not None and (not isinstance(transform, Mapping) or matching(transform, name) is not None)
+
+
 def transformed(transform: Transform, name: str, array: np.ndarray, promised: Spec) -> np.ndarray:
     """The array after the transform of its name; the same one if there is none.
 

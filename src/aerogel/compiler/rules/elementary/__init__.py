@@ -4,6 +4,7 @@ from .arctangent import acos as acos
 from .arctangent import asin as asin
 from .arctangent import atan as atan
 from .arctangent import atan2 as atan2
+from .double import log as log
 from .power import cbrt as cbrt
 from .power import power as power
 from .rules import rules as rules

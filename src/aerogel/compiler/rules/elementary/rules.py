@@ -11,6 +11,7 @@ from ..on import PrimitiveRule, on
 from ..ruleset import RuleSet
 from ..site import Site
 from .arctangent import acos, asin, atan, atan2
+from .double import log
 from .power import cbrt, power
 from .sine import cos, sin, tan
 
@@ -23,6 +24,7 @@ FEWEST_ALONE = 2048
 # Exponents that XLA writes as products, quotients and roots.
 _EASY = (-1, 0, 0.5, 1, 2, 3)
 _FLOATS = frozenset(map(np.dtype, (np.float16, jnp.bfloat16, np.float32, np.float64)))
+_REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
 _REASON = "XLA calls the C library for it, one element at a time"
 
 
@@ -32,10 +34,7 @@ def _refusal(xs: tuple[Any, ...], accuracy: Any, site: Site) -> str | None:
         return "its operands are not floats of one type"
     if xs[0].dtype.itemsize > 4:
         return "it is of float64"
-    fewest = FEWEST if site.in_loop else FEWEST_ALONE
-    if xs[0].size < fewest:
-        return f"it has fewer than {fewest} elements"
-    return None if accuracy is None else "its accuracy is chosen by hand"
+    return _fewest(xs[0], site) or (None if accuracy is None else "its accuracy is chosen by hand")
 
 
 def _rule(primitive: Any, function: Callable[..., Any]) -> PrimitiveRule:
@@ -53,6 +52,29 @@ def _power(x: Any, y: Any, *, site: Site) -> Any:
     if exponent is not None and np.ndim(exponent) == 0 and exponent in _EASY:
         return f"XLA writes a power of {float(exponent):g} without the C library"
     return _refusal((x, y), None, site) or power(x, lax.broadcast(y, x.shape) if not np.ndim(y) else y)
+
+
+def _fewest(x: Any, site: Site) -> str | None:
+    fewest = FEWEST if site.in_loop else FEWEST_ALONE
+    return f"it has fewer than {fewest} elements" if x.size < fewest else None
+
+
+@on(
+    lax.log_p,
+    stage="final",
+    platforms=("cpu",),
+    exactness="reassociates",
+    reason="XLA calls the C library for float64, one element at a time",
+)
+def vector_log(x: Any, *, accuracy: Any, site: Site) -> Any:
+    """The logarithm of float64. That of float32 is vector code anyway, and so is any that is summed up and no more."""
+    if x.dtype != np.float64:
+        return f"it is of {x.dtype}, not of float64"
+    if accuracy is not None:
+        return "its accuracy is chosen by hand"
+    if set(site.readers()) <= _REDUCTIONS:
+        return "a reduction is all that reads it: they are one loop, of vector code"
+    return _fewest(x, site) or log(x)
 
 
 rules = RuleSet(
@@ -73,5 +95,6 @@ rules = RuleSet(
         on(lax.pow_p, stage="final", platforms=("cpu",), exactness="no_worse", reason=_REASON, name="vector-pow")(
             _power
         ),
+        vector_log,
     )
 )

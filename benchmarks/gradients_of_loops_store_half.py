@@ -1,0 +1,189 @@
+"""Claim: the gradient of a loop stores half of what plain JAX stores for it, or less, and takes no longer.
+
+Value and gradient of recurrent cells, integrators, stencils, a selective state space model and a Kalman filter, as
+users write them. Half is asked where a choice of what to store of that size exists (issue 5); the expert's form is the
+step under `jax.checkpoint`. Where steps are large and cheap, storing every step loses to storing some and running the
+others again: the bounds are those of the rows 18 to 21 of the issue's table.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._case import Bounds, Case, normal
+
+N = 100_000
+STEP = 0.05
+
+
+def rnn(h, x, w):
+    return jnp.tanh(x @ w["x"] + h @ w["h"] + w["b"])
+
+
+def lstm(state, x, w):
+    h, c = state
+    i, f, g, o = jnp.split(x @ w["x"] + h @ w["h"] + w["b"], 4, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+def gru(h, x, w):
+    xr, xz, xn = jnp.split(x @ w["x"] + w["b"], 3, axis=-1)
+    hr, hz, hn = jnp.split(h @ w["h"], 3, axis=-1)
+    z = jax.nn.sigmoid(xz + hz)
+    return (1 - z) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn) + z * h
+
+
+def weights(gates, hidden):
+    w = {k: normal(seed, hidden, gates * hidden) / hidden**0.5 for seed, k in enumerate("xh")}
+    return {**w, "b": jnp.zeros(gates * hidden)}
+
+
+def recurrent(cell, gates, steps, batch, hidden, has_memory=False):
+    """A mean square over all outputs, by the weights, the inputs and the first state."""
+
+    def natural(w, xs, state, checkpoint=lambda f: f):
+        def step(state, x):
+            state = cell(state, x, w)
+            return state, state[0] if has_memory else state
+
+        return jnp.mean(lax.scan(checkpoint(step), state, xs)[1] ** 2)
+
+    def args():
+        zeros = jnp.zeros((batch, hidden))
+        return weights(gates, hidden), normal(2, steps, batch, hidden), (zeros, zeros) if has_memory else zeros
+
+    return natural, args, (0, 1, 2)
+
+
+def repeated(advance, steps, state):
+    """A sum of squares over all states, by the first one."""
+
+    def natural(x, checkpoint=lambda f: f):
+        def step(x, _):
+            x = advance(x)
+            return x, sum(jnp.sum(one**2) for one in jax.tree.leaves(x))
+
+        return jnp.mean(lax.scan(checkpoint(step), x, None, length=steps)[1])
+
+    return natural, lambda: (state(),), (0,)
+
+
+def leapfrog(state):
+    q, p = state
+    p = p - STEP / 2 * jnp.sin(q)
+    q = q + STEP * p
+    return q, p - STEP / 2 * jnp.sin(q)
+
+
+def quartic(state):
+    q, p = state
+    p = p - STEP / 2 * q * q * q
+    q = q + STEP * p
+    return q, p - STEP / 2 * q * q * q
+
+
+def runge_kutta(f):
+    def step(y):
+        def ahead(dt, k):
+            return jax.tree.map(lambda y, k: y + dt * k, y, k)
+
+        k1 = f(y)
+        k2 = f(ahead(STEP / 2, k1))
+        k3 = f(ahead(STEP / 2, k2))
+        k4 = f(ahead(STEP, k3))
+        return ahead(STEP / 6, jax.tree.map(lambda a, b, c, d: a + 2 * b + 2 * c + d, k1, k2, k3, k4))
+
+    return step
+
+
+def pendulum(state):
+    return state[1], -jnp.sin(state[0])
+
+
+def logistic(y):
+    return y * (1 - y)
+
+
+def heat(u):
+    return u + 0.2 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1))
+
+
+def reaction(u):
+    return heat(u) + STEP * u * (1 - u)
+
+
+def state_space(w, xs, h, checkpoint=lambda f: f):
+    """Mamba's recurrence: how fast the state forgets, and what it reads and shows, depend on the input."""
+
+    def step(h, x):
+        delta = jax.nn.softplus(x @ w["delta"])[..., None]
+        b, c = (x @ w["b"])[:, None], (x @ w["c"])[:, None]
+        h = jnp.exp(delta * w["a"]) * h + delta * b * x[..., None]
+        return h, jnp.sum(h * c, -1)
+
+    return jnp.mean(lax.scan(checkpoint(step), h, xs)[1] ** 2)
+
+
+def state_space_args(steps=64, batch=8, width=128, states=16):
+    w = {"delta": 0.1 * normal(0, width, width), "b": normal(1, width, states), "c": normal(2, width, states)}
+    w["a"] = -jnp.exp(normal(3, width, states))
+    return w, normal(4, steps, batch, width), jnp.zeros((batch, width, states))
+
+
+def kalman(model, ys, state, checkpoint=lambda f: f):
+    """Minus the log-likelihood of many series that one linear model explains, one observed number at a time."""
+
+    def step(state, y):
+        m, p = state
+        m = m @ model["f"].T
+        p = model["f"] @ p @ model["f"].T + jnp.diag(jnp.exp(model["q"]))
+        ph = p @ model["h"]
+        s = ph @ model["h"] + jnp.exp(model["r"])
+        error = y - m @ model["h"]
+        gain = ph / s[..., None]
+        p = p - gain[..., :, None] * ph[..., None, :]
+        return (m + gain * error[..., None], p), 0.5 * (jnp.log(s) + error**2 / s)
+
+    return jnp.mean(lax.scan(checkpoint(step), state, ys)[1])
+
+
+def kalman_args(steps=100, series=512, size=8):
+    model = {"f": 0.9 * jnp.eye(size) + 0.02 * normal(0, size, size), "q": -jnp.ones(size), "h": normal(1, size)}
+    state = jnp.zeros((series, size)), jnp.broadcast_to(jnp.eye(size), (series, size, size))
+    return {**model, "r": jnp.zeros(())}, normal(2, steps, series), state
+
+
+def pair():
+    return normal(0, N), 0.1 * normal(1, N)
+
+
+def unit():
+    return jax.nn.sigmoid(normal(0, N))
+
+
+def case(name, program, saving=2.0, over_natural=1.02):
+    natural, args, grad = program
+    hand = {"plain": natural, "checkpoint": lambda *args: natural(*args, jax.checkpoint)}
+    bounds = Bounds(over_hand=None, over_natural=over_natural, memory_over_hand=None, memory_saving=saving)
+    return Case(name, natural, hand, args, grad, grad_bounds=bounds)
+
+
+CASES = (
+    case("LSTM, batch 32", recurrent(lstm, 4, 100, 32, 128, True), 23 / 13.2, 0.93),
+    case("GRU, batch 32", recurrent(gru, 3, 100, 32, 128)),
+    case("tanh RNN, batch 32", recurrent(rnn, 1, 200, 32, 128), None),
+    case("LSTM, batch 1", recurrent(lstm, 4, 200, 1, 256, True), None, 0.67),
+    case("GRU, batch 4", recurrent(gru, 3, 200, 4, 256), None, 0.56),
+    case("tanh RNN, batch 1", recurrent(rnn, 1, 500, 1, 256), None, 0.59),
+    case("leapfrog, pendulums", repeated(leapfrog, 100, pair), 8, 0.10),
+    case("leapfrog, quartic", repeated(quartic, 100, pair)),
+    case("RK4, pendulums", repeated(runge_kutta(pendulum), 100, pair), 3.8, 0.12),
+    case("RK4, logistic growth", repeated(runge_kutta(logistic), 100, unit)),
+    case("heat", repeated(heat, 200, unit), 82 / 14, 0.85),
+    case("heat and u (1 - u)", repeated(reaction, 200, unit), 242 / 14, 0.36),
+    case("selective state space", (state_space, state_space_args, (0, 1))),
+    case("Kalman filter", (kalman, kalman_args, (0,))),
+)

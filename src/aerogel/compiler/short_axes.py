@@ -1,0 +1,145 @@
+"""Reductions over, or beside, a last axis of at most 8, made entry by entry.
+
+Points in space, quaternions, small one-hot codes: the last axis has 2 to 8 entries, and XLA's CPU backend makes it the
+innermost loop. Entry by entry (`components.py`) the same numbers come from long loops. Before differentiation only what
+is small beside the value may be cut: a gradient pads and adds up what was cut, which takes 100 times as long where that
+is large.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aerogel._jax import Atom, Jaxpr, JaxprEqn
+
+from .axes.rebind import bind
+from .components import Components
+from .exactness import Exactness
+from .level import Edit, Level, apply_edits
+from .pipeline import Context
+from .program import Builder
+
+# From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
+LONGEST = {"reduce_sum": 8, "reduce_prod": 8, "reduce_max": 4, "reduce_min": 4, "dot_general": 8}
+FOLDS = {
+    "reduce_sum": lax.add,
+    "reduce_prod": lax.mul,
+    "reduce_max": lax.max,
+    "reduce_min": lax.min,
+    "dot_general": lax.add,
+}
+FEWEST = 1024  # results; below, starting either form takes most of the time
+FEWEST_SUMMED = 4096  # elements of a value that is made small by a reduction beside the short axis
+AMPLIFIED = 16  # times that such a value is larger than what it is made of: an array that is there is read as it is
+IN_CACHE = 4 << 20  # bytes up to which storing what all entries read costs little
+ENTRYWISE = "the innermost loop is a long one"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A reduction with a short last axis: the edit that makes it entry by entry, or none, and why."""
+
+    eqn: JaxprEqn
+    edit: Edit | None
+    reason: str
+
+
+def entry_by_entry(jaxpr: Jaxpr, context: Context) -> tuple[Jaxpr, list[Site]]:
+    """One level with such reductions made entry by entry, and its sites; the same object if none is.
+
+    The platform is a CPU, and sums may be taken in another order.
+    """
+    done: list[Site] = []
+    while True:  # what is left of [n, 4, 3] is reduced beside an axis of 4
+        sites = list(_sites(jaxpr, context))
+        edits = [site.edit for site in sites if site.edit is not None]
+        if not edits:
+            return jaxpr, [*done, *sites]
+        done += [site for site in sites if site.edit is not None]
+        jaxpr, _ = apply_edits(jaxpr, edits)
+
+
+def acts(context: Context) -> bool:
+    """Whether reductions may be made entry by entry."""
+    return context.platform == "cpu" and Exactness.REASSOCIATES in context.allowed
+
+
+def _sites(jaxpr: Jaxpr, context: Context) -> Iterator[Site]:
+    places = [place for place, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in FOLDS and _is_short(eqn)]
+    if places:
+        level = Level(jaxpr)
+        yield from (Site(jaxpr.eqns[place], *_edit(level, place, context)) for place in places)
+
+
+def _is_short(eqn: JaxprEqn) -> bool:
+    """Whether the last axis of what is reduced is a short one."""
+    shape, dtype = eqn.invars[0].aval.shape, eqn.invars[0].aval.dtype
+    if len(shape) < 2 or not isinstance(dtype, np.dtype) or dtype.kind not in "fiu" or dtype.itemsize < 4:
+        return False
+    if eqn.primitive.name == "dot_general" and not _is_rowwise(eqn):
+        return False
+    return 2 <= shape[-1] <= LONGEST[eqn.primitive.name]
+
+
+def _is_rowwise(product: JaxprEqn) -> bool:
+    """Whether a product is the sum over the last axis of the entrywise product of two arrays of one type."""
+    x, y = (x.aval for x in product.invars)
+    rest = tuple(range(x.ndim - 1))
+    same = x.shape == y.shape and x.dtype == y.dtype == product.outvars[0].aval.dtype
+    return same and product.params["dimension_numbers"] == (((x.ndim - 1,),) * 2, (rest, rest))
+
+
+def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:
+    eqn = level.eqns[place]
+    operand, last = eqn.invars[0], eqn.invars[0].aval.ndim - 1
+    axes = tuple(eqn.params["axes"]) if "axes" in eqn.params else (last,)
+    if axes == (last,):
+        return _over(level, place, context)
+    if last in axes or not axes:
+        return None, "it is reduced together with other axes, by one loop"
+    found = Components(level, operand, last)
+    if operand.aval.size < FEWEST_SUMMED or not found.amplify(AMPLIFIED):
+        return None, "what it reads is there, and read as it is"
+    if found.stores(IN_CACHE):
+        return None, "all entries would read a large value that is not stored now"
+    return _beside(place, eqn, found), ENTRYWISE
+
+
+def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:
+    """The reduction over the short axis; of a product, that of its operands' entries."""
+    eqn = level.eqns[place]
+    if eqn.outvars[0].aval.size < FEWEST:
+        return None, f"fewer than {FEWEST} results: starting either form takes most of the time"
+    found = [Components(level, x, x.aval.ndim - 1) for x in eqn.invars]
+    amplified = all(one.amplify(AMPLIFIED) for one in found)
+    if context.before_differentiation and not amplified:
+        return None, "before differentiation: its gradient would pad what is cut, which is large"
+    if len(found) > 1 and not amplified:
+        return None, "its operands are there, and read as they are"
+    builder = Builder(eqn)
+    entries: list[Atom] = []
+    for k in range(eqn.invars[0].aval.shape[-1]):
+        entries += builder.call(lambda *xs: reduce(lax.mul, xs), *(one.entry(builder, k) for one in found))
+    fold = FOLDS[eqn.primitive.name]
+    (total,) = builder.call(lambda *xs: reduce(fold, xs), *entries)
+    return _replacing(place, eqn, builder, total), ENTRYWISE
+
+
+def _beside(place: int, eqn: JaxprEqn, found: Components) -> Edit:
+    """A reduction over other axes, which keeps the short one."""
+    builder = Builder(eqn)
+    totals: list[Atom] = []
+    for k in range(eqn.invars[0].aval.shape[-1]):
+        totals += builder.call(lambda x: bind(eqn, [x], eqn.params), found.entry(builder, k))
+    last = totals[0].aval.ndim
+    (out,) = builder.call(lambda *xs: lax.concatenate([lax.expand_dims(x, [last]) for x in xs], last), *totals)
+    return _replacing(place, eqn, builder, out)
+
+
+def _replacing(place: int, eqn: JaxprEqn, builder: Builder, out: Any) -> Edit:
+    here = frozenset((place,))
+    return Edit(place, here, builder.eqns, {eqn.outvars[0]: out}, here)
