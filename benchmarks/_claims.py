@@ -15,6 +15,7 @@ CLAIMS = (
     "two_consumers_share_one_loop",
     "map_and_fori_loop_fuse_like_scan",
     "loop_fusion_survives_its_surroundings",
+    "a_loop_keeps_the_memory_it_was_given",
     "hoisting_acts_only_where_it_pays",
     "sums_of_products_cost_their_cheapest_order",
     "gates_of_an_input_are_read_one_by_one",

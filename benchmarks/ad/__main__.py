@@ -1,8 +1,8 @@
 """Measure the AD table: `python -m benchmarks.ad [--cores N] [--rows N ...] [--quick]`.
 
-Pins itself to the first N of its cores. Writes `benchmarks/results/ad-N.json` and, from what is stored for one core and
-for two, `docs/reference/gradients.md`; with `--rows` only these rows of it. Exit status 1 when a row misses a target.
-`--quick` prints and stores nothing.
+Pins itself to the last N of its cores: the first one serves interrupts. Writes `benchmarks/results/ad-N.json` and, from
+what is stored for one core and for two, `docs/reference/gradients.md`; with `--rows` only these rows of it. Exit status
+1 when a row misses a target. `--quick` prints and stores nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "reference" / "gradients.md"
 def main() -> int:
     options = parse()
     # before anything counts the cores that it may use
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     os.environ["OMP_NUM_THREADS"] = str(options.cores)
     from ._measure import measure_row
     from ._page import to_line

@@ -33,6 +33,8 @@ class Result:
         over_value: and over the value alone, in Aerogel.
         bytes: temporary memory of plain JAX's program and of Aerogel's.
         difference: largest one between the results of these two, relative to the largest entry.
+        missed: a sentence for each target.
+        faults: pages of fresh memory that a call is given by the system, where that is what the row is about.
     """
 
     number: int
@@ -44,6 +46,7 @@ class Result:
     bytes: tuple[int, int]
     difference: float
     missed: tuple[str, ...]
+    faults: float | None = None
 
 
 def measure_row(row: Row, *, quick: bool, cores: int) -> Result:
@@ -63,7 +66,7 @@ def measure_row(row: Row, *, quick: bool, cores: int) -> Result:
         outputs = {name: jax.tree.map(np.array, call()) for name, call in calls.items()}
         if find_spec("torch") is not None:
             calls |= torch_calls(row, arrays, outputs[PLAIN], quick, cores)
-        effort = {"min_rounds": 5, "budget_s": 0.3, "limit_s": 10.0} if quick else {"budget_s": 4.0}
+        effort = {"min_rounds": 5, "budget_s": 0.3, "limit_s": 10.0} if quick else {"budget_s": 2.0, "limit_s": 20.0}
         seconds = alternate(calls, **effort)
         temp = [compiled[name].lower(*args).compile().memory_analysis().temp_size_in_bytes for name in (PLAIN, OURS)]
         faults = page_faults(calls[OURS]) if row.prepared else None
@@ -140,4 +143,4 @@ def judged(
         missed.append(f"time {over_torch.median:.2f} of PyTorch")
     if faults is not None and faults >= 1:
         missed.append(f"{faults:.0f} page faults a call")
-    return Result(row.number, row.name, medians, plain, over_torch, value, temp, difference, tuple(missed))
+    return Result(row.number, row.name, medians, plain, over_torch, value, temp, difference, tuple(missed), faults)

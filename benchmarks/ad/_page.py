@@ -52,7 +52,8 @@ def cells(result: Result, row: Row) -> list[str]:
         f"{row.time[0] / row.time[1]:.2f}",
         "-" if result.over_torch is None else _ratio(result.over_torch),
         _ratio(result.over_value) + ("" if row.published is None else f" ({row.published:g})"),
-        " / ".join(f"{size / 1e6:.3g}" for size in result.bytes),
+        " / ".join(f"{size / 1e6:.3g}" for size in result.bytes)
+        + ("" if result.faults is None else f", {result.faults:.0f} page faults"),
         f"{result.difference:.0e}",
         "; ".join(result.missed) or "met",
     ]

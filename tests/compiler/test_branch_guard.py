@@ -146,6 +146,7 @@ LEFT: dict[str, Callable[[Any, Any], Any]] = {
     "a mask with a constant": lambda p, x: jnp.where(p[:, None, None], dear(x), 0.0),
     "a mask of entries": lambda p, x: jnp.where(x > p[0], dear(x), x),
     "both cases": lambda p, x: (lambda y: jnp.where(p[:, None, None], y, 2 * y))(dear(x)),
+    "compared with infinity": lambda p, x: jnp.where(x == jnp.inf, dear(x), x),
     "the selector": lambda p, x: jnp.where(dear(x)[0, 0, 0] > 0, x, 2 * x),
 }
 

@@ -339,3 +339,14 @@ def test_what_does_not_run_says_so() -> None:
     assert {("argmax-by-blocks", False), ("streaming", False)} <= spread
     said = {d.reason for d in reports[1].decisions if d.rule in ("argmax-by-blocks", "streaming")}
     assert all("spread over devices" in reason for reason in said)
+
+
+def test_what_works_entry_by_entry_runs() -> None:
+    """Elementary functions become the same on several devices as on one."""
+    f, make, layouts = PROGRAMS["elementary"]
+    fired: list[set[str]] = []
+    places = placed(make(), layouts["both"])
+    for arguments in (make(), jax.device_put(make(), places)):
+        one = ag.optimize(lambda x: f(x), on_report=lambda report: fired.append({d.rule for d in report.fired}))
+        jax.jit(one).lower(*arguments)
+    assert fired[0] == fired[1] != set()

@@ -36,7 +36,7 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (producers, "SMALLEST_INPUT", 0),
     (producers, "SMALLEST_STEP", 0),
     (residuals, "SMALLEST_SAVING", 1),
-    (streaming, "sizes_of", lambda _: Sizes(32, at_any_price=True)),
+    (streaming, "sizes_of", lambda *_: Sizes(32, at_any_price=True)),
     (short_axes, "FEWEST", 1),
     (short_axes, "FEWEST_SUMMED", 1),
     (short_axes, "AMPLIFIED", 1),

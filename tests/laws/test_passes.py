@@ -37,6 +37,27 @@ def recurrent(wi: Any, wh: Any, xs: Any) -> Any:
     return jax.lax.scan(body, jnp.zeros(128), xs)[1]
 
 
+def branch(w: Any, taken: Any, x: Any) -> Any:
+    """A dear branch that closes over weights, for lanes that take it or not."""
+    dear = lambda x: jnp.tanh(jnp.tanh(jnp.tanh(jnp.tanh(x @ w) @ w) @ w) @ w)  # noqa: E731
+    return jax.lax.cond(taken, dear, lambda x: 2 * x, x)
+
+
+def filled(i: Any, x: Any) -> Any:
+    """A buffer that is filled from a place on, which lanes have of their own, while there is room."""
+
+    def step(s: Any, v: Any) -> Any:
+        i, x = s
+        return (i + 1, jnp.where(i < 60, x.at[i].set(v), x)), None
+
+    return jax.lax.scan(step, (i, x), x[:9])[0]
+
+
+def softened(a: Any, x: Any) -> Any:
+    """A loop that makes the same of its weights in every step, as a number to differentiate."""
+    return jax.lax.scan(lambda x, _: (jax.nn.softmax(a, -1) @ x, None), x, None, length=50)[0].sum()
+
+
 def products(w: Any, xs: Any) -> Any:
     """Batches of products in an order that is not the one they are wanted in."""
     return jax.vmap(jax.vmap(lambda x: w @ x, 1), 0)(jnp.swapaxes(xs, 1, 2))
@@ -144,6 +165,10 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["forces"] = forces, (normal(0, 40, 3),)
     found["inverse"] = mahalanobis, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
+    lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
+    found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
+    found["lanes"] = jax.vmap(filled), (jnp.arange(3) * 20, normal(0, 3, 64))
+    found["linear"] = jax.grad(softened), (normal(0, 48, 48), normal(1, 48))
     found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {

@@ -260,7 +260,7 @@ def test_training_steps_agree_and_the_state_follows(name: str) -> None:
         return model, state, value
 
     def run(model: Any, tokens: Any, *places: Any) -> tuple[Any, Any, list[float]]:
-        run_step: Any = ag.jit(lambda *args: step(*args, places=places))
+        run_step: Any = ag.jit(lambda model, state, tokens: step(model, state, tokens, places))
         state, losses = optimizer.init(ag.partition(model, ag.trainable)[0]), []
         for _ in range(2):
             assert_follows(state, model, *places)

@@ -63,3 +63,4 @@ def test_early_stopping() -> None:
     is_better = [False, True, False, True, False, True, False, False]
     assert seen == [(better, i == 7) for i, better in enumerate(is_better)]
     assert float(watch.best) == float("inf")
+    assert bool(ag.EarlyStopping(patience=1).update(float("nan")).should_stop)

@@ -43,6 +43,8 @@ def test_no_placement_makes_fewer_steps(steps: int, snapshots: int) -> None:
             kept.pop()
     assert kept == []
     assert made == advances(steps, place.snapshots)
+    told = place.to_go(np.array([steps]), np.array([place.snapshots]), place.reach)[0]
+    assert made == round(float(told))
 
 
 @pytest.mark.parametrize(("steps", "snapshots"), [(31, 1), (50, 2), (40, 6)])

@@ -23,7 +23,8 @@ from .zeros import is_zero, is_zero_made
 # Each lane may choose for itself; a mask of more entries than this takes each case somewhere.
 MOST_LANES = 4096
 _REPEATING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy")
-_NEVER = CALLBACKS | COLLECTIVES | frozenset("shard_map pallas_call optimization_barrier".split())
+# A `cond` is a branch already, of this pass or of the user.
+_NEVER = CALLBACKS | COLLECTIVES | frozenset("cond shard_map pallas_call optimization_barrier".split())
 
 
 @dataclass(frozen=True)

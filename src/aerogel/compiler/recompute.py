@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 
 from .cost import Machine, equation_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
@@ -29,7 +29,7 @@ from .residuals import AGAIN
 
 # What is smaller is kept.
 SMALLEST = 1 << 14
-# A second of computing again is worth as many bytes: bytes count first.
+# What a byte that is kept counts beside the time to compute it again: bytes come first.
 SECONDS_PER_BYTE = 1e-7
 
 
@@ -133,11 +133,18 @@ def recomputed(jaxpr: Jaxpr, count: int, dear: bool, machine: Machine) -> Jaxpr 
 
 def _has_zero(v: Var) -> bool:
     """Whether the other branch can give something of the same type: what is large is seldom weak."""
-    return _jax.is_number(v.aval.dtype) and not v.aval.weak_type
+    plain = _is_array(v) and _jax.is_number(v.aval.dtype)
+    return plain and not v.aval.weak_type and not _jax.explicit_mesh(v.aval)
 
 
 def _can_be_waited_for(v: Var) -> bool:
-    return jnp.issubdtype(v.aval.dtype, jnp.floating) and v.aval.size > 0
+    floating = _is_array(v) and jnp.issubdtype(v.aval.dtype, jnp.floating)
+    return floating and not isinstance(v, DropVar) and v.aval.size > 0
+
+
+def _is_array(v: Var) -> bool:
+    """Whether a variable holds neither a token nor a reference."""
+    return isinstance(v.aval, _jax.ShapedArray)
 
 
 def _chosen(
@@ -200,7 +207,8 @@ def _handed(lives: Lives, gives: Sequence[Var], kept: set[Var]) -> list[Var]:
         inside = [x for x in eqn.invars if is_var(x) and x in lives.made and x not in kept]
         fuses = inside and eqn.primitive.name in AGAIN
         for v in eqn.outvars:
-            graph.edge(("need", v), ("fuse", id(eqn)) if fuses else SINK, nbytes(v.aval))
+            size = nbytes(v.aval) if _has_zero(v) else float("inf")
+            graph.edge(("need", v), ("fuse", id(eqn)) if fuses else SINK, size)
         for x in inside if fuses else ():
             graph.implies(("fuse", id(eqn)), ("need", x))
     taken = graph.taken()

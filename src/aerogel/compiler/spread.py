@@ -9,14 +9,18 @@ from .program import Program, inner_jaxprs
 
 # Each entry of their results needs one entry of each operand, which a partitioner puts on the same device.
 _LOCAL = frozenset((*ELEMENTWISE, "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "iota"))
+_CALLS = ("jit", "custom_jvp_call", "custom_vjp_call")
 
 
-def names_devices(program: Program) -> bool:
-    """Whether the type of any value, at any depth, names a mesh of several devices, or an explicit one.
+def is_over_devices(program: Program) -> bool:
+    """Whether values of a program that is traced now may be spread over several devices.
 
-    One is enough for all: where axes are automatic, XLA spreads the values around it too, back to the arguments, whose
-    types say nothing of it.
+    The `jit` around it says so, or the type of any value, at any depth, which names a mesh of several devices or an
+    explicit one. One is enough for all: where axes are automatic, XLA spreads the values around it too, back to the
+    arguments, whose types say nothing of it.
     """
+    if _jax.compiled_over_devices():
+        return True
     seen: set[Jaxpr] = set()
     pending = [program.jaxpr]
     while pending:
@@ -40,9 +44,15 @@ def _is_placed(var: Var) -> bool:
 def is_entrywise(jaxpr: Jaxpr) -> bool:
     """Whether each entry of the results needs the same entries of the arguments only: nothing moves between devices."""
     return all(
-        eqn.primitive.name in _LOCAL or (eqn.primitive.name == "jit" and all(map(is_entrywise, inner_jaxprs(eqn))))
+        all(map(is_entrywise, inner_jaxprs(eqn))) if eqn.primitive.name in _CALLS else _is_entrywise(eqn)
         for eqn in jaxpr.eqns
     )
+
+
+def _is_entrywise(eqn: JaxprEqn) -> bool:
+    if eqn.primitive.name == "bitcast_convert_type":  # else it splits entries, or joins them
+        return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+    return eqn.primitive.name in _LOCAL
 
 
 def stays_local(eqn: JaxprEqn, axis: Axis | None) -> bool:

@@ -17,6 +17,7 @@ from aerogel.compiler.pipeline import Context, run_passes
 from aerogel.compiler.report import Decision
 from aerogel.compiler.rules import Rules, RuleSet
 from aerogel.compiler.rules.stage import not_allowed
+from aerogel.compiler.spread import is_over_devices
 
 from ._static import hide, reveal
 from .trace_program import function_name, trace_program
@@ -56,7 +57,7 @@ def in_time(f: Callable[..., Any]) -> Callable[..., Any]:
     @_jax.like(f)
     def rewritten(*arrays: Any) -> Any:
         program, inputs, out_tree = trace_program(hidden, arrays, {})
-        context = Context(frozenset(Exactness), jax.default_backend(), True, _jax.compiled_over_devices())
+        context = Context(frozenset(Exactness), jax.default_backend(), True, is_over_devices(program))
         outcome = run_passes(program, (Rules(rules),), context, function_name(f))
         decisions = _decisions.get()
         if decisions is not None:

@@ -16,7 +16,7 @@ from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
 from aerogel.compiler.rules import AnyRule, RuleSet, rule_set
 from aerogel.compiler.rules import default as default_rules
-from aerogel.compiler.spread import names_devices
+from aerogel.compiler.spread import is_over_devices
 
 from ._memory import bytes_of
 from .early import early_rules
@@ -141,7 +141,7 @@ def _wrap(
         chosen = in_use() if rules is None else rules
         with early_rules(chosen, exact) as early:
             program, dynamic, out_tree = trace_program(f, args, kwargs)
-        over_devices = _jax.compiled_over_devices() or names_devices(program)
+        over_devices = is_over_devices(program)
         context = Context(exact, jax.default_backend(), _jax.differentiating(), over_devices, memory_limit)
         pipeline = Pipeline(chosen, passes, context, function_name(f))
         outcome = tuned(program, pipeline) if tune else pipeline.run(program)

@@ -15,6 +15,8 @@ import numpy as np
 
 from aerogel._errors import UsageError
 
+LONGEST = 256
+
 Choice = Literal["all", "sqrt", "log"] | int
 
 
@@ -28,11 +30,13 @@ class Placement:
     @cached_property
     def reach(self) -> np.ndarray:
         """How many steps `s` snapshots reach if none is computed more than `r` times: `reach[s, r]`, cut at `steps`."""
-        often = 1
-        while comb(self.snapshots + often, often) < self.steps:
-            often += 1
+        # Two snapshots are the fewest that leave a choice. Beyond `LONGEST` the best one is not asked for.
+        often = max(self._often(max(2, self.snapshots)), min(self._often(2), LONGEST))
         rows = [[min(comb(s + r, r), self.steps) for r in range(often + 1)] for s in range(self.snapshots + 1)]
         return np.array(rows, np.int32)
+
+    def _often(self, snapshots: int) -> int:
+        return next(r for r in range(1, self.steps + 2) if comb(snapshots + r, r) >= self.steps)
 
     def to_next(self, left: Any, free: Any, reach: Any) -> Any:
         """How many steps to go from a snapshot until the next one is set.
@@ -45,6 +49,13 @@ class Placement:
         often = (reach[free] < left).sum(dtype=np.int32)
         most, after = reach[free, often - 1], left - reach[free - 1, often - 1]
         return (np if isinstance(reach, np.ndarray) else jnp).minimum(most, after)
+
+    def to_go(self, left: Any, free: Any, reach: Any) -> Any:
+        """How many steps are made to go back over `left` ones; arguments are arrays like those of `to_next`."""
+        often = jnp.maximum((reach[free] < left[..., None]).sum(-1), 1)
+        steps, most = left.astype(np.float32), reach[free, often - 1].astype(np.float32)
+        several = often * steps - most * (free + often) / (free + 1)
+        return jnp.where(left < 2, 0.0, jnp.where(free == 1, steps * (steps - 1) / 2, several))
 
     @cached_property
     def first(self) -> list[int]:

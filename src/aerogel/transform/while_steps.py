@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from aerogel import _jax
@@ -89,9 +90,14 @@ class While(Loop):
         return [*self.typed(carry), *kept, slots, count, stride, i]
 
     def snapshots(self, kept: Values) -> Snapshots:
-        """They are equally far apart."""
-        *kept, slots, count, stride, steps = kept
-        return Snapshots(count - 1, stride * made(range(len(slots))), slots, kept, steps)
+        """They are equally far apart. The last ones go where going back is shorter with room for others."""
+        *kept, slots, count, stride, total = kept
+        place, number = self.placement, made(range(len(slots)))
+        free, reach, steps = place.snapshots - number, jnp.asarray(place.reach), stride * number
+        to_each = place.to_go(jnp.broadcast_to(stride, number.shape), free, reach)
+        to_go = jnp.cumsum(to_each) - to_each + place.to_go(total - steps, free, reach)
+        top = jnp.argmin(jnp.where(number < count, to_go, np.inf)).astype(np.int32)
+        return Snapshots(top, steps, slots, kept, total)
 
     def as_scan(self) -> Scan:
         """The loop as one over all the steps that there may be: those too many do nothing."""

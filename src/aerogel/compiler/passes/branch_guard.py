@@ -60,14 +60,13 @@ class _Walk:
     def __init__(self, context: Context):
         self.context = context
         self.decisions: list[Decision] = []
-        self.made: set[Var] = set()  # results of the branches that are there by now
 
     def level(self, jaxpr: Jaxpr, around: Around) -> Jaxpr:
         """A level with what is dear and seldom wanted in branches."""
         inside = any(eqn.primitive.name in ("scan", "while") for eqn in around)
         if inside and self.context.before_differentiation:  # its gradient would be a branch in every step
             return jaxpr
-        guarded = any(v in self.made for eqn in around for v in eqn.outvars)
+        guarded = any(eqn.primitive.name == "cond" for eqn in around)  # by this pass, say
         if guarded or all(eqn.primitive.name != "select_n" for eqn in jaxpr.eqns):
             return jaxpr
         fixed, done = _constants(jaxpr, around), set[Case]()
@@ -101,7 +100,6 @@ class _Walk:
             self.decisions.append(Decision(NAME, what, where(dearest), fired, said, exactness=exactness))
             if fired:
                 edits.append(_branch(level, case, piece, dearest))
-        self.made.update(v for edit in edits for eqn in edit.eqns if eqn.primitive.name == "cond" for v in eqn.outvars)
         return apply_edits(level.jaxpr, edits)[0] if edits else level.jaxpr
 
     def _exactness(self, level: Guarded, case: Case, part: Sequence[int]) -> Exactness:

@@ -32,6 +32,9 @@ class MemoryLimit:
         limit, old = broken_limit(program, context), program.jaxpr
         if limit is None or context.before_differentiation:
             return program, []
+        if context.over_devices:
+            what = "values are computed again under a limit on memory"
+            return program, [Decision(NAME, what, "", False, "they may be spread over devices")]
         machine = with_vector_code(context.machine)
         forms = [old]
         for dear in (False, True):
