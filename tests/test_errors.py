@@ -46,6 +46,7 @@ from aerogel.transform import (
     GradientError,
     MemoryTakenError,
     TooManyTraces,
+    TuneFileWarning,
 )
 
 PAGES = Path(__file__).parents[1] / "docs" / "errors"
@@ -186,6 +187,10 @@ SAMPLES: dict[str, AerogelError] = {
     ),
     "AG304": CarryError(loop="scan", path="carry.layers[0].scale", got="2.0", wanted="1.0"),
     "AG305": ArgumentsError(function="loss", changes="activation  relu -> tanh"),
+    "AG306": TuneFileWarning(
+        path="/home/me/.cache/aerogel/tuned/0c9a.json",
+        reason="JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+    ),
     "AG311": MemoryTakenError(
         what="the memory of an array that `loss` was given is taken.",
         place="a call of the prepared `loss`",

@@ -82,6 +82,7 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from .transform import PreparedCost as PreparedCost
     from .transform import Summary as Summary
     from .transform import TooManyTraces as TooManyTraces
+    from .transform import TuneFileWarning as TuneFileWarning
     from .transform import assert_max_traces as assert_max_traces
     from .transform import assign as assign
     from .transform import check_grads as check_grads
@@ -128,9 +129,9 @@ _NAMES = {
     """,
     ".transform": """
     ArgumentsError CarryError DerivativeError GradientError Jitted MemoryTakenError Prepared PreparedCost Summary
-    TooManyTraces assert_max_traces assign check_grads check_pass check_rule checkpoint cond custom_jvp custom_vjp
-    eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr optimize prepare rules scan
-    stateful summary switch value_and_grad verify vjp vmap while_loop
+    TooManyTraces TuneFileWarning assert_max_traces assign check_grads check_pass check_rule checkpoint cond
+    custom_jvp custom_vjp eval_shape explain fori_loop grad hessian jacfwd jacrev jit jvp linearize make_jaxpr
+    optimize prepare rules scan stateful summary switch value_and_grad verify vjp vmap while_loop
     """,
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}

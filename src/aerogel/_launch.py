@@ -27,6 +27,7 @@ class RunOptions:
     compare: bool = False
     numerics: str = "fast"
     command: str = ""
+    tune: bool = False
 
     def to_strings(self) -> dict[str, str]:
         """As environment variables hold them."""
@@ -36,6 +37,7 @@ class RunOptions:
             "compare": "1" if self.compare else "",
             "numerics": self.numerics,
             "command": self.command,
+            "tune": "1" if self.tune else "",
         }
 
     @classmethod
@@ -47,6 +49,7 @@ class RunOptions:
             compare=bool(strings["compare"]),
             numerics=strings["numerics"],
             command=strings["command"],
+            tune=bool(strings["tune"]),
         )
 
 

@@ -78,6 +78,11 @@ def parser() -> tuple[argparse.ArgumentParser, ...]:
         help="fast (default) allows sums in another order and what differs only for inf and nan; "
         "strict only what is at least as accurate",
     )
+    run.add_argument(
+        "--tune",
+        action="store_true",
+        help="measure the forms of each function when it is traced, take the fastest, and remember it",
+    )
     rules = commands.add_parser(
         "rules", help="list, show and check rewrite rules", description=RULES_DESCRIPTION, allow_abbrev=False
     )
@@ -203,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options, unknown = run.parse_known_args(before)
     if unknown:
         name = unknown[0].partition("=")[0]
-        near = get_close_matches(name, [*WITH_VALUE, "--quiet", "--compare"], n=1)
+        near = get_close_matches(name, [*WITH_VALUE, "--quiet", "--compare", "--tune"], n=1)
         run.error(f"there is no option {name}" + (f"; {near[0]} is meant?" if near else ""))
     if not target:
         run.error("which script? give a file, or -m and a module")
@@ -215,4 +220,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if blocking is not None:
         run.error(f"python's {blocking} keeps aerogel out of the interpreter that runs the script: leave it away")
     report, command = options.report or "", shlex.join(target)
-    launch(RunOptions(options.quiet, report, options.compare, options.numerics, command), flags, target)
+    launch(RunOptions(options.quiet, report, options.compare, options.numerics, command, options.tune), flags, target)

@@ -130,6 +130,15 @@ def mahalanobis(a: Any, xs: Any) -> Any:
     return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), xs)
 
 
+def unrolled(x: Any) -> Any:
+    """Loops that were written in Python: over rows, backwards, with a list, into an array."""
+    rows = [jnp.cumsum(x[i]) for i in range(20)]
+    y = jnp.zeros_like(x)
+    for i in reversed(range(20)):
+        y = y.at[i].set(x[i] * i)
+    return sum(jnp.sum(row) for row in rows), rows[3], jnp.stack(rows, 1), y
+
+
 def density(x: Any, t: Any) -> Any:
     """The logarithm of a normal density, and its derivatives."""
     return jax.value_and_grad(lambda t: jax.scipy.stats.norm.logpdf(x, t[0], t[1]).sum())(t)
@@ -165,6 +174,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["pairs"] = pairs, (normal(0, 1030, 3), normal(1, 4096, 3), normal(2, 4096))
     found["forces"] = forces, (normal(0, 40, 3),)
     found["inverse"] = mahalanobis, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8))
+    found["unrolled"] = unrolled, (normal(0, 20, 4),)
     lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
     found["lanes"] = jax.vmap(filled), (jnp.arange(3) * 20, normal(0, 3, 64))

@@ -49,14 +49,14 @@ class Sampler:
         self._seen: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._thread = threading.local()
 
-    def watched(self, fun: Any, numerics: str, record: Record) -> Any:
+    def watched(self, fun: Any, numerics: str, record: Record, tune: bool = False) -> Any:
         """`optimize(fun)`, with each trace's natural program kept beside its report."""
 
         def note(natural: Program, report: Report) -> None:
             record.add_trace(report)
             self.waiting(record).append(Traced(natural, report))
 
-        return watched(fun, numerics, note)
+        return watched(fun, numerics, note, tune)
 
     def waiting(self, record: Record) -> list[Traced]:
         """Traces of this thread that no call was found for yet, newest last."""

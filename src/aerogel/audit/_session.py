@@ -107,6 +107,7 @@ class Session:
         numerics: str | None = None,
         passes: Any = None,
         rules: Any = None,
+        tune: bool = False,
         memory_limit: Any = None,
     ) -> tuple[Any, Record]:
         """The optimised form of `fun`, the same one each time: two jits of one function share JAX's caches.
@@ -117,20 +118,22 @@ class Session:
             numerics: what this function asks for itself.
             passes: the same; what is not optimised by the default passes is not measured.
             rules: the same.
+            tune: the same.
             memory_limit: the same.
         """
+        tune = tune or self.options.tune
         numerics = numerics or self.options.numerics
         known = self.known(fun)
-        asked = numerics, passes, rules, memory_limit
+        asked = numerics, passes, rules, memory_limit, tune
         if known is not None and known.wrapper is not None and known.asked == asked:
             return known.wrapper, known.record
         origin = origin_of(fun if natural is None else natural)
         record = self.records.setdefault(origin, Record(origin))
-        if self.sampler is None or any(one is not None for one in asked[1:]):
-            given: dict[str, Any] = {"rules": rules, "passes": passes, "memory_limit": memory_limit}
+        if self.sampler is None or any(one is not None for one in (passes, rules, memory_limit)):
+            given: dict[str, Any] = {"rules": rules, "passes": passes, "memory_limit": memory_limit, "tune": tune}
             wrapper = optimize(fun, numerics=numerics, **given, on_report=record.add_trace)
         else:
-            wrapper = self.sampler.watched(fun, numerics, record)
+            wrapper = self.sampler.watched(fun, numerics, record, tune)
         if isinstance(fun, types.FunctionType):
             # A cycle, which the garbage collector frees; a weak table would never free `fun`, which the wrapper holds.
             fun.__dict__[_SLOT] = Known(id(fun), self, record, wrapper, asked)

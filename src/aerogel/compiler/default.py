@@ -17,12 +17,14 @@ from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
+from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    Reroll(),
     EqualCases(),
     InverseProducts(),
     FullSums(),

@@ -7,6 +7,7 @@ from ._errors import DerivativeError as DerivativeError
 from ._errors import GradientError as GradientError
 from ._errors import MemoryTakenError as MemoryTakenError
 from ._errors import TooManyTraces as TooManyTraces
+from ._errors import TuneFileWarning as TuneFileWarning
 from .check_grads import check_grads as check_grads
 from .checkpoint import checkpoint as checkpoint
 from .control import cond as cond

@@ -34,6 +34,29 @@ class TooManyTraces(AerogelError, AssertionError):
         )
 
 
+@dataclass(eq=False, kw_only=True)
+class TuneFileWarning(AerogelError, RuntimeWarning):
+    """What an earlier tuning has stored cannot be read; the program is measured anew, and the file replaced.
+
+    Attributes:
+        path: the file.
+        reason: what is wrong with it.
+    """
+
+    code: ClassVar[str] = "AG306"
+
+    path: str
+    reason: str
+
+    def text(self) -> ErrorText:
+        return ErrorText(
+            what="what tuning has stored cannot be read; the program is measured again.",
+            where=self.path,
+            got=self.reason,
+            to_fix="nothing: the file is written anew; if this comes back, look for who else writes to that folder",
+        )
+
+
 class GradientError(StatedError, TypeError):
     """A gradient of something, or with respect to something, that has none.
 
@@ -125,4 +148,5 @@ class DerivativeError(StatedError, AssertionError):
     code: ClassVar[str] = "AG312"
 
 
-_show_as_part_of("aerogel", TooManyTraces, GradientError, CarryError, ArgumentsError, DerivativeError, MemoryTakenError)
+_show_as_part_of("aerogel", TooManyTraces, GradientError, CarryError, ArgumentsError)
+_show_as_part_of("aerogel", DerivativeError, MemoryTakenError, TuneFileWarning)

@@ -76,6 +76,7 @@ def jit(
     numerics: str = ...,
     rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
+    tune: bool = ...,
     memory_limit: int | str | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
@@ -87,6 +88,7 @@ def jit(
     numerics: str = ...,
     rules: Iterable[AnyRule] | None = ...,
     passes: Sequence[Pass] | None = ...,
+    tune: bool = ...,
     memory_limit: int | str | None = ...,
     donate: Donate = ...,
     explain_recompiles: bool = ...,
@@ -99,6 +101,7 @@ def jit(
     numerics: str = "fast",
     rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
+    tune: bool = False,
     memory_limit: int | str | None = None,
     donate: Donate = "none",
     explain_recompiles: bool = False,
@@ -123,6 +126,7 @@ def jit(
         numerics: as for `optimize`.
         rules: as for `optimize`.
         passes: as for `optimize`.
+        tune: as for `optimize`.
         memory_limit: as for `optimize`.
         donate: which arguments' memory the results may take: "none"; "all"; "state", those whose structure and types
             come back in the result, such as a model and an optimiser's state, but no lone arrays. Donated arguments
@@ -155,6 +159,7 @@ def jit(
         "numerics": numerics,
         "rules": None if rules is None else rule_set(rules),
         "passes": passes,
+        "tune": tune,
         "memory_limit": memory_limit,
         "donate": donate,
         "explain_recompiles": explain_recompiles,
@@ -173,7 +178,7 @@ def _made(f: Any, given: dict[str, Any]) -> Any:
     traced, traces = _traced(function)
     traces.explain |= arguments.pop("explain_recompiles")
     donate = arguments.pop("donate")
-    optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes", "memory_limit")}
+    optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes", "tune", "memory_limit")}
     options = arguments if bound is None else after_the_first(arguments)
     if donate == "state":
         compiled = _donating_state(f, function, traces, optimized, options, first=int(bound is not None))

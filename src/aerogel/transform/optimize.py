@@ -11,16 +11,17 @@ from aerogel import _jax
 from aerogel._errors import UsageError
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import allowed
-from aerogel.compiler.pipeline import Context, Pass, run_passes
+from aerogel.compiler.pipeline import Context, Pass
 from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
-from aerogel.compiler.rules import AnyRule, Rules, RuleSet, Stage, rule_set
+from aerogel.compiler.rules import AnyRule, RuleSet, rule_set
 from aerogel.compiler.rules import default as default_rules
 from aerogel.compiler.spread import is_over_devices
 
 from ._memory import bytes_of
 from .early import early_rules
 from .trace_program import function_name, trace_program
+from .tune import Pipeline, tuned
 
 _jax.exclude_from_tracebacks(__file__)
 
@@ -36,6 +37,7 @@ def optimize(
     numerics: str = "fast",
     rules: Iterable[AnyRule] | None = None,
     passes: Sequence[Pass] | None = None,
+    tune: bool = False,
     memory_limit: int | str | None = None,
     on_report: OnReport | None = None,
 ) -> F:
@@ -53,6 +55,9 @@ def optimize(
             without it those of `ag.rules.use`, or else of `ag.rules.default`.
         passes: instead of the default ones, and of the default rules unless `rules` are given too; `()` leaves every
             program as it is.
+        tune: whether to measure, at each trace, the program as it stands against what is made of it, and against that
+            without each pass and rule that fired, on drawn inputs, and to take the fastest. What was found is kept
+            on disk, and serves from then on: see the how-to on tuning.
         memory_limit: what temporary values and results should take at most, in bytes or as "4 GB" or "512 MiB":
             where the prediction is more, values are computed twice or block by block, whatever time that takes. The
             report says by how much a limit is missed.
@@ -74,15 +79,10 @@ def optimize(
     chosen = DEFAULT_PASSES if passes is None else _checked(passes)
     limit = None if memory_limit is None else bytes_of(memory_limit, "optimize")
     if passes is None and on_report is None and isinstance(f, types.FunctionType):
-        return _memoised(f, (numerics, known, limit), lambda: _wrap(f, exact, known, chosen, None, limit))
+        key = numerics, known, limit, tune
+        return _memoised(f, key, lambda: _wrap(f, exact, known, chosen, None, limit, tune))
     on_trace = None if on_report is None else lambda _, report: on_report(report)
-    return _wrap(f, exact, known, chosen, on_trace, limit)
-
-
-def with_rules(rules: RuleSet, passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
-    """The passes between those that apply the rules of each stage that there are."""
-    first, then, last = ((Rules(rules, stage),) if rules.at(stage) else () for stage in Stage)
-    return (*first, *passes, *then, *last)
+    return _wrap(f, exact, known, chosen, on_trace, limit, tune)
 
 
 def in_use() -> RuleSet:
@@ -91,10 +91,10 @@ def in_use() -> RuleSet:
     return default_rules if found is None else found
 
 
-def watched(f: F, numerics: str, on_trace: OnTrace) -> F:
+def watched(f: F, numerics: str, on_trace: OnTrace, tune: bool = False) -> F:
     """`optimize(f)`; `on_trace` is called with the program as it stood, and a report, each time `f` is traced."""
     _jax.check_callable(f)
-    return _wrap(f, allowed(numerics), None, DEFAULT_PASSES, on_trace)
+    return _wrap(f, allowed(numerics), None, DEFAULT_PASSES, on_trace, tune=tune)
 
 
 def _checked(passes: Any) -> tuple[Pass, ...]:
@@ -131,6 +131,7 @@ def _wrap(
     passes: tuple[Pass, ...],
     on_trace: OnTrace | None,
     memory_limit: int | None = None,
+    tune: bool = False,
 ) -> Any:
     @_jax.wraps(f)
     @_jax.api_boundary
@@ -142,7 +143,8 @@ def _wrap(
             program, dynamic, out_tree = trace_program(f, args, kwargs)
         over_devices = is_over_devices(program)
         context = Context(exact, jax.default_backend(), _jax.differentiating(), over_devices, memory_limit)
-        outcome = run_passes(program, with_rules(chosen, passes), context, function_name(f))
+        pipeline = Pipeline(chosen, passes, context, function_name(f))
+        outcome = tuned(program, pipeline) if tune else pipeline.run(program)
         outcome = replace(outcome, decisions=(*early, *outcome.decisions))
         if on_trace is not None:
             on_trace(outcome.before, outcome.report(function_name(f), function_place(f)))

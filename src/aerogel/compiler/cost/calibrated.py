@@ -62,8 +62,8 @@ def plausible(rates: Mapping[str, Any], known: Any) -> dict[str, float]:
     return kept
 
 
-def write(path: Path, rates: Mapping[str, float]) -> None:
-    """Stores rates. Others see the old file or the new one: it is written apart, and moved."""
+def write(path: Path, rates: Mapping[str, Any]) -> None:
+    """Stores what was measured. Others see the old file or the new one: it is written apart, and moved."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as part:
         json.dump(dict(rates), part, indent=1)

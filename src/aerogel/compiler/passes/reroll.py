@@ -1,0 +1,192 @@
+"""Reroll: a loop that was written in Python, and unrolled by tracing, is a loop again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
+
+from ..exactness import Exactness
+from ..levels import rewrite_nested
+from ..normalize import drop_dead
+from ..pipeline import Context
+from ..program import Builder, Program, is_var, rename, substitute, users, where, with_equations
+from ..repeats import Run, runs
+from ..report import Decision
+from ..rolled import Part, Refused, Rolled, Settled, Steps, rolled
+
+NAME = "reroll"
+# Steps, and those with a product that waits for the step before: docs/explanation/reroll.md has the measurements.
+FEWEST, FEWEST_PRODUCTS = 16, 64
+EXACTNESS = Exactness.REASSOCIATES  # of sums in a step, which XLA may compile otherwise in a loop
+OFFSETS = 8  # equations among which a step may begin
+
+
+@dataclass(frozen=True)
+class Reroll:
+    """The pass. Bound: each level is read once, and each of its stretches is tried at eight beginnings."""
+
+    name: str = NAME
+    exactness: Exactness = EXACTNESS
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such loops rolled up, and a decision for each."""
+        if context.over_devices or self.exactness not in context.allowed:
+            return program, []
+        decisions: list[Decision] = []
+        new_constants: dict[Var, np.ndarray] = {}
+
+        def level(jaxpr: Jaxpr, around: Sequence[JaxprEqn]) -> Jaxpr:
+            return _Level(jaxpr, decisions, None if around else new_constants).run()
+
+        new = rewrite_nested(program, level)
+        if new is program or not new_constants:
+            return new, decisions
+        jaxpr, values = new.jaxpr, list(new_constants.values())
+        whole = _jax.new_jaxpr(jaxpr, jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [*jaxpr.constvars, *new_constants])
+        return ClosedJaxpr(whole, [*new.consts, *map(jnp.asarray, values)]), decisions
+
+
+@dataclass
+class _Level:
+    """One level, its equations written anew from left to right."""
+
+    jaxpr: Jaxpr
+    decisions: list[Decision]
+    constants: dict[Var, np.ndarray] | None  # None where a program may hold none
+    eqns: list[JaxprEqn] = field(default_factory=list)
+    env: dict[Var, Atom] = field(default_factory=dict)
+    parts: dict[Var, Part] = field(default_factory=dict)
+
+    def run(self) -> Jaxpr:
+        """The level with its loops; the same object where there are none."""
+        done = 0
+        found = runs(self.jaxpr.eqns, FEWEST)
+        if not found:
+            return self.jaxpr
+        self.read_by = users(self.jaxpr)
+        self.makers = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
+        for run in found:
+            loop, start, stop = self._rolled(run)
+            if loop is not None:
+                self._keep(self.jaxpr.eqns[done:start])
+                self.eqns += loop.eqns
+                self.env.update(loop.results)
+                self.parts.update(loop.parts)
+                done = stop
+        if not done:
+            return self.jaxpr
+        self._keep(self.jaxpr.eqns[done:])
+        outs = [self._read(x, self.eqns[-1]) for x in self.jaxpr.outvars]
+        return drop_dead(with_equations(self.jaxpr, self.eqns, outs))
+
+    def _rolled(self, run: Run) -> tuple[Rolled | None, int, int]:
+        """The loop of a stretch, if it is one, and the places of the equations that it stands for."""
+        reason = ""
+        for offset in range(min(run.period, OFFSETS)):
+            start, count = run.start + offset, run.count(offset)
+            stop = start + count * run.period
+            if count < FEWEST:
+                break
+            eqns = [rename(eqn, self.env) for eqn in self.jaxpr.eqns[start:stop]]
+            steps = Steps([eqns[k : k + run.period] for k in range(0, len(eqns), run.period)], self.makers, self.parts)
+            try:
+                loop = self._loop(steps, start, stop)
+            except Settled as settled:
+                reason = str(settled)
+                break
+            except Refused as refused:
+                reason = reason or str(refused)
+            else:
+                self._decide(run, count, True, f"XLA compiles one of {count} steps")
+                return loop, start, stop
+        self._decide(run, run.count(0), False, reason)
+        return None, 0, 0
+
+    def _loop(self, steps: Steps, start: int, stop: int) -> Rolled:
+        if steps.is_one_kernel and not steps.reads_loops:
+            raise Refused("entry by entry they are one kernel, which keeps all values in registers")
+        if not steps.has_places:
+            raise Settled("each reads what all read: a loop of them is no faster, and its derivative is slower")
+        if len(steps.steps) < FEWEST_PRODUCTS and steps.carries_products:
+            raise Settled(f"fewer than {FEWEST_PRODUCTS} products that wait for each other cost as much in a loop")
+        loop = rolled(steps, lambda v: any(not start <= place < stop for place in self.read_by.get(v, ())))
+        if loop.constants and self.constants is None:
+            raise Refused("their numbers follow no rule, and a body holds no arrays")
+        if self.constants is not None:
+            self.constants.update(loop.constants)
+        return loop
+
+    def _decide(self, run: Run, steps: int, fired: bool, reason: str) -> None:
+        what = f"{steps} times the same {run.period} equation{'s'[: run.period != 1]}"
+        what = f"{what} become a loop" if fired else what
+        line = where(self.jaxpr.eqns[run.start])
+        self.decisions.append(Decision(NAME, what, line, fired, reason, exactness=EXACTNESS.value))
+
+    def _keep(self, eqns: Sequence[JaxprEqn]) -> None:
+        """Equations as they are, but for what they read."""
+        for eqn in eqns:
+            whole = self._joined(eqn)
+            if whole is not None:
+                self.env[eqn.outvars[0]] = whole
+                continue
+            env = {x: self._read(x, eqn) for x in eqn.invars if is_var(x)}
+            self.eqns.append(rename(eqn, env))
+
+    def _read(self, x: Atom, reader: JaxprEqn) -> Atom:
+        """What stands for a value; an entry of a loop's output is cut out of it."""
+        if not is_var(x) or x not in self.parts:
+            return substitute(x, self.env)
+        part = self.parts.pop(x)
+        builder = Builder(reader)
+        stop = [a + n for a, n in zip(part.start, part.sizes, strict=True)]
+        (self.env[x],) = builder.call(lambda v: lax.squeeze(lax.slice(v, part.start, stop), (0,)), part.array)
+        self.eqns += builder.eqns
+        return self.env[x]
+
+    def _joined(self, eqn: JaxprEqn) -> Atom | None:
+        """What joins entries of loops' outputs, from these outputs; None where it joins hardly any."""
+        if eqn.primitive.name not in ("stack", "concatenate"):
+            return None
+        groups = self._groups(eqn)
+        if 2 * len(groups) > len(eqn.invars):
+            return None
+        stacks = eqn.primitive.name == "stack"
+        d, shape = eqn.params["axis" if stacks else "dimension"], tuple(eqn.outvars[0].aval.shape)
+        atoms = [y if count else self._read(y, eqn) for y, _, count in groups]
+
+        def join(*values: Any) -> Any:
+            found = []
+            for v, (_, first, count) in zip(values, groups, strict=True):
+                if count:
+                    moved = jnp.moveaxis(lax.slice_in_dim(v, first, first + count), 0, d)
+                    found.append(moved if stacks else lax.collapse(moved, d, d + 2))
+                else:
+                    found.append(lax.expand_dims(v, (d,)) if stacks else v)
+            return lax.reshape(lax.concatenate(found, d), shape)
+
+        builder = Builder(eqn)
+        (whole,) = builder.call(join, *atoms)
+        self.eqns += builder.eqns
+        return builder.as_weak_as(eqn.outvars[0], whole)
+
+    def _groups(self, eqn: JaxprEqn) -> list[tuple[Atom, int, int]]:
+        """The operands, those that are successive entries together: the array, the first entry, and how many.
+
+        0 is the number of what is no entry.
+        """
+        found: list[tuple[Atom, int, int]] = []
+        for x in eqn.invars:
+            part = self.parts.get(x) if is_var(x) else None
+            if part is None:
+                found.append((x, 0, 0))
+            elif found and found[-1][2] and found[-1][0] is part.array and sum(found[-1][1:]) == part.start[0]:
+                found[-1] = (part.array, found[-1][1], found[-1][2] + 1)
+            else:
+                found.append((part.array, part.start[0], 1))
+        return found
