@@ -82,7 +82,7 @@ class Loop(Generic[S]):
     """
 
     def __init__(self, programs: dict[int, Any], state: S, batches: Iterable[Any], first_step: int) -> None:
-        self.state = state
+        self.state: S = state
         self.step = first_step
         self.position: Any = None
         self._programs = programs
