@@ -51,7 +51,7 @@ def pytest_report_header() -> str:
 # Of the cases of one test, the whole suite takes one in so many, by folder; which ones, the seed decides, so that each
 # has its turn. All of them take two cores longer than the 15 minutes that a run may. `make test-all` takes them, and
 # so does a run that names files.
-SHARES = {"compiler": 8, "rules": 4, "nn": 4, "contract": 4, "transform": 4, "module": 2}
+SHARES = {"compiler": 8, "laws": 4, "rules": 4, "nn": 4, "contract": 4, "transform": 4, "module": 2, "train": 2}
 FEWEST_CASES = 4
 
 

@@ -66,8 +66,17 @@ def store(path: Path, choice: Choice) -> None:
     """
     try:
         write(path, asdict(choice))
-        files = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(path.parent) if entry.is_file()]
+        with os.scandir(path.parent) as entries:
+            files = [(used, entry.path) for entry in entries if (used := _last_use(entry)) is not None]
     except OSError:
         return
     for _, old in sorted(files)[: max(0, len(files) - MOST)]:
         Path(old).unlink(missing_ok=True)
+
+
+def _last_use(entry: "os.DirEntry[str]") -> float | None:
+    """When a file was used; None if it is gone by now: other processes write and tidy too."""
+    try:
+        return entry.stat().st_mtime if entry.is_file() else None
+    except FileNotFoundError:
+        return None
