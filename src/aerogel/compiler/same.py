@@ -23,12 +23,19 @@ class Body:
         self.consts = tuple(map(id, jaxpr.consts)) if isinstance(jaxpr, ClosedJaxpr) else ()
 
     def __hash__(self) -> int:
-        return hash((len(self.jaxpr.eqns), len(self.jaxpr.invars), len(self.jaxpr.outvars), self.consts))
+        # With the literals: the bodies of a loop that Python unrolled differ in nothing else, and each would be
+        # compared with all before it.
+        said = [(eqn.primitive.name, *map(literal_key, _literals(eqn))) for eqn in self.jaxpr.eqns]
+        return hash((len(self.jaxpr.invars), len(self.jaxpr.outvars), self.consts, *said))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Body) or self.consts != other.consts:
             return False
         return self.jaxpr is other.jaxpr or _same(self.jaxpr, other.jaxpr)
+
+
+def _literals(eqn: JaxprEqn) -> list[Literal]:
+    return [x for x in eqn.invars if isinstance(x, Literal)]
 
 
 def _same(a: Jaxpr, b: Jaxpr) -> bool:
