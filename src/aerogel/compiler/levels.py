@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn
+from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, new_jaxpr, scan_counts
 
 from .normalize import map_inner
-from .program import Program, with_equations
+from .program import Program, depends_on, with_equations
 
 Around = tuple[JaxprEqn, ...]
+MANY_STEPS = 64  # of a loop: what is done before it, once, costs little beside it
 
 
 def rewrite_levels(program: Program, level: Callable[[Jaxpr], Jaxpr]) -> Program:
@@ -29,6 +30,43 @@ def rewrite_nested(program: Program, level: Callable[[Jaxpr, Around], Jaxpr]) ->
     """
     new = _Levels(level).walk(program.jaxpr, ())
     return program if new is program.jaxpr else ClosedJaxpr(new, program.consts)
+
+
+def rewrite_steps(program: Program, level: Callable[[Jaxpr], Jaxpr]) -> Program:
+    """`rewrite_levels`; of a loop's body, `level` is given what differs from step to step.
+
+    XLA computes the rest once, before the loop: what would be cheaper than that in one step is dearer in all of them.
+    """
+    return rewrite_nested(program, lambda jaxpr, around: _of_steps(jaxpr, around, level))
+
+
+def _of_steps(jaxpr: Jaxpr, around: Around, level: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
+    early = _once(jaxpr, around)
+    if not early:
+        return level(jaxpr)
+    late = [eqn for k, eqn in enumerate(jaxpr.eqns) if k not in early]
+    made = [v for k in sorted(early) for v in jaxpr.eqns[k].outvars if not isinstance(v, DropVar)]
+    step = new_jaxpr(jaxpr, [*jaxpr.invars, *made], jaxpr.outvars, late, jaxpr.constvars)
+    new = level(step)
+    if new is step:
+        return jaxpr
+    assert list(new.invars) == list(step.invars), "a level keeps its arguments"
+    eqns = [*(jaxpr.eqns[k] for k in sorted(early)), *new.eqns]
+    return new_jaxpr(jaxpr, jaxpr.invars, new.outvars, eqns, jaxpr.constvars)
+
+
+def _once(jaxpr: Jaxpr, around: Around) -> set[int]:
+    """The places of the equations that are the same in all steps of the loop that a jaxpr is the body of."""
+    loop = around[-1] if around else None
+    if loop is None or loop.primitive.name not in ("scan", "while"):
+        return set()
+    if loop.primitive.name == "scan":
+        constants = scan_counts(loop.params)[0] if loop.params["length"] >= MANY_STEPS else 0
+    else:
+        constants = loop.params["body_nconsts"] if jaxpr is loop.params["body_jaxpr"].jaxpr else 0
+    varies = depends_on(jaxpr, jaxpr.invars[constants:])
+    same = (k for k, eqn in enumerate(jaxpr.eqns) if not eqn.effects and not any(v in varies for v in eqn.outvars))
+    return set(same) if constants else set()
 
 
 @dataclass

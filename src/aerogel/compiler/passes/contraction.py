@@ -7,7 +7,7 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from ..contractions import edits_of, line_of, sites_of
 from ..exactness import Exactness
 from ..level import Level, apply_edits
-from ..levels import rewrite_levels
+from ..levels import rewrite_steps
 from ..networks import ROOTS
 from ..normalize import normalize
 from ..pipeline import Context
@@ -32,7 +32,7 @@ class ContractionOrder:
         if Exactness.REASSOCIATES not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        new = rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions))
+        new = rewrite_steps(program, lambda jaxpr: _level(jaxpr, context, decisions))
         if new is program:
             return program, decisions
         # What two sites both make is one value before the next pass turns one of the two.

@@ -12,7 +12,7 @@ from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from ..exactness import Exactness
 from ..layout import Layout, layout_of
-from ..levels import rewrite_levels
+from ..levels import rewrite_steps
 from ..normalize import drop_dead
 from ..orders import carry, moved_bytes, natural
 from ..orient import best_orders
@@ -42,7 +42,7 @@ class Orientation:
             return program, []
         decisions: list[Decision] = []
         prices = Prices(context.platform)
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, prices, decisions)), decisions
+        return rewrite_steps(program, lambda jaxpr: _level(jaxpr, prices, decisions)), decisions
 
 
 def _level(jaxpr: Jaxpr, prices: Prices, decisions: list[Decision]) -> Jaxpr:
