@@ -48,10 +48,21 @@ def pytest_report_header() -> str:
     return f"random seed: {SEED} (AEROGEL_SEED={SEED} repeats it)"
 
 
-# Of the cases of one test, the whole suite takes one in so many, by folder; which ones, the seed decides, so that each
-# has its turn. All of them take two cores longer than the 15 minutes that a run may. `make test-all` takes them, and
-# so does a run that names files.
-SHARES = {"compiler": 8, "laws": 4, "rules": 4, "nn": 4, "contract": 4, "transform": 4, "module": 2, "train": 2}
+# Of the cases of one test, the whole suite takes one in so many, by file or folder; which ones, the seed decides, so
+# that each has its turn. All of them take two cores longer than the 15 minutes that a run may. `make test-all` takes
+# them, and so does a run that names files.
+SHARES = {
+    "test_examples": 3,
+    "audit": 2,
+    "compiler": 16,
+    "contract": 6,
+    "laws": 8,
+    "module": 4,
+    "nn": 6,
+    "rules": 6,
+    "train": 2,
+    "transform": 6,
+}
 FEWEST_CASES = 4
 
 
@@ -64,7 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept: list[pytest.Item] = []
     for found in cases.values():
-        share = SHARES.get(found[0].path.parent.name, 1) if len(found) >= FEWEST_CASES else 1
+        path = found[0].path
+        share = SHARES.get(path.stem, SHARES.get(path.parent.name, 1)) if len(found) >= FEWEST_CASES else 1
         kept += [item for k, item in enumerate(found) if (k + SEED) % share == 0]
     order = {id(item) for item in kept}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in order])
