@@ -11,7 +11,18 @@ from functools import cached_property
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .normalize import drop_dead
-from .program import Cyclic, is_var, producers, rename, schedule, substitute, users, with_equations
+from .program import (
+    Cyclic,
+    Makers,
+    Readers,
+    is_var,
+    producers,
+    rename,
+    schedule,
+    substitute,
+    users,
+    with_equations,
+)
 
 
 class Level:
@@ -23,12 +34,12 @@ class Level:
         self.eqns = jaxpr.eqns
 
     @cached_property
-    def read_by(self) -> dict[Var, list[int]]:
+    def read_by(self) -> Readers:
         """The places of the equations that read a variable; -1 stands for the results."""
         return users(self.jaxpr)
 
     @cached_property
-    def made_by(self) -> dict[Var, int]:
+    def made_by(self) -> Makers:
         """The place of the equation that makes a variable."""
         return producers(self.jaxpr)
 
