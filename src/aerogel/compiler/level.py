@@ -4,7 +4,7 @@ A pass looks at all sites of a level on one set of tables and changes them toget
 of the level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from .program import (
     Readers,
     is_var,
     producers,
+    remembered,
     rename,
     schedule,
     substitute,
@@ -48,31 +49,33 @@ class Level:
         return self.read_by.get(var, [])
 
 
+@remembered
+def loops_behind(jaxpr: Jaxpr) -> Mapping[Var, int]:
+    """The loops that a variable is computed from, as bits: of the first `scan`, of the second, ...; none: no key."""
+    behind: dict[Var, int] = {}
+    own = 1
+    for eqn in jaxpr.eqns:
+        bits = 0
+        for x in eqn.invars:
+            bits |= behind.get(x, 0) if is_var(x) else 0
+        if eqn.primitive.name == "scan":
+            bits |= own
+            own <<= 1
+        if bits:
+            behind.update(dict.fromkeys(eqn.outvars, bits))
+    return behind
+
+
 class After:
-    """The set of variables that are computed from the results of one equation, asked for one by one."""
+    """The set of variables that are computed from the results of one loop."""
 
     def __init__(self, level: Level, place: int):
-        self.level, self.place = level, place
-        self._known: dict[Var, bool] = dict.fromkeys(level.eqns[place].outvars, True)
+        self._behind = loops_behind(level.jaxpr)
+        bits = self._behind[level.eqns[place].outvars[0]]
+        self._own = 1 << (bits.bit_length() - 1)  # those before it have lower bits
 
     def __contains__(self, var: Var) -> bool:
-        stack = [var]
-        while stack:
-            v = stack[-1]
-            if v in self._known:
-                stack.pop()
-                continue
-            maker = self.level.made_by.get(v, -1)
-            if maker < self.place:  # equations stand in order
-                self._known[v] = False
-                continue
-            inputs = [x for x in self.level.eqns[maker].invars if is_var(x)]
-            open_ones = [x for x in inputs if x not in self._known]
-            if open_ones and not any(self._known.get(x) for x in inputs):
-                stack.extend(open_ones)
-            else:
-                self._known[v] = any(self._known.get(x) for x in inputs)
-        return self._known[var]
+        return bool(self._behind.get(var, 0) & self._own)
 
 
 @dataclass(frozen=True)
