@@ -14,7 +14,17 @@ from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .identities import simplify_equation
-from .program import Builder, Program, copy_equation, inner_jaxprs, is_var, rename, substitute, with_equations
+from .program import (
+    Builder,
+    Program,
+    copy_equation,
+    inner_jaxprs,
+    is_var,
+    remembered,
+    rename,
+    substitute,
+    with_equations,
+)
 from .report import Decision
 from .same import KEPT_APART, literal_key, param_key
 from .tidy import stacked_once, tidy_loop
@@ -270,12 +280,10 @@ def _atom_key(x: Atom) -> Any:
 def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` without what nobody reads, inside loops too (JAX's own dead-code rules); the same object if nothing."""
     new = _jax.drop_dead(jaxpr)
-    same = len(new.eqns) == len(jaxpr.eqns) and all(
-        a is b or _size(a) == _size(b) for a, b in zip(new.eqns, jaxpr.eqns, strict=True)
-    )
-    return jaxpr if same else new
+    return jaxpr if _size(new) == _size(jaxpr) else new
 
 
-def _size(eqn: JaxprEqn) -> int:
-    """Of an equation and what it holds: how many equations, and how many results they have."""
-    return 1 + len(eqn.outvars) + sum(_size(one) for inner in inner_jaxprs(eqn) for one in inner.eqns)
+@remembered
+def _size(jaxpr: Jaxpr) -> int:
+    """How many equations there are, and how many results they have, nested ones included."""
+    return sum(1 + len(eqn.outvars) + sum(map(_size, inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
