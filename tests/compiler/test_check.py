@@ -139,7 +139,7 @@ def test_equations_that_are_as_they_were_are_not_checked_again(monkeypatch: pyte
 
 
 def test_equations_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of other variables alone; other types, parameters or settings are other equations, and loops are all looked at."""
+    """Of other variables alone: other types, parameters or settings make another equation. Loops are all looked at."""
     monkeypatch.setattr(check, "_well_typed", OrderedDict())
     nothing = traced(lambda x: x, ONES)
     assert shown(monkeypatch, traced(lambda x: jnp.sin(x), ONES), nothing) == [["sin"]]

@@ -42,7 +42,7 @@ def test_after_is_reachability(seed: int) -> None:
         values = [x, y]
         for _ in range(20):
             a, b = rng.choice(values), rng.choice(values)
-            values.append(a + b if rng.random() < 0.5 else lax.scan(lambda c, v: (c * b, c + v), a, a)[0])
+            values.append(a + b if rng.random() < 0.5 else lax.scan(lambda c, v: (c * v[0], v[1]), a, (a, b))[0])
         return values[-3:]
 
     jaxpr = traced(f, X, X + 1).jaxpr

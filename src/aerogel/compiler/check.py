@@ -10,7 +10,7 @@ from aerogel._errors import ProgramCheckError
 from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from .cost.primitives import ELEMENTWISE_FLOPS, REDUCE
-from .program import Program, inner_jaxprs, is_var
+from .program import Program, bodies, inner_jaxprs, is_var
 
 
 def check_program(program: Program, like: Program) -> None:
@@ -113,8 +113,8 @@ def _is_per_device(body: Jaxpr) -> bool:
 
 def _bodies(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     """The bodies of loops and branches, at any depth: JAX's check of a loop looks at its types only, not inside."""
-    for eqn in jaxpr.eqns:
-        for inner in inner_jaxprs(eqn):
+    for eqn, held in bodies(jaxpr):
+        for inner in held:
             if eqn.primitive.name in ("scan", "while", "cond"):
                 yield inner
             yield from _bodies(inner)

@@ -70,6 +70,7 @@ class After:
     """The set of variables that are computed from the results of one loop."""
 
     def __init__(self, level: Level, place: int):
+        self.level = level
         self._behind = loops_behind(level.jaxpr)
         bits = self._behind[level.eqns[place].outvars[0]]
         self._own = 1 << (bits.bit_length() - 1)  # those before it have lower bits

@@ -180,9 +180,21 @@ def inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
 
 
 @remembered
+def bodies(jaxpr: Jaxpr) -> Sequence[tuple[JaxprEqn, list[Jaxpr]]]:
+    """The equations of one level that hold jaxprs, with these."""
+    found = ((eqn, inner_jaxprs(eqn)) for eqn in jaxpr.eqns)
+    return [(eqn, inner) for eqn, inner in found if inner]
+
+
+def inner_levels(jaxpr: Jaxpr) -> list[Jaxpr]:
+    """The jaxprs in the equations of one level."""
+    return [inner for _, held in bodies(jaxpr) for inner in held]
+
+
+@remembered
 def count_equations(jaxpr: Jaxpr) -> int:
     """How many equations a jaxpr holds, nested ones included (each nested jaxpr as often as it stands there)."""
-    return sum(1 + sum(count_equations(j) for j in inner_jaxprs(eqn)) for eqn in jaxpr.eqns)
+    return len(jaxpr.eqns) + sum(map(count_equations, inner_levels(jaxpr)))
 
 
 def where(eqn: JaxprEqn) -> str:
