@@ -248,4 +248,4 @@ def _is_product(eqn: JaxprEqn) -> bool:
 
 def _bytes_of_entry(v: Var) -> int:
     shape = v.aval.shape
-    return nbytes(v.aval) // (shape[-1] if 0 < shape[-1] <= SHORT else 1)
+    return nbytes(v.aval) // (shape[-1] if shape and 0 < shape[-1] <= SHORT else 1)
