@@ -4,6 +4,7 @@ What XLA would do anyway is done here so that the passes see through it: a value
 that nobody reads has no users. Only the form changes, never a number.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,18 @@ from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .identities import simplify_equation
-from .program import Builder, Program, copy_equation, inner_jaxprs, is_var, rename, substitute, with_equations
+from .program import (
+    Builder,
+    Program,
+    bodies,
+    copy_equation,
+    inner_levels,
+    is_var,
+    remembered,
+    rename,
+    substitute,
+    with_equations,
+)
 from .report import Decision
 from .same import KEPT_APART, literal_key, param_key
 from .tidy import stacked_once, tidy_loop
@@ -63,19 +75,21 @@ class Normalizer:
         if id(jaxpr) in seen:
             return
         seen.add(id(jaxpr))
-        for eqn in jaxpr.eqns:
-            for inner in inner_jaxprs(eqn):
-                self.calls[id(inner)] += 1
-                self._count_calls(inner, seen)
+        for inner in inner_levels(jaxpr):
+            self.calls[id(inner)] += 1
+            self._count_calls(inner, seen)
 
     def run(self, jaxpr: Jaxpr) -> Jaxpr:
         """The normal form of one jaxpr."""
-        while True:
+        while jaxpr not in _normal:
             merged = self._merge(self._inline(jaxpr))
             jaxpr = drop_dead(merged)
+            # If not, two equations that differed only in what nobody reads may be equal now.
             if jaxpr is merged:
-                return jaxpr
-            # Two equations that differed only in what nobody reads are equal now.
+                if not holds_calls(jaxpr):
+                    _normal.add(jaxpr)
+                break
+        return jaxpr
 
     def nested(self, jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
         """The normal form of a nested jaxpr, computed once for each."""
@@ -111,8 +125,7 @@ class Normalizer:
         if not is_plain_call(new):
             return False
         body = new.params["jaxpr"].jaxpr
-        loops = any(inner_jaxprs(one) for one in body.eqns)
-        return self.calls[id(old.params["jaxpr"].jaxpr)] == 1 or (len(body.eqns) <= SMALL_CALL and not loops)
+        return self.calls[id(old.params["jaxpr"].jaxpr)] == 1 or (len(body.eqns) <= SMALL_CALL and not bodies(body))
 
     def _merge(self, jaxpr: Jaxpr) -> Jaxpr:
         """Equal equations become one, and equations that do nothing become their input; the same object if none."""
@@ -159,6 +172,17 @@ class Normalizer:
         env.update(gone)
         self.decisions += stacked_once(before, eqn)
         return eqn
+
+
+# What is in normal form in every program: how often a call stands in one decides about calls alone.
+_normal: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
+
+
+@remembered
+def holds_calls(jaxpr: Jaxpr) -> bool:
+    """Whether a `jit` stands in a jaxpr, or in its loops and branches, at any depth."""
+    found = ((eqn.primitive.name, held) for eqn, held in bodies(jaxpr) if eqn.primitive.name in LOOPS_AND_BRANCHES)
+    return any(name == "jit" or any(map(holds_calls, held)) for name, held in found)
 
 
 def is_plain_call(eqn: JaxprEqn) -> bool:
@@ -270,12 +294,10 @@ def _atom_key(x: Atom) -> Any:
 def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` without what nobody reads, inside loops too (JAX's own dead-code rules); the same object if nothing."""
     new = _jax.drop_dead(jaxpr)
-    same = len(new.eqns) == len(jaxpr.eqns) and all(
-        a is b or _size(a) == _size(b) for a, b in zip(new.eqns, jaxpr.eqns, strict=True)
-    )
-    return jaxpr if same else new
+    return jaxpr if _size(new) == _size(jaxpr) else new
 
 
-def _size(eqn: JaxprEqn) -> int:
-    """Of an equation and what it holds: how many equations, and how many results they have."""
-    return 1 + len(eqn.outvars) + sum(_size(one) for inner in inner_jaxprs(eqn) for one in inner.eqns)
+@remembered
+def _size(jaxpr: Jaxpr) -> int:
+    """How many equations there are, and how many results they have, nested ones included."""
+    return sum(1 + len(eqn.outvars) for eqn in jaxpr.eqns) + sum(map(_size, inner_levels(jaxpr)))

@@ -154,8 +154,6 @@ class Steps:
         found = {}
         for e, eqn in enumerate(self.steps[0]):
             like = [step[e] for step in self.steps]
-            if eqn.primitive.name == "custom_jvp_call" and any(different_param(eqn, one) for one in like[1:]):
-                raise Refused("a function in them has other derivatives in another step")
             if eqn.primitive.name not in ("slice", "pad"):
                 continue
             starts = [_start(one) for one in like]
@@ -168,6 +166,12 @@ class Steps:
                     raise Refused("they slice with strides")
                 found[e] = starts[0], move
         return found
+
+    @property
+    def derive_alike(self) -> bool:
+        """Whether functions with derivatives of their own have the same ones in all steps: their rules are traced."""
+        places = (e for e, eqn in enumerate(self.steps[0]) if eqn.primitive.name == "custom_jvp_call")
+        return not any(different_param(self.steps[0][e], step[e]) for e in places for step in self.steps[1:])
 
     @cached_property
     def operands(self) -> list[list[Operand]]:

@@ -14,7 +14,7 @@ import numpy as np
 from ... import _jax
 from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ..normalize import inline_call, is_plain_call, normalize
-from ..program import producers, rename, substitute, with_equations
+from ..program import Makers, producers, rename, substitute, with_equations
 from ..same import literal_key
 from .errors import RuleError
 from .rule import Rule
@@ -56,7 +56,7 @@ class Pattern:
 
     jaxpr: Jaxpr
     consts: dict[Var, Any]
-    makers: dict[Var, int]
+    makers: Makers
     inputs: tuple[int, ...]  # for each variable that it takes, which operand that is
 
     @property
