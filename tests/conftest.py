@@ -54,6 +54,7 @@ def pytest_report_header() -> str:
 SHARES = {
     "test_examples": 3,
     "audit": 2,
+    "compat": 4,
     "compiler": 16,
     "contract": 6,
     "laws": 8,
