@@ -112,7 +112,10 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
         decisions += [
             Decision(one.name, "the pass did not run", "", False, reason) for one in passes if one not in runs
         ]
-        steps: list[tuple[str, Run]] = [("normalize", lambda p, _: normalize(p)), *((one.name, one) for one in runs)]
+        steps: list[tuple[str, Run]] = [
+            ("normalize", lambda p, context: normalize(p, context.over_devices)),
+            *((one.name, one) for one in runs),
+        ]
         with closing(Budget(budget_seconds(len(program.jaxpr.eqns)))) as budget:
             for step, run in steps:
                 if budget.is_over:  # the pass that used it up is named already
