@@ -32,8 +32,9 @@ LOOPS_AND_BRANCHES = frozenset(
 def normalize(program: Program, over_devices: bool = False) -> tuple[Program, list[Decision]]:
     """The same program in normal form, nested loops and branches included; the same object if it is already.
 
-    Where its values may be spread `over_devices`, the outputs of its loops stay as many as they are: of one array, two
-    readers may want different parts on a device. The decisions tell where a loop lost something that it stacked or carried: XLA does not do that.
+    Where its values may be spread `over_devices`, the outputs of its loops stay as many as they are: two readers of one
+    array may want it in different places. The decisions tell where a loop lost something that it stacked or carried:
+    XLA does not do that.
     """
     jaxpr, decisions = program.jaxpr, list[Decision]()
     while True:
