@@ -107,7 +107,7 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
     if refusal is not None:
         decisions.append(Decision("optimize", "the program is left as it is", "", False, refusal))
     elif passes:
-        steps: list[tuple[str, Run]] = [("normalize", lambda p, _: normalize(p))]
+        steps: list[tuple[str, Run]] = [("normalize", lambda p, context: normalize(p, context.over_devices))]
         for one in passes:
             if not context.over_devices or getattr(one, "keeps_devices", False):
                 steps.append((one.name, one))
