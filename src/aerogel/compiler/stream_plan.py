@@ -17,6 +17,7 @@ from .loop import is_float
 from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
+from .residuals import VECTOR_SECONDS
 from .short_axes import acts, entry_by_entry
 from .stream_growth import grow
 from .streaming import stream_loops
@@ -92,19 +93,20 @@ class Left:
     looked_at: frozenset[Var]
 
 
-def written(level: Level, least_bytes: int) -> list[Var]:
+def written(level: Level, least_bytes: int, machine: Machine) -> list[Var]:
     """The values that are written to memory and no longer in a cache when they are read, the largest first.
 
-    Products and what is sorted are; so is what has a reader that does not fuse, or several of which one reduces it.
+    Products and what is sorted are, and on a CPU what XLA calls the C library for; so is what has a reader that does
+    not fuse, or several of which one reduces it.
     """
-    found = []
+    found, called = [], VECTOR_SECONDS if machine.name == "cpu" else {}
     for eqn in level.eqns:
         for v in eqn.outvars:
             if isinstance(v, DropVar) or nbytes(v.aval) < least_bytes:
                 continue
             readers = level.readers(v)
             reads = any(_reads_memory(level, k, eqn) for k in readers)
-            if eqn.primitive.name not in LIGHT or len(readers) > 1 or reads:
+            if eqn.primitive.name not in LIGHT or eqn.primitive.name in called or len(readers) > 1 or reads:
                 found.append(v)
     return sorted(found, key=lambda v: -nbytes(v.aval))
 
