@@ -7,7 +7,7 @@ from aerogel._jax import Atom, DropVar, JaxprEqn, Literal, Var
 
 from .facts import Affine, fact_of
 from .loop import Loop
-from .program import is_var, users
+from .program import Readers, is_var, users
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Slot:
 MOST_EARLIER = 4
 
 
-def find_slots(loop: Loop, facts: dict[Var, Affine], level_users: dict[Var, list[int]]) -> list[Slot]:
+def find_slots(loop: Loop, facts: dict[Var, Affine], level_users: Readers) -> list[Slot]:
     """All slots of a loop; none overlaps another."""
     readers = users(loop.body)
     eqns = loop.body.eqns
@@ -75,8 +75,8 @@ def _carried(
     init: Atom,
     var: Var,
     facts: dict[Var, Affine],
-    readers: dict[Var, list[int]],
-    level_users: dict[Var, list[int]],
+    readers: Readers,
+    level_users: Readers,
 ) -> Slot | None:
     """A carry that each step writes at its own index, and reads there at most before it does."""
     eqns, nxt = loop.body.eqns, loop.next_carry[k]
@@ -210,7 +210,7 @@ def _own_place(x: Atom, facts: dict[Var, Affine], length: int, size: int) -> Aff
 
 
 def _added(
-    eqn: JaxprEqn, buffer: Var, eqns: list[JaxprEqn], readers: dict[Var, list[int]], facts: Any, length: int
+    eqn: JaxprEqn, buffer: Var, eqns: list[JaxprEqn], readers: Readers, facts: Any, length: int
 ) -> Written | None:
     """`buffer + (zeros with one slot written)`: the gradient of a read."""
     if eqn.primitive.name not in ("add", "add_any") or not any(x is buffer for x in eqn.invars):
