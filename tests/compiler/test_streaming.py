@@ -338,5 +338,5 @@ def test_parts_of_one_kernel_are_not_written() -> None:
 
     x = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
     left, done = (Streaming()(traced(g, *args), FAST)[1] for g, args in ((f, [x]), (given, [x] * 8)))
-    assert left and not any(d.fired for d in left)
+    assert not any(d.fired for d in left)
     assert any(d.fired for d in done)
