@@ -152,3 +152,15 @@ def test_an_edit_drops_what_nobody_reads() -> None:
     jaxpr = traced(lambda x: jnp.sin(jnp.cos(x)) + x, X).jaxpr
     after, _ = apply_edits(jaxpr, [replacing(jaxpr, 1, 1, lambda v: v * np.float32(2), jaxpr.invars[0])])
     assert [eqn.primitive.name for eqn in after.eqns] == ["mul", "add"]
+
+
+def test_what_one_edit_writes_may_be_replaced_by_another() -> None:
+    """Edits that hand a value on from one to the next are all made."""
+    jaxpr = traced(lambda x: jnp.exp(jnp.cos(jnp.sin(x))), X).jaxpr
+    (x,), values = jaxpr.invars, [eqn.outvars[0] for eqn in jaxpr.eqns]
+    befores = zip(values, [x, *values], strict=False)
+    edits = [Edit(k, frozenset((k,)), [], {v: y}, frozenset((k,))) for k, (v, y) in enumerate(befores)]
+    new, made = apply_edits(jaxpr, edits)
+    assert made == 3
+    assert not new.eqns
+    assert new.outvars == [x]

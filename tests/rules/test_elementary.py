@@ -132,7 +132,7 @@ NATURAL: dict[str, Callable[..., Any]] = {
     "acos": jnp.arccos,
     "cbrt": jnp.cbrt,
     "atan2": lambda x: jnp.arctan2(x, 2 - x),
-    "pow": lambda x: x**2.5 + x**x,
+    "pow": lambda x: x**2.5 + 1.5**x,
 }
 PLACES: dict[str, Callable[[Any], Any]] = {
     "vmap": jax.vmap,
@@ -152,6 +152,15 @@ def test_fires_on_its_function(name: str) -> None:
     reports: list[Any] = []
     jax.make_jaxpr(ag.optimize(NATURAL[name], rules=elementary.rules, on_report=reports.append))(X)
     assert {d.rule for d in reports[-1].fired} == {f"vector-{name}"}
+
+
+@pytest.mark.parametrize("ours", ["atan2", "power"])
+def test_operands_are_spread(ours: str) -> None:
+    """Scalars and dimensions of size 1 are taken as they are, on both sides, as JAX's operations take them."""
+    f = getattr(elementary, ours)
+    x, y = X[:, :1], X[:1]
+    np.testing.assert_array_equal(f(x, y), f(jnp.broadcast_to(x, X.shape), jnp.broadcast_to(y, X.shape)))
+    np.testing.assert_array_equal(f(X, jnp.float32(0.3)), f(X, jnp.full(X.shape, 0.3, X.dtype)))
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def apply_edits(jaxpr: Jaxpr, edits: Sequence[Edit]) -> tuple[Jaxpr, int]:
     """`jaxpr` with edits made, and how many: the first one only, where all together would wait for each other."""
     gone = frozenset().union(*(edit.gone for edit in edits))
     at = {edit.place: edit for edit in edits}
-    results = {var: atom for edit in edits for var, atom in edit.results.items()}
+    results = _settled({var: atom for edit in edits for var, atom in edit.results.items()})
     eqns: list[JaxprEqn] = []
     for i, eqn in enumerate(jaxpr.eqns):
         if i not in gone:
@@ -118,3 +118,14 @@ def apply_edits(jaxpr: Jaxpr, edits: Sequence[Edit]) -> tuple[Jaxpr, int]:
             raise
         return apply_edits(jaxpr, edits[:1])
     return drop_dead(with_equations(jaxpr, ordered, outs)), len(edits)
+
+
+def _settled(results: dict[Var, Atom]) -> dict[Var, Atom]:
+    """What stands for each variable in the end: what one edit puts in its place, another may replace."""
+
+    def final(x: Atom) -> Atom:
+        while is_var(x) and x in results:
+            x = results[x]
+        return x
+
+    return {var: final(x) for var, x in results.items()}

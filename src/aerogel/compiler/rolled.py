@@ -162,6 +162,8 @@ class Steps:
                 raise Refused("they slice parts of several sizes")
             move = _distance(starts)
             if any(move):
+                if eqn.primitive.name == "pad" and any(_cuts(one) for one in like):
+                    raise Refused("they cut off what they pad")  # the derivative of a padding does
                 if set(eqn.params.get("strides") or (1,)) != {1}:
                     raise Refused("they slice with strides")
                 found[e] = starts[0], move
@@ -258,6 +260,11 @@ def _start(eqn: JaxprEqn) -> Starts:
     if eqn.primitive.name == "slice":
         return tuple(eqn.params["start_indices"])
     return tuple(int(low) for low, _, _ in eqn.params["padding_config"])
+
+
+def _cuts(pad: JaxprEqn) -> bool:
+    """Whether a padding takes entries away."""
+    return any(min(int(low), int(high)) < 0 for low, high, _ in pad.params["padding_config"])
 
 
 def _sizes(eqn: JaxprEqn) -> tuple[int, ...]:

@@ -303,6 +303,9 @@ def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal divides
+        if not _jax.trace_state_clean() and _jax.reverse_mode_is_next() and not _jax.gradients_taken.value:
+            with _jax.gradients_taken(_jax.derivatives_above()):
+                return call(*args, **kwargs)
         if divides is not False:
             given = args, kwargs
             args, kwargs = divide(args, kwargs)
