@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Make, tuple[int, ...]] | tuple[Make, tuple[int, ...], Cal
     "AvgPool2d": (lambda nn: nn.AvgPool2d((3, 4), 2, 1, use_ceil=True), (2, 6, 7)),
     "AvgPool3d": (lambda nn: nn.AvgPool3d(2, 2), (2, 4, 4, 5)),
     "MaxPool1d": (lambda nn: nn.MaxPool1d(3, 2, 1), (2, 7)),
-    "MaxPool2d": (lambda nn: nn.MaxPool2d(3, 2, use_ceil=True), (2, 6, 7)),
+    "MaxPool2d": (lambda nn: nn.MaxPool2d(3, 3, use_ceil=True), (2, 7, 8)),
     "MaxPool3d": (lambda nn: nn.MaxPool3d(2), (2, 3, 4, 3)),
     "AdaptivePool": (lambda nn: nn.AdaptivePool((2, 3), 2, jnp.median), (2, 5, 8)),
     "AdaptiveAvgPool1d": (lambda nn: nn.AdaptiveAvgPool1d(3), (2, 7)),

@@ -58,7 +58,7 @@ def drawn(seed: int) -> Callable[[Any, Any], list[Any]]:
 @pytest.mark.parametrize("seed", range(DRAWN))
 def test_values_are_the_same(seed: int) -> None:
     """Whatever is added, moved, reduced and dropped, results keep their types and their bits."""
-    args = jnp.arange(3.0) - 1, jnp.cos(jnp.arange(12.0)).reshape(4, 3)
+    args = jnp.arange(3.0) - 1, (jnp.arange(12.0) % 5 - 2).reshape(4, 3)  # sums of which are exact in any order
     program = traced(drawn(seed), *args)
     short = ClosedJaxpr(without_unit_dimensions(program.jaxpr), program.consts)
     assert [v.aval for v in short.jaxpr.outvars] == [v.aval for v in program.jaxpr.outvars]

@@ -154,6 +154,15 @@ def test_fires_on_its_function(name: str) -> None:
     assert {d.rule for d in reports[-1].fired} == {f"vector-{name}"}
 
 
+@pytest.mark.parametrize("ours", ["atan2", "power"])
+def test_operands_are_spread(ours: str) -> None:
+    """Scalars and dimensions of size 1 are taken as they are, on both sides, as JAX's operations take them."""
+    f = getattr(elementary, ours)
+    x, y = X[:, :1], X[:1]
+    np.testing.assert_array_equal(f(x, y), f(jnp.broadcast_to(x, X.shape), jnp.broadcast_to(y, X.shape)))
+    np.testing.assert_array_equal(f(X, jnp.float32(0.3)), f(X, jnp.full(X.shape, 0.3, X.dtype)))
+
+
 @pytest.mark.parametrize(
     ("place", "name"), [("vmap", "pow"), ("gradient", "sin"), ("scan", "atan2"), ("branch", "cbrt")]
 )

@@ -101,13 +101,13 @@ def test_gradient_of_a_convolution() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("exponent", [-0.5, 1.5, 2.5, 3.5])
+@pytest.mark.parametrize("exponent", [-2.5, -1.5, -0.5, 1.5, 2.5, 3.5])
 def test_powers_are_close(exponent: float) -> None:
     """Within 3 units in the last place of float64's power, over all sizes of numbers; 0 and -0 too."""
     x = np.exp(np.linspace(-60, 25, 20_001)).astype(np.float32)
     ours = jax.jit(ag.optimize(lambda x: x**exponent, rules=[POWER], passes=()))
     truth = x.astype(np.float64) ** exponent
-    inside = truth > 1e-37
+    inside = (truth > 1e-37) & (truth < 3e38)
     error = np.abs(np.asarray(ours(x), np.float64) - truth)[inside] / np.spacing(truth[inside].astype(np.float32))
     assert error.max() < 3
     zeros = jnp.asarray([0.0, -0.0], jnp.float32)

@@ -305,3 +305,18 @@ def _counted(steps: Any) -> Any:
 def _printing(carry: Any, _: Any) -> Any:
     jax.debug.print("{}", carry)
     return carry, None
+
+
+def test_flags_are_carried() -> None:
+    """A Python bool and a key in the carry, which have no derivative, are put back where they were."""
+
+    def loss(w: Any, checkpoint: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            key, flag, c = carry
+            key, drawn = jax.random.split(key)
+            c = jnp.tanh(w * c + jnp.where(flag, x, jax.random.normal(drawn)))
+            return (key, ~flag, c), None
+
+        return ag.scan(step, (jax.random.key(0), True, 1.0), XS, checkpoint=checkpoint)[0][2]
+
+    agree(jax.value_and_grad(loss)(0.5, 2), jax.value_and_grad(loss)(0.5, "all"))

@@ -18,12 +18,16 @@ from .calls import signature as signature
 from .calls import static_arguments as static_arguments
 from .calls import watch_slow_calls as watch_slow_calls
 from .context import checking_keys as checking_keys
+from .context import derivatives_above as derivatives_above
 from .context import differentiating as differentiating
+from .context import gradients_taken as gradients_taken
 from .context import hunting_nans as hunting_nans
 from .context import inside_optimize as inside_optimize
+from .context import is_moved as is_moved
 from .context import is_staging as is_staging
 from .context import is_traced as is_traced
 from .context import jit_disabled as jit_disabled
+from .context import reverse_mode_is_next as reverse_mode_is_next
 from .context import rules_in_time as rules_in_time
 from .context import rules_in_use as rules_in_use
 from .context import trace_key as trace_key
@@ -31,6 +35,7 @@ from .context import trace_state_clean as trace_state_clean
 from .derivatives import BackwardRule as BackwardRule
 from .derivatives import backward_rule as backward_rule
 from .derivatives import forward_rule as forward_rule
+from .elementwise import elementwise_primitive as elementwise_primitive
 from .marker import marker_primitive as marker_primitive
 from .names import Atom as Atom
 from .names import ClosedJaxpr as ClosedJaxpr

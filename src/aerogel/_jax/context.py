@@ -15,6 +15,9 @@ inside_optimize = jax.make_user_context(False)
 rules_in_use = jax.make_user_context(None)
 # The rules that are applied just before something is differentiated.
 rules_in_time = jax.make_user_context(None)
+# How many derivatives are taken of what is called, if the last one is a gradient: a compiled function has one program
+# for its value, one for its gradient and one for more.
+gradients_taken = jax.make_user_context(0)
 
 
 # What JAX's own caches of traces are keyed by: every setting and context that tracing looks at.
@@ -41,14 +44,40 @@ def is_staging() -> bool:
     return False
 
 
-def differentiating() -> bool:
-    """Whether the present trace is (somewhere above) a forward-mode or linearising one."""
+def derivatives_above() -> int:
+    """How many forward-mode and linearising traces there are above what is computed now."""
+    trace, count = core.trace_ctx.trace, 0
+    while trace is not None:
+        count += isinstance(trace, (ad.JVPTrace, ad.LinearizeTrace))
+        trace = getattr(trace, "parent_trace", None)
+    return count
+
+
+def differentiating(*, again: bool = False) -> bool:
+    """Whether a derivative is taken of what is computed now; with `again`, whether one more is than that at hand."""
+    return derivatives_above() > again or (again and gradients_taken.value > 1)
+
+
+def reverse_mode_is_next() -> bool:
+    """Whether a gradient is being taken of what is computed now, which JAX would see operation by operation.
+
+    What is between the two maps, or takes tangents, or is a `jit`: other traces make bodies for JAX to differentiate.
+    """
     trace = core.trace_ctx.trace
     while trace is not None:
-        if isinstance(trace, (ad.JVPTrace, ad.LinearizeTrace)):
-            return True
+        if isinstance(trace, ad.LinearizeTrace):
+            return trace.is_vjp
+        if isinstance(trace, pe.DynamicJaxprTrace):
+            info = trace.frame.debug_info
+            if info is None or info.traced_for != "jit":
+                return False
         trace = getattr(trace, "parent_trace", None)
     return False
+
+
+def is_moved(x: Any) -> bool:
+    """Whether the innermost derivative is by a value."""
+    return isinstance(x, ad.JVPTracer | ad.LinearizeTracer) and x._trace is core.trace_ctx.trace
 
 
 def jit_disabled() -> bool:

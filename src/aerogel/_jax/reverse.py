@@ -1,7 +1,7 @@
 """Programs that reverse mode takes through another function: the same results, another way back."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -28,12 +28,14 @@ class _How:
         linear: for a program with tangents, another such function, linear in these: what is transposed in the end.
         primals: how many arguments of `linear` are no tangents.
         anew: as in `with_reverse`.
+        better: as in `with_reverse`.
     """
 
     reverse: Flat
     linear: Flat | None
     primals: int
     anew: Anew | None
+    better: Callable[[ClosedJaxpr], ClosedJaxpr] | None
 
 
 # What JAX's own `scan` stacks results of one type in, `(length,), (None,), aval`: it has their sharding and varying
@@ -60,7 +62,13 @@ with_reverse_p = core.Primitive("with_reverse")
 with_reverse_p.multiple_results = True
 
 
-def with_reverse(run: Flat, reverse: Flat, *args: Any, anew: Anew | None = None) -> list[Any]:
+def with_reverse(
+    run: Flat,
+    reverse: Flat,
+    *args: Any,
+    anew: Anew | None = None,
+    better: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None,
+) -> list[Any]:
     """`run(*args)`. Reverse mode differentiates `reverse(*args)` in its place, which has the same results.
 
     Both are functions of flat arrays that close over no tracer. Evaluation, forward mode and `jax.linearize` take
@@ -72,14 +80,14 @@ def with_reverse(run: Flat, reverse: Flat, *args: Any, anew: Anew | None = None)
         *args: what they take.
         anew: makes a `reverse` of the program of `run` with tangents, or of a batch of it. Without it that is `reverse`
             with tangents, which reverse mode must be able to go through: a `jax.custom_vjp` with tangents is not.
+        better: makes of the program of `run`, or of what transformations made of it, what is evaluated in its place.
     """
     program = traced(run, [core.typeof(x) for x in args])
-    return with_reverse_p.bind(*args, jaxpr=program, how=_How(reverse, None, 0, anew))
+    return with_reverse_p.bind(*args, jaxpr=program, how=_How(reverse, None, 0, anew, better))
 
 
 def _run(*args: Any, jaxpr: ClosedJaxpr, how: _How) -> list[Any]:
-    del how
-    return core.jaxpr_as_fun(jaxpr)(*args)
+    return core.jaxpr_as_fun(jaxpr if how.better is None else how.better(jaxpr))(*args)
 
 
 def _types(*_: Any, jaxpr: ClosedJaxpr, how: _How) -> tuple[list[Any], Any]:
@@ -111,7 +119,9 @@ def _forward_mode(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, how: _How)
 
     given = [t for t, yes in zip(tangents, nonzero, strict=True) if yes]
     reverse = with_tangents if how.anew is None else how.anew(both)
-    outs = with_reverse_p.bind(*primals, *given, jaxpr=both, how=_How(reverse, with_tangents, count, how.anew))
+    outs = with_reverse_p.bind(
+        *primals, *given, jaxpr=both, how=replace(how, reverse=reverse, linear=with_tangents, primals=count)
+    )
     found = iter(outs[len(nonzero_out) :])
     avals = [v.to_tangent_aval() for v in jaxpr.out_avals]
     return outs[: len(nonzero_out)], [
@@ -148,7 +158,7 @@ def _batched(axis: Any, args: Any, dims: Any, *, jaxpr: ClosedJaxpr, how: _How) 
         return [x if yes else x[0] for x, yes in zip(mapped(*full), is_batched, strict=True)]
 
     reverse = of_batch if how.anew is None else how.anew(many)
-    outs = with_reverse_p.bind(*moved, jaxpr=many, how=_How(reverse, None, 0, how.anew))
+    outs = with_reverse_p.bind(*moved, jaxpr=many, how=replace(how, reverse=reverse, linear=None, primals=0))
     return outs, [0 if yes else None for yes in is_batched]
 
 

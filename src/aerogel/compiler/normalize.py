@@ -42,16 +42,18 @@ LOOPS_AND_BRANCHES = frozenset(
 )
 
 
-def normalize(program: Program) -> tuple[Program, list[Decision]]:
+def normalize(program: Program, over_devices: bool = False) -> tuple[Program, list[Decision]]:
     """The same program in normal form, nested loops and branches included; the same object if it is already.
 
-    The decisions tell where a loop lost something that it stacked or carried: XLA does not do that.
+    Where its values may be spread `over_devices`, the outputs of its loops stay as many as they are: two readers of one
+    array may want it in different places. The decisions tell where a loop lost something that it stacked or carried:
+    XLA does not do that.
     """
     program = without_closures(program)
     jaxpr, decisions = program.jaxpr, list[Decision]()
     while True:
         live = drop_dead(jaxpr)  # first: what is dead calls nobody
-        normalizer = Normalizer(live)
+        normalizer = Normalizer(live, over_devices)
         new = normalizer.run(live)
         decisions += normalizer.decisions
         if new is jaxpr or not normalizer.calls_left:
@@ -65,7 +67,8 @@ class Normalizer:
     Its result changes in a second walk only if there are `calls_left`: one may be the only one of its function now.
     """
 
-    def __init__(self, jaxpr: Jaxpr):
+    def __init__(self, jaxpr: Jaxpr, over_devices: bool = False):
+        self.over_devices = over_devices
         self.calls: Counter[int] = Counter()
         self.done: dict[int, Any] = {}
         self.kept: list[Any] = []  # keeps the keys of `done` alive
@@ -88,7 +91,7 @@ class Normalizer:
             jaxpr = drop_dead(merged)
             # If not, two equations that differed only in what nobody reads may be equal now.
             if jaxpr is merged:
-                if not holds_calls(jaxpr):
+                if not self.over_devices and not holds_calls(jaxpr):
                     _normal.add(jaxpr)
                 break
         return jaxpr
@@ -168,7 +171,7 @@ class Normalizer:
         carries, inputs or outputs.
         """
         before, gone = eqn, dict[Var, Atom]()
-        while (tidied := tidy_loop(eqn)) is not None:
+        while (tidied := tidy_loop(eqn, self.over_devices)) is not None:
             eqn = map_inner(tidied[0], self.nested)
             gone = {v: substitute(x, tidied[1]) for v, x in gone.items()} | tidied[1]
         env.update(gone)

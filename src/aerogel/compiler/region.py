@@ -168,10 +168,17 @@ def _site(
         delays = ()
     if eqn.primitive.name == "scan":
         return _joined(region, eqn, index, ins, window, delays)
-    answer = along(eqn, ins, window.count)
+    answer = _in_steps(eqn, ins, window.count)
     if isinstance(answer, No):
         return answer
     return Site(eqn, index, answer, tuple(eqn.invars), answer.ins, window, delays=delays)
+
+
+def _in_steps(eqn: JaxprEqn, ins: dict[int, Axis], length: int) -> Mapped | Reduced | No:
+    answer = along(eqn, ins, length)
+    if isinstance(answer, Mapped) and None in answer.outs:  # a barrier, which also holds back other values
+        return No("it gives results beside those of the steps")
+    return answer
 
 
 def _latest(region: Region, windows: Sequence[Window]) -> Window | No:

@@ -141,8 +141,10 @@ Written = tuple[Affine, int, Atom, bool]
 
 
 def write_of(eqn: JaxprEqn, buffer: Var, facts: dict[Var, Affine], length: int) -> Written | None:
-    """Place, dimension and value of a write of one whole slot; None for anything else."""
-    if eqn.primitive.name == "scatter" and eqn.invars[0] is buffer and eqn.params["update_jaxpr"] is None:
+    """Place, dimension and value of a write of one whole slot, and whether it adds; None for anything else."""
+    adds = eqn.primitive.name == "scatter-add"
+    is_scatter = adds or (eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is None)
+    if is_scatter and eqn.invars[0] is buffer:
         _, index, update = eqn.invars
         p = eqn.params["dimension_numbers"]
         dims = (p.inserted_window_dims, p.scatter_dims_to_operand_dims)
@@ -153,7 +155,7 @@ def write_of(eqn: JaxprEqn, buffer: Var, facts: dict[Var, Affine], length: int) 
         if update.aval.shape != (*shape[:dim], *shape[dim + 1 :]) or index.aval.shape != (1,):
             return None
         place = _own_place(index, facts, length, shape[dim])
-        return None if place is None else (place, dim, update, False)
+        return None if place is None else (place, dim, update, adds)
     if eqn.primitive.name == "dynamic_update_slice" and eqn.invars[0] is buffer:
         _, update, *starts = eqn.invars
         found = _one_slice(buffer.aval.shape, update.aval.shape, starts, facts, length)

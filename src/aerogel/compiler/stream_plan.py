@@ -17,15 +17,18 @@ from .loop import is_float
 from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
+from .residuals import VECTOR_SECONDS
 from .short_axes import acts, entry_by_entry
 from .stream_growth import grow
 from .streaming import stream_loops
-from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, read_outside, scope_of
+from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, is_light, read_outside, scope_of
 
 # A last axis up to so long is taken apart (`passes/small_axes.py`): of a block, one entry is there at a time.
 SHORT = 8
-# What is so many times smaller than the value that a stream grows around may exist.
+# What is so many times smaller than the value that a stream grows around may exist, than one coordinate of it if its
+# last axis is no longer than `COORDINATES`.
 NEARLY_AS_LARGE = 4
+COORDINATES = 32
 LEAST_BLOCKS = 4
 # What must be gone of the memory that the equations take, and how much slower they may be predicted to become.
 FEWER_BYTES = 2
@@ -92,19 +95,20 @@ class Left:
     looked_at: frozenset[Var]
 
 
-def written(level: Level, least_bytes: int) -> list[Var]:
+def written(level: Level, least_bytes: int, machine: Machine) -> list[Var]:
     """The values that are written to memory and no longer in a cache when they are read, the largest first.
 
-    Products and what is sorted are; so is what has a reader that does not fuse, or several of which one reduces it.
+    Products and what is sorted are, and on a CPU what XLA calls the C library for; so is what has a reader that does
+    not fuse, or several of which one reduces it.
     """
-    found = []
+    found, called = [], VECTOR_SECONDS if machine.name == "cpu" else {}
     for eqn in level.eqns:
         for v in eqn.outvars:
             if isinstance(v, DropVar) or nbytes(v.aval) < least_bytes:
                 continue
             readers = level.readers(v)
             reads = any(_reads_memory(level, k, eqn) for k in readers)
-            if eqn.primitive.name not in LIGHT or len(readers) > 1 or reads:
+            if eqn.primitive.name not in LIGHT or eqn.primitive.name in called or len(readers) > 1 or reads:
                 found.append(v)
     return sorted(found, key=lambda v: -nbytes(v.aval))
 
@@ -127,7 +131,7 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
     `taken` are the places of equations that belong to other streams; `inside` says whether the level is a block of a
     stream itself.
     """
-    large, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
+    large, touching = group_of(level, seed, _bytes_of_entry(seed, COORDINATES) // NEARLY_AS_LARGE)
     looked_at = frozenset((seed,))
     if any(level.eqns[k].ctx.compute_type for k in touching):
         return Left("`compute_on` puts it elsewhere", large)
@@ -138,7 +142,7 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
             continue
         stream = grow(level, large, scope, seed, Axis(dim), _monoids(context))
         looked_at |= stream.where.keys()
-        small = None if inside else _too_small(stream, seed, sizes)
+        small = _too_short(stream) or (None if inside else _too_small(stream, seed, sizes))
         form = _form(stream, seed, context, sizes) if small is None else Left(small, frozenset(stream.where))
         if isinstance(form, Form) and stream.is_of_examples:
             found = form
@@ -147,6 +151,11 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
             found = form
     found = found or Left("it has one entry", looked_at)
     return replace(found, looked_at=found.looked_at | looked_at)
+
+
+def _too_short(stream: Stream) -> str | None:
+    """Why a stream of coordinates is left as it is: each of them is nearly as large as all."""
+    return "its axis is short" if stream.length <= SHORT and not stream.is_of_examples else None
 
 
 def _too_small(stream: Stream, seed: Var, sizes: Sizes) -> str | None:
@@ -193,12 +202,23 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     new = _cost(loops, context)
     taken = max(old.peak_bytes, nbytes(seed.aval))  # the seed is written, though the model sees it fused
     fewer, slower = (FEWER_EXAMPLES, SLOWER_EXAMPLES) if stream.is_of_examples else (FEWER_BYTES, SLOWER)
-    if new.peak_bytes * fewer > taken and not sizes.at_any_price:
-        left = f"of the {taken / 1e6:.1f} MB of memory that it takes {new.peak_bytes / 1e6:.1f} MB would be left"
+    would_be_left = new.peak_bytes + sum(nbytes(v.aval) for v in loops.invars if _is_written_for(stream, v))
+    if would_be_left * fewer > taken and not sizes.at_any_price:
+        left = f"of the {taken / 1e6:.1f} MB of memory that it takes {would_be_left / 1e6:.1f} MB would be left"
         return Left(left, looked_at)
     if new.seconds > slower * old.seconds and not sizes.at_any_price:
         return Left(f"it would take {1e3 * new.seconds:.1f} ms instead of {1e3 * old.seconds:.1f} ms", looked_at)
     return Form(stream, size, edit, max(0, old.peak_bytes - new.peak_bytes), new.seconds, looked_at)
+
+
+def _is_written_for(stream: Stream, v: Var) -> bool:
+    """Whether a value that the blocks read is in memory for them only: a part of a `stack`, all of it one kernel."""
+    level = stream.level
+    if v not in level.made_by:
+        return False
+    maker = level.eqns[level.made_by[v]]
+    others = [k for k in level.readers(v) if k not in stream.answers]
+    return is_light(maker) and not any(_reads_memory(level, k, maker) for k in others)
 
 
 def _made_whole(stream: Stream, place: int) -> list[Var]:
@@ -227,7 +247,7 @@ def _cost(jaxpr: Jaxpr, context: Context) -> _Cost:
 
 def block_size(stream: Stream, seed: Var, sizes: Sizes) -> int:
     """How many indices a block holds: its largest value stays in a cache; the last block is whole if that is near."""
-    per_index = max(_bytes_of_entry(v) for v in stream.large) // stream.length
+    per_index = max(_bytes_of_entry(v, SHORT) for v in stream.large) // stream.length
     most_bytes = min(sizes.block_bytes(_products(stream)), nbytes(seed.aval) // LEAST_BLOCKS)
     least_blocks = 2 if stream.is_of_examples else LEAST_BLOCKS
     most = max(1, min(stream.length // least_blocks, most_bytes // max(1, per_index)))
@@ -246,6 +266,7 @@ def _is_product(eqn: JaxprEqn) -> bool:
     return min(m, n) > 1 and (k > 1 or batch > 1)
 
 
-def _bytes_of_entry(v: Var) -> int:
+def _bytes_of_entry(v: Var, longest: int) -> int:
+    """The bytes of one entry along the last axis, if that is no longer."""
     shape = v.aval.shape
-    return nbytes(v.aval) // (shape[-1] if shape and 0 < shape[-1] <= SHORT else 1)
+    return nbytes(v.aval) // (shape[-1] if shape and 0 < shape[-1] <= longest else 1)

@@ -2,7 +2,6 @@
 
 import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -12,7 +11,6 @@ from aerogel._errors import UsageError
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.pipeline import Context, Pass
-from aerogel.compiler.program import Program
 from aerogel.compiler.report import Report
 from aerogel.compiler.rules import AnyRule, RuleSet, rule_set
 from aerogel.compiler.rules import default as default_rules
@@ -20,14 +18,15 @@ from aerogel.compiler.spread import is_over_devices
 
 from ._memory import bytes_of
 from .early import early_rules
+from .improver import Improver, OnTrace
+from .own_gradient import evaluate
 from .trace_program import function_name, trace_program
-from .tune import Pipeline, tuned
+from .tune import Pipeline
 
 _jax.exclude_from_tracebacks(__file__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnReport = Callable[[Report], None]
-OnTrace = Callable[[Program, Report], None]
 _SLOT = "__aerogel_optimized__"
 
 
@@ -142,13 +141,10 @@ def _wrap(
         with early_rules(chosen, exact) as early:
             program, dynamic, out_tree = trace_program(f, args, kwargs)
         over_devices = is_over_devices(program)
-        context = Context(exact, jax.default_backend(), _jax.differentiating(), over_devices, memory_limit)
+        context = Context(exact, jax.default_backend(), over_devices=over_devices, memory_limit=memory_limit)
         pipeline = Pipeline(chosen, passes, context, function_name(f))
-        outcome = tuned(program, pipeline) if tune else pipeline.run(program)
-        outcome = replace(outcome, decisions=(*early, *outcome.decisions))
-        if on_trace is not None:
-            on_trace(outcome.before, outcome.report(function_name(f), function_place(f)))
-        return jax.tree.unflatten(out_tree(), _jax.evaluate(outcome.after, dynamic))
+        improve = Improver(pipeline, tune, on_trace, function_place(f), early)
+        return jax.tree.unflatten(out_tree(), evaluate(program, dynamic, improve))
 
     optimized.__dict__.pop(_SLOT, None)
     optimized.__doc__ = getattr(f, "__doc__", None)  # JAX's `wraps` makes "" of None

@@ -108,5 +108,5 @@ def put(stacks: Values, values: Values, at: Any) -> list[Any]:
 
 
 def is_smooth(value: Any) -> bool:
-    """Whether a value, or one of a type, has a cotangent."""
-    return jnp.issubdtype(value.dtype, np.inexact)
+    """Whether a value, a Python number too, or one of a type, has a cotangent."""
+    return jnp.issubdtype(value.dtype if hasattr(value, "dtype") else jnp.result_type(value), np.inexact)

@@ -1,15 +1,15 @@
 """State that is handed from call to call, by Equinox's names. Aerogel's own way is `ag.Variable` and `ag.stateful`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from aerogel.module import Module, field
+from aerogel.module._containers import FrozenDict, FrozenList, FrozenTuple
 from aerogel.module._display import show
 from aerogel.module._paths import show_path
-from aerogel.module._steps import nodes_below
 
 from .._errors import CompatError
 from .._tree import tree_equal
@@ -41,8 +41,8 @@ def _is_index(node: Any) -> bool:
     return isinstance(node, StateIndex)
 
 
-def _indices(tree: Any) -> Iterator[StateIndex[Any]]:
-    return (node for _, node in nodes_below(tree) if _is_index(node))
+def _indices(tree: Any) -> list[StateIndex[Any]]:
+    return [node for node in jax.tree.leaves(tree, is_leaf=_is_index) if _is_index(node)]
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -60,7 +60,7 @@ class State:
         for index in _indices(model):
             if isinstance(index.init, _Gone):
                 _refuse("the model's first values are in another State already.", "call make_with_state(Model)(...)")
-            self._values[index.marker] = jax.tree.map(jnp.asarray, index.init)
+            self._values[index.marker] = _stored(index.init)
 
     def get(self, item: StateIndex[V]) -> V:
         """The value of an index."""
@@ -73,7 +73,7 @@ class State:
             CompatError: it has others, or this state has ended.
         """
         marker, values = self._known(item).marker, self._present()
-        value = jax.tree.map(jnp.asarray, value)
+        value = _stored(value)
         old, new = jax.eval_shape(lambda: (values[marker], value))
         if tree_equal(old, new) is not True:
             raise CompatError(
@@ -128,6 +128,20 @@ class State:
     def _ended(self, values: dict[Any, Any]) -> "State":
         self._values = None
         return _of(values)
+
+
+def _stored(value: Any) -> Any:
+    """A value with Python's own containers, which a module freezes, and with arrays.
+
+    The type of such an array gives way to no other, so that a value has one type in all states.
+    """
+    if jax.tree_util.all_leaves([value]):
+        return jnp.asarray(value, jnp.result_type(value))
+    new = jax.tree.map(_stored, value, is_leaf=lambda node: node is not value)
+    return _PYTHONS[type(new)](new) if type(new) in _PYTHONS else new
+
+
+_PYTHONS: dict[type, type] = {FrozenList: list, FrozenTuple: tuple, FrozenDict: dict}
 
 
 def _of(values: dict[Any, Any]) -> State:

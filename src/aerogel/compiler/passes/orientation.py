@@ -17,7 +17,7 @@ from ..normalize import drop_dead
 from ..orders import carry, moved_bytes, natural
 from ..orient import best_orders
 from ..pipeline import Context
-from ..prices import Prices
+from ..prices import Prices, prices_on
 from ..program import Makers, Program, Readers, producers, users, where
 from ..reorder import reorder
 from ..report import Decision
@@ -39,7 +39,7 @@ class Orientation:
         if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        prices = Prices(context.platform)
+        prices = prices_on(context.platform)
         return rewrite_steps(program, lambda jaxpr: _level(jaxpr, prices, decisions)), decisions
 
 

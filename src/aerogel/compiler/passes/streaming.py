@@ -60,7 +60,7 @@ class _Walk:
         edits: list[Edit] = []
         seen: set[Var] = set()  # values that were looked at, or belong to a stream
         taken: set[int] = set()  # equations that do
-        for seed in written(level, least):
+        for seed in written(level, least, self.context.machine):
             if seed in seen:
                 continue
             found = best(level, seed, frozenset(taken), self.context, self.sizes, inside)

@@ -76,7 +76,7 @@ class Rules:
             decisions += one.fired
             if new is current:
                 return current, [*decisions, *one.refused, *_useless(rules)]
-            current, tidied = normalize(new)
+            current, tidied = normalize(new, context.over_devices)
             decisions += tidied
             body = Body(current.jaxpr)
             since = next((count for old, count in seen if old == body), None)

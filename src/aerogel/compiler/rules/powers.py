@@ -9,7 +9,7 @@ from jax import lax
 from .operand import Operand
 from .rule import rule
 
-HALVES = (-0.5, 1.5, 2.5, 3.5)
+HALVES = (-2.5, -1.5, -0.5, 1.5, 2.5, 3.5)
 
 
 @rule(
@@ -25,8 +25,9 @@ def half_power(x: Any, *, exponent: float = 1.5) -> Any:
 
 @half_power.to
 def _(x: Any, *, exponent: float) -> Any:
-    if exponent == -0.5:  # the root of -0 is -0
-        return jnp.where(x == 0, jnp.asarray(np.inf, x.dtype), lax.rsqrt(x))
+    if exponent < 0:  # the root of -0 is -0
+        inverse = lax.rsqrt(x) / lax.integer_pow(x, int(-0.5 - exponent))
+        return jnp.where(x == 0, jnp.asarray(np.inf, x.dtype), inverse)
     return lax.integer_pow(x, int(exponent - 0.5)) * jnp.sqrt(x)
 
 

@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from jax import lax
 
+from aerogel import _jax
+
 from .wide import Wide, float64, horner, like
 
 _MANTISSA = 52
@@ -43,8 +45,7 @@ _Q = (
 )
 
 
-@jax.custom_jvp
-def log(x: Any) -> Any:
+def _computed(x: Any) -> Any:
     """The natural logarithm of float64."""
     with jax.enable_x64(True):
         bits = lax.bitcast_convert_type(x, np.int64)
@@ -59,11 +60,6 @@ def log(x: Any) -> Any:
         at_ends = lax.select(zero, like(x, -math.inf), like(x, math.nan))
         at_ends = lax.select(lax.ge(bits, like(bits, _INFINITY)), x, at_ends)
         return lax.select(lax.gt(bits, like(bits, 0)) & lax.lt(bits, like(bits, _INFINITY)), value, at_ends)
-
-
-@log.defjvp
-def _(xs: Any, tangents: Any) -> Any:
-    return log(*xs), jax.jvp(lax.log, xs, tangents)[1]
 
 
 def _log(bits: Any, exponent: Wide) -> Wide:
@@ -82,3 +78,6 @@ def _log(bits: Any, exponent: Wide) -> Wide:
     lost += lax.select(lax.eq(k, like(k, 0)), like(k, 0), (whole - total) + near)
     cubic = f * (f * f * horner(f, _P) / horner(f, _Q))
     return total + (lost + cubic + k * float64(_LOG_2[1]))
+
+
+log = _jax.elementwise_primitive("vector_log", lax.log, _computed, 1)

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax import lax
 
+from aerogel import _jax
+
 from ..once import once
 
 Wide = Any  # an array of float64, also where JAX makes none by default
@@ -36,20 +38,20 @@ def elementary(natural: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def computed(*xs: Any) -> Any:
-            dtype = xs[0].dtype
+            dtype, shape = xs[0].dtype, np.broadcast_shapes(*(x.shape for x in xs))
             with jax.enable_x64(True):
-                y = function(*(lax.convert_element_type(x, np.float32) for x in xs))
+                y = function(*(_spread(lax.convert_element_type(x, np.float32), shape) for x in xs))
             return lax.convert_element_type(y, dtype)
 
-        whole = jax.custom_jvp(computed)
-
-        @whole.defjvp
-        def _(xs: Any, tangents: Any) -> Any:
-            return whole(*xs), jax.jvp(natural, xs, tangents)[1]
-
-        return whole
+        name, operands = f"vector_{function.__name__}", function.__code__.co_argcount
+        return functools.wraps(function)(_jax.elementwise_primitive(name, natural, computed, operands))
 
     return decorate
+
+
+def _spread(x: Any, shape: tuple[int, ...]) -> Any:
+    """An operand in the shape of the result: JAX's operations take dimensions of size 1, and scalars, as they are."""
+    return x if x.shape == shape else lax.broadcast_in_dim(x, shape, range(x.ndim))
 
 
 def widen(x: Narrow) -> Wide:
