@@ -61,7 +61,7 @@ SHARES = {
     "module": 4,
     "nn": 6,
     "rules": 6,
-    "test_soundness": 30,
+    "test_soundness": 60,
     "train": 2,
     "transform": 6,
 }

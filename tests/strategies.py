@@ -126,7 +126,7 @@ def draw_site(seed: int, x64: bool = False) -> Program:
     while w.chance(0.15):
         site = w.weighted(SITES)
         found += site(o)
-    readers = ("{y}", "{y}", "{y} * 2", "jnp.tanh({y})", "-{y}", "jnp.sum({y})", "{y} + 1")
+    readers = ("{y}", "{y}", "{y} * 2", "jnp.tanh({y})", "{y} * -1", "jnp.sum({y})", "{y} + 1")
     lines = [*(o.one_of(*readers).format(y=f"({y})") for y in found), *o.middle]
     outs = [w.fresh("y") for _ in lines]
     inner.lines += [f"{name} = {text}" for name, text in zip(outs, lines, strict=True)]

@@ -31,7 +31,7 @@ from test_differential import OPTIONS, gradient, same_program, user_settings, we
 COUNT = int(os.environ.get("AEROGEL_SOUNDNESS", "3000"))
 START = int(os.environ.get("AEROGEL_SOUNDNESS_START", "0"))
 ONE = os.environ.get("AEROGEL_SOUNDNESS_SEED")
-CHUNK = 50
+CHUNK = 25
 SEEDS = [int(ONE)] if ONE else list(range(START, START + COUNT))
 CHUNKS = [SEEDS[i : i + CHUNK] for i in range(0, len(SEEDS), CHUNK)]
 NAMES = {rule.name for rule in CATALOGUE} | {one.name for one in DEFAULT_PASSES}
@@ -43,17 +43,17 @@ FIRES = {
     "cumprod-by-rows": 276, "cumsum-by-rows": 18, "depthwise-kernel-gradient": 185, "equal-cases": 596,
     "few-term-convolution": 12, "first-of-argsorted": 1061, "first-of-sorted": 44, "full-sums": 4,
     "half-power": 76, "in-place": 581, "inverse-products": 516, "inverse-times": 190, "last-of-cumsum": 152,
-    "last-of-sorted": 768, "loop-fusion": 11, "loop-hoist": 3, "loop-pieces": 392, "loop-slots": 32,
+    "last-of-sorted": 768, "loop-fusion": 11, "loop-hoist": 3, "loop-slots": 32,
     "max-pool-gradient": 78, "orientation": 2, "real-convolution": 185, "reroll": 32, "residual-choice": 295,
     "searched-short": 27, "small-axes": 6, "small-cholesky": 84, "small-det": 421, "small-log-det": 972,
     "small-lu": 36, "small-product": 2, "small-slogdet": 106, "small-solve": 67, "small-triangular-solve": 51,
     "sort-by-places": 11, "streaming": 1, "thin-convolution": 125, "top-one-by-blocks": 58, "vector-acos": 56,
     "vector-asin": 175, "vector-atan": 139, "vector-atan2": 248, "vector-cbrt": 462, "vector-cos": 2,
-    "vector-log": 274, "vector-pow": 16, "vector-sin": 2, "vector-tan": 54,
+    "vector-log": 274, "vector-pow": 76, "vector-sin": 2, "vector-tan": 54,
 }
 # fmt: on
 # What rewrites loops by what is stacked, and what keeps a limit, has its programs in test_differential.py and laws/.
-ELSEWHERE = {"loop-linear", "loop-once", "loop-parts", "loop-segments", "loop-split", "memory-limit"}
+ELSEWHERE = {"loop-linear", "loop-once", "loop-parts", "loop-pieces", "loop-segments", "loop-split", "memory-limit"}
 _ORDER = list(Exactness)
 
 
@@ -77,8 +77,8 @@ class Pair:
 
 
 def is_wide(seed: int) -> bool:
-    """Whether a chunk is drawn with 64 bits."""
-    return seed // CHUNK % 8 == 5
+    """Whether a chunk is drawn with 64 bits: two of sixteen are."""
+    return seed // (2 * CHUNK) % 8 == 5
 
 
 def pair_of(program: Program) -> Pair:
@@ -171,16 +171,18 @@ def test_catalogue_programs_agree(seeds: list[int], monkeypatch: pytest.MonkeyPa
     assert not found, "\n\n".join([f"{len(found)} of {len(seeds)} programs differ", *found])
 
 
-def test_every_rule_and_pass_fires(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a program of this corpus in which it fires: what never fires was never judged."""
+def test_every_rule_and_pass_has_a_program() -> None:
+    """What never fires was never judged: each is named with a program in which it does."""
+    assert set(FIRES) | ELSEWHERE == NAMES
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_it_fires_in_its_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rule and pass fires in the program that is named for it."""
     free_prices("out of loops", monkeypatch.setattr)
     free_rules(monkeypatch.setattr)
-    assert set(FIRES) | ELSEWHERE == NAMES, "a rule or pass is new, or gone: say in which program it fires"
-    programs = {seed: fired_in(seed) for seed in set(FIRES.values())}
-    lost = {name for name, seed in FIRES.items() if name not in programs[seed]}
-    if lost:  # the programs are others than they were: where to look now
-        found = {name: seed for seed in range(1500, -1, -1) for name in fired_in(seed) & lost}
-        raise AssertionError(f"never: {sorted(lost - set(found))}; elsewhere: {found}")
+    if name not in fired_in(FIRES[name]):  # programs are others than they were: where to look now
+        raise AssertionError(f"elsewhere: {next((seed for seed in range(1500) if name in fired_in(seed)), 'never')}")
 
 
 def fired_in(seed: int) -> frozenset[str]:
@@ -196,7 +198,7 @@ def test_the_rules_are_those_that_ship() -> None:
 
 
 def test_a_wrong_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that is a ten-thousandth too large is found in sixteen programs."""
+    """A function that is a ten-thousandth too large is found in eight programs."""
 
     @ag.rule(exactness="reassociates", reason="it is wrong", name="too-large")
     def tanh(x: Any) -> Any:
@@ -204,4 +206,4 @@ def test_a_wrong_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     tanh.to(lambda x: 1.0001 * jnp.sign(x) * (1 - 2 / (jnp.exp(2 * jnp.abs(x)) + 1)))
     monkeypatch.setattr(sys.modules[__name__], "CATALOGUE", CATALOGUE + tanh)
-    assert failures(list(range(16)))
+    assert failures(list(range(8)))

@@ -31,7 +31,7 @@ class FullSums:
     """The pass. Bound: each value is read once for each shape of sums that it may be part of, at most 100 deep."""
 
     name: str = NAME
-    exactness: Exactness = Exactness.REASSOCIATES
+    exactness: Exactness = Exactness.FINITE
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such sums distributed, and a decision for each family of them."""
@@ -156,8 +156,8 @@ def _judged(level: Level, family: _Family, made: Sequence[Edit], context: Contex
 
 
 def _exactness(root: JaxprEqn) -> Exactness:
-    """Integers wrap around, in any order."""
-    return Exactness.BITWISE if root.invars[0].aval.dtype.kind in "iu" else Exactness.REASSOCIATES
+    """Integers wrap around, in any order; of inf, a sum of products may be nan where the product of a sum is none."""
+    return Exactness.BITWISE if root.invars[0].aval.dtype.kind in "iu" else Exactness.FINITE
 
 
 def _dying(level: Level, roots: Sequence[int]) -> list[int]:
