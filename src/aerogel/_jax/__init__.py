@@ -59,6 +59,7 @@ from .names import mlir as mlir
 from .names import original_jit as original_jit
 from .names import primitives as primitives
 from .names import shaped_abstractify as shaped_abstractify
+from .names import threefry2x32 as threefry2x32
 from .names import wraps as wraps
 from .places import is_place as is_place
 from .places import place_primitives as place_primitives
