@@ -145,8 +145,9 @@ def test_rows_of_a_map_are_made_again() -> None:
     def kernel(x: Any, y: Any, b: Any) -> Any:
         return jnp.mean(lax.map(lambda p: jnp.exp(-jnp.sum((p - y) ** 2, -1)) @ b, x) ** 2)
 
-    f, (x, y, b) = jax.value_and_grad(kernel, (0, 1, 2)), (normal(0, 512, 3), normal(1, 2048, 3), normal(2, 2048))
-    natural, optimised = (jax.make_jaxpr(g)(x, y, b).jaxpr for g in (f, ag.optimize(f)))
-    assert stacked(natural, 512 * 2048)
-    assert not stacked(optimised, 512 * 2048)
-    ag.verify(f)(x, y, b)
+    f, rows, columns = jax.value_and_grad(kernel, (0, 1, 2)), 4096, 8192
+    large = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 3), (columns, 3), (columns,))]
+    natural, optimised = (jax.make_jaxpr(g)(*large).jaxpr for g in (f, ag.optimize(f)))
+    assert stacked(natural, rows * columns)
+    assert not stacked(optimised, rows * columns)
+    ag.verify(f)(normal(0, 512, 3), normal(1, 2048, 3), normal(2, 2048))
