@@ -8,6 +8,7 @@
 #   make bench-ad      gradients beside plain JAX and PyTorch, on one core and on two: docs/reference/gradients.md
 #   make docs          build the documentation into site/
 #   make differential  50,000 random programs instead of the suite's 2,000
+#   make soundness     100,000 programs around the rules' own patterns instead of the suite's share of 3,000
 #   make exhaustive    elementary functions at all 2^32 numbers, and the worst error of each (an hour)
 #   make jax-suite JAX=PATH   JAX's own tests with every jax.jit optimised; PATH is a checkout of JAX
 #   make test-newest   the suite on the newest Python and JAX of this machine
@@ -26,7 +27,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all lint format bench bench-ad docs differential exhaustive jax-suite test-newest changelog clean
+.PHONY: demo test test-all lint format bench bench-ad docs differential soundness exhaustive jax-suite test-newest changelog clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)-demo
@@ -60,6 +61,9 @@ docs: $(STAMP)-docs
 
 differential: $(STAMP)-test
 	@AEROGEL_DIFFERENTIAL=50000 AEROGEL_OPTIMISED_CODE=1 $(BIN)/python -m pytest -n $(WORKERS) -k differential
+
+soundness: $(STAMP)-test
+	@AEROGEL_SOUNDNESS=100000 AEROGEL_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) tests/test_soundness.py
 
 exhaustive: $(STAMP)-test
 	@AEROGEL_EXHAUSTIVE=1 AEROGEL_OPTIMISED_CODE=1 $(BIN)/python -m pytest -n 0 --log-cli-level=INFO -k nearest_float32 tests/rules/test_elementary.py

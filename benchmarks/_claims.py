@@ -31,6 +31,8 @@ CLAIMS = (
     "few_term_convolutions_are_one_loop",
     "optimising_adds_a_quarter_of_trace_and_compile",
     "two_hundred_rules_add_a_quarter_of_trace_and_compile",
+    "a_training_step_costs_no_more_than_elsewhere",
+    "a_stack_compiles_eight_times_faster_than_its_layers",
     "a_warm_call_costs_what_jit_costs",
     "a_module_crosses_jit_for_what_its_list_costs",
     "a_module_crosses_faster_than_elsewhere",

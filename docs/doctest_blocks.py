@@ -9,12 +9,18 @@ EXAMPLE = re.compile(r"(?:^|(?<=\n\n))>>> .*?(?=\n\n|\Z)", re.DOTALL)
 
 
 class DoctestBlocks(griffe.Extension):
-    """Shows examples as code, and functions rather than the files of the same name that they stand in."""
+    """Shows examples as code, functions rather than the files of the same name that they stand in, and constructors."""
 
     def on_object(self, *, obj: Any, **kwargs: Any) -> None:
         # griffe knows examples under a heading "Examples" only; as text, ['a'] would be a link
         if obj.docstring is not None:
             obj.docstring.value = EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}\n```", obj.docstring.value)
+
+    def on_class(self, *, cls: Any, **kwargs: Any) -> None:
+        # `__init__ = _Base.__init__`: the constructor is the base's, which griffe finds if it sees no attribute here
+        given = cls.members.get("__init__")
+        if given is not None and given.is_attribute:
+            cls.del_member("__init__")
 
     def on_package(self, *, pkg: Any, loader: Any, **kwargs: Any) -> None:
         # `aerogel.optimize` is the function in aerogel/transform/optimize.py; griffe takes the file

@@ -54,12 +54,14 @@ def pytest_report_header() -> str:
 SHARES = {
     "test_examples": 3,
     "audit": 2,
+    "compat": 4,
     "compiler": 16,
     "contract": 6,
     "laws": 8,
     "module": 4,
     "nn": 6,
     "rules": 6,
+    "test_soundness": 30,
     "train": 2,
     "transform": 6,
 }

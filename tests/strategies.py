@@ -8,6 +8,7 @@ here in the change that adds them.
 
 import functools
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from drawing import control, patterns
+from drawing.rule_sites import SITES, Operands
 from drawing.writer import Scope, Value, Writer
 
 _SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 1e4, -1e4, 0.0, 1e-6)
@@ -74,7 +76,7 @@ def array(shape: tuple[int, ...], dtype: str, seed: int, special: bool = False) 
     return values.astype(jnp.dtype(dtype))
 
 
-_NAMES = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "array": array}
+_NAMES = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "array": array, "reduce": functools.reduce}
 
 
 def draw_program(seed: int, rng: random.Random | None = None) -> Program:
@@ -102,6 +104,57 @@ def draw_program(seed: int, rng: random.Random | None = None) -> Program:
     body = "\n".join(f"    {line}" for line in scope.lines)
     source = f"def f({', '.join(parameters)}):\n{body}\n    return {result}\n"
     return Program(seed, source, tuple(arguments), frozenset(w.features), "while" not in w.features or scope.reverse)
+
+
+def draw_site(seed: int, x64: bool = False) -> Program:
+    """A program around a place where rules and passes of the catalogue fire (`drawing/rule_sites.py`), or nearly do.
+
+    With `x64`, half of them are of float64; JAX must be told to have it.
+    """
+    rng = random.Random(f"aerogel-site-{seed}")
+    dtypes = ("float32", "float64") if x64 else ("float32",) * 6 + ("bfloat16", "float16")
+    w = Writer(rng, dtypes[rng.randrange(len(dtypes))])
+    kind = w.weighted([
+        (5, "bare"), (3, "grad"), (1, "value_and_grad"), (2.5, "vmap"), (0.7, "cond"), (1.5, "scan"), (0.7, "jit"),
+        (0.5, "checkpoint"), (0.7, "jvp"), (1, "vmap_grad"), (0.7, "scan_grad"),
+    ])  # fmt: skip
+    scope = Scope(reverse=True)
+    inner = scope.inner(reverse=kind.endswith("grad"), forward=kind == "jvp")
+    o = Operands(w, inner, w.dtype)
+    site = w.weighted(SITES)
+    found = site(o)
+    while w.chance(0.15):
+        site = w.weighted(SITES)
+        found += site(o)
+    readers = ("{y}", "{y}", "{y} * 2", "jnp.tanh({y})", "-{y}", "jnp.sum({y})", "{y} + 1")
+    lines = [*(o.one_of(*readers).format(y=f"({y})") for y in found), *o.middle]
+    outs = [w.fresh("y") for _ in lines]
+    inner.lines += [f"{name} = {text}" for name, text in zip(outs, lines, strict=True)]
+    params = [p for p in o.params if re.search(rf"\b{p.name}\b", "\n".join(inner.lines))] or o.params[:1]
+    types = jax.eval_shape(_bodied(params, inner, f"({', '.join(outs)},)"), *(_type(p) for p in params))
+    results = [Value(name, x.shape, str(x.dtype)) for name, x in zip(outs, types, strict=True)]
+    special = ", special=True" if w.chance(0.1) else ""
+    arguments = [f"array({p.shape}, {p.dtype!r}, {rng.randrange(1000)}{special})" for p in params]
+    if kind == "bare":
+        scope, args = inner, params
+    else:
+        args = [Value(w.fresh("a"), p.shape, p.dtype) for p in params]
+        results = patterns.surrounded(w, scope, kind, inner, args, params, results)
+    body = "\n".join(f"    {line}" for line in scope.lines)
+    source = f"def f({control.names(args)}):\n{body}\n    return ({control.names(results)},)\n"
+    return Program(seed, source, tuple(arguments), frozenset((kind, site.__name__, w.dtype)), True)
+
+
+def _type(p: Value) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(p.shape, p.dtype)
+
+
+def _bodied(params: list[Value], inner: Scope, result: str) -> Callable[..., Any]:
+    """The function of a scope, for its types."""
+    body = "\n".join(f"    {line}" for line in (*inner.lines, f"return {result}"))
+    scope = {**_NAMES}
+    exec(f"def f({control.names(params)}):\n{body}", scope)
+    return scope["f"]
 
 
 def _arguments(w: Writer, scope: Scope, special: bool) -> tuple[list[str], list[str]]:

@@ -147,7 +147,7 @@ def judged(
         whole = transform(f)
         try:
             natural = jax.jit(whole, compiler_options=OPTIONS).trace(*args)
-        except (TypeError, ValueError, IndexError, NotImplementedError, AttributeError) as error:
+        except (TypeError, ValueError, IndexError, NotImplementedError, AttributeError, ZeroDivisionError) as error:
             raise NoProgram(f"{name}: {type(error).__name__}: {error}") from error
         form = optimize(whole, numerics=numerics) if outside else transform(optimize(f, numerics=numerics))
         optimised = jax.jit(form, compiler_options=OPTIONS).trace(*args)

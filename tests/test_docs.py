@@ -36,6 +36,13 @@ def test_snippets_are_found() -> None:
     assert ROOT / "README.md" in WITH_CODE
 
 
+def test_every_page_stands_in_the_navigation() -> None:
+    """`make docs` is strict: it fails where a page is not listed."""
+    listed = set(re.findall(r"(?:: |- |/)([\w/.-]+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    docs = ROOT / "docs"
+    assert {str(page.relative_to(docs)) for page in docs.rglob("*.md")} == listed
+
+
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_runs(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The snippets of a page run one after the other, as one module; a traceback names the line of the page."""

@@ -90,3 +90,33 @@ def test_a_closed_budget_waits_for_no_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_one_thread_watches_all() -> None:
+    """The start of a thread takes longer than the passes of a small program; who is to ring first rings first."""
+    with closing(Budget(1e3)), closing(Budget(0.05)) as short, closing(Budget(2e3)):
+        assert sum(isinstance(one, budget.Watch) for one in threading.enumerate()) == 1
+        with pytest.raises(PassTimeout):
+            short.run(lambda: spin(60))
+
+
+def test_a_forked_process_has_a_watch_of_its_own() -> None:
+    """Threads do not survive a fork."""
+    code = """
+import os
+from aerogel.compiler.budget import Budget, PassTimeout
+def spin():
+    while True:
+        pass
+open = Budget(100)
+child = os.fork()
+if child == 0:
+    try:
+        Budget(0.05).run(spin)
+    except PassTimeout:
+        os._exit(7)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "7\n"

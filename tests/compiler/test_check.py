@@ -1,5 +1,6 @@
 """What `check_program` finds: every way to break a program, also in the part that its predecessor held."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax import lax
 from aerogel import _jax
 from aerogel._errors import ProgramCheckError
 from aerogel._jax import ClosedJaxpr, JaxprEqn, ShapedArray, new_var
+from aerogel.compiler import check
 from aerogel.compiler.check import check_program
 from aerogel.compiler.normalize import map_inner
 from aerogel.compiler.program import with_equations
@@ -112,16 +114,43 @@ def test_a_broken_body_is_found(where: str) -> None:
     check_program(ClosedJaxpr(with_equations(before.jaxpr, list(before.jaxpr.eqns)), before.consts), before)
 
 
+def shown(monkeypatch: pytest.MonkeyPatch, after: ClosedJaxpr, before: ClosedJaxpr) -> list[list[str]]:
+    """The equations that JAX is shown, level by level."""
+    seen: list[list[str]] = []
+    whole = _jax.check_jaxpr
+
+    def watched(jaxpr: Any) -> None:
+        seen.append([eqn.primitive.name for eqn in jaxpr.eqns])
+        whole(jaxpr)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_jax, "check_jaxpr", watched)
+        check_program(after, before)
+    return seen
+
+
 def test_equations_that_are_as_they_were_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX is shown what is new, the rest of the program only stands around it."""
-    seen: list[int] = []
-    check = _jax.check_jaxpr
-    monkeypatch.setattr(_jax, "check_jaxpr", lambda jaxpr: (seen.append(len(jaxpr.eqns)), check(jaxpr)))
-    check_program(PROGRAM, PROGRAM)
-    check_program(changed(lambda eqns: [eqns[0].replace(outvars=[new_var(eqns[0].outvars[0].aval)]), *eqns]), PROGRAM)
-    assert seen == [0, 1]
-    check_program(program(), PROGRAM)
-    assert seen[2] == len(PROGRAM.jaxpr.eqns)
+    """JAX is shown what is new, and of the bodies of loops the new equations too."""
+    monkeypatch.setattr(check, "_well_typed", OrderedDict())
+    assert shown(monkeypatch, PROGRAM, PROGRAM) == []
+    new = changed(lambda eqns: [eqns[0].replace(outvars=[new_var(eqns[0].outvars[0].aval)]), *eqns])
+    assert shown(monkeypatch, new, PROGRAM) == [["sin"]]
+    assert shown(monkeypatch, program(), traced(lambda x: x, ONES)) == [["cos", "add", "scan"], ["add", "mul"]]
+
+
+def test_equations_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other variables alone: other types, parameters or settings make another equation. Loops are all looked at."""
+    monkeypatch.setattr(check, "_well_typed", OrderedDict())
+    nothing = traced(lambda x: x, ONES)
+    assert shown(monkeypatch, traced(lambda x: jnp.sin(x), ONES), nothing) == [["sin"]]
+    assert shown(monkeypatch, traced(lambda x: jnp.sin(jnp.sin(x)), ONES), nothing) == []
+    assert shown(monkeypatch, traced(jnp.sin, np.ones(4, np.float32)), traced(lambda x: x, np.ones(4, np.float32)))
+    assert shown(monkeypatch, traced(lambda x: lax.reduce_precision(x, 8, 7), ONES), nothing)
+    assert shown(monkeypatch, traced(lambda x: lax.reduce_precision(x, 8, 8), ONES), nothing)
+    with jax.default_matmul_precision("highest"):
+        assert shown(monkeypatch, traced(lambda x: jnp.sin(x), ONES), nothing) == [["sin"]]
+    assert shown(monkeypatch, PROGRAM, traced(lambda x: x, ONES))[0].count("scan") == 1
+    assert shown(monkeypatch, program(), traced(lambda x: x, ONES)) == [["scan"]]
 
 
 def test_effects_are_checked_in_the_whole() -> None:

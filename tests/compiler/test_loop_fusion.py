@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import aerogel as ag
 from aerogel import _jax
@@ -21,6 +23,7 @@ from compiler.loop_patterns import (
     SURROUNDINGS,
     Pattern,
     made,
+    normal,
     stacked,
     with_gradient,
 )
@@ -148,3 +151,16 @@ def test_results_agree_everywhere(pattern: Pattern, surrounding: str, grad: bool
     args = pattern.args(with_xs, () if large else SMALL_STATE)
     assert ag.explain(f)(*args).fired
     judged(f, args, by_float64=not large)
+
+
+def test_a_barrier_with_other_values_stays_outside() -> None:
+    """A barrier after a loop that also holds back what is no output of it is not moved into the steps."""
+
+    def f(c: Any, xs: Any, other: Any) -> Any:
+        _, ys = lax.scan(lambda c, x: (c + x, jnp.tanh(c)), c, xs)
+        ys, other = lax.optimization_barrier((ys, other))
+        return jnp.sum(ys, 0) + jnp.sum(other)
+
+    args = normal(0, 8), normal(1, 16, 8), normal(2, 3)
+    assert [eqn for eqn in jax.make_jaxpr(ag.optimize(f))(*args).eqns if eqn.primitive.name == "optimization_barrier"]
+    ag.verify(f)(*args)

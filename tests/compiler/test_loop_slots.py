@@ -37,6 +37,8 @@ TOUCHED: dict[str, Callable[[Any], Any]] = {
     "reversed scan": lambda x: lax.scan(
         lambda b, i: (b.at[i].set(x[i] * 3), None), jnp.zeros_like(x), jnp.arange(N), reverse=True)[0],
     "start 3": lambda x: fori(lambda i, b: b.at[i].set(x[i]), jnp.ones_like(x), start=3),
+    "added": lambda x: fori(lambda i, b: b.at[i].add(jnp.sin(x[i])), x * 2),
+    "part added, backwards": lambda x: fori(lambda i, b: b.at[N - 2 - i].add(x[i]), x * 2, n=N - 3),
     "read one before": lambda x: fori(lambda i, b: b.at[i].set(jnp.sin(b[i - 1]) + x[i]), x * 2, start=1),
     "read two before": lambda x: fori(lambda i, b: b.at[i].set(b[i - 1] - 0.5 * b[i - 2]), x * 2, start=2),
     "only third before": lambda x: fori(lambda i, b: b.at[i].set(b[i - 3] * x[i]), x + 1, start=3),

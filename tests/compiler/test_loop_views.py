@@ -10,7 +10,9 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.loop import Loop
 from compiler.loop_patterns import LENGTH, made, normal, scalar, stacked, step
+from compiler.programs_of import scans
 
 SHAPE = (16, 512)
 SIZE = (LENGTH - 16) * SHAPE[0] * SHAPE[1]  # what is left of the stack by most slices here
@@ -202,3 +204,23 @@ def test_strict_keeps_the_order_of_sums() -> None:
     assert not any(d.rule == "loop-parts" for d in ag.explain(f, numerics="strict")(X0).fired)
     assert ag.explain(lambda x0: f(x0)[2], numerics="strict")(X0).fired
     agree(f, 2e-5)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_outermost_step_is_no_buffer(place: int, reverse: bool) -> None:
+    """The last step that runs leaves its values in carries, the loop's own where it can; the first is made before."""
+
+    def f(x0: Any) -> Any:
+        def body(c: Any, x: Any) -> Any:
+            c = jnp.cos(c) + x
+            return c, (c, jnp.tanh(c), c > 0, 1)
+
+        ys, zs, hits, ones = lax.scan(body, x0, normal(3, 40, 1), reverse=reverse)[1]
+        return ys[place], zs[place], hits[place], ones[place], ys.sum(0), zs.max(0), hits.sum(0)
+
+    (loop,) = scans(jax.make_jaxpr(ag.optimize(f))(X0))
+    is_last = (place == -1) != reverse
+    assert len(Loop(loop).init) == 4 + (is_last and 3)  # the state, three reductions; zs, hits, ones
+    assert not Loop(loop).ys
+    agree(f, 1e-5)

@@ -245,3 +245,18 @@ def test_all_passes_together_leave_no_loop_where_none_is_needed() -> None:
     for f in (added, written):
         after = traced(ag.optimize(f), X)
         assert not scans(after) or not scans(after)[0].params["num_carry"]
+
+
+def test_a_padding_that_cuts_stays() -> None:
+    """Entries that are pushed over the end are gone, and those behind them do not take their place."""
+
+    def pushed(x: Any) -> Any:
+        return sum(jnp.sin(jax.lax.pad(x, 0.0, [(-i, i, 0)])) for i in range(8))
+
+    x = normal(0, 9)
+    reports: list[Any] = []
+    got = jax.jit(ag.optimize(pushed, on_report=reports.append))(x)
+    np.testing.assert_allclose(got, pushed(x), rtol=1e-5, atol=1e-5)
+    assert "they cut off what they pad" in [d.reason for d in reports[0].refused]
+    moved = lambda x: jnp.sum(sum(jnp.tanh(jnp.pad(x, (i, 8 - i)) * i) for i in range(8)))  # noqa: E731
+    np.testing.assert_allclose(jax.jit(ag.optimize(jax.grad(moved)))(x), jax.grad(moved)(x), rtol=1e-5, atol=1e-5)

@@ -122,6 +122,20 @@ def test_a_returned_trajectory_is_not_stored_twice() -> None:
     ag.verify(g)(c)
 
 
+def test_weights_of_layers_are_not_stored() -> None:
+    """A layer's product reads its weight transposed, and so does the way back: from the weights, not from a copy."""
+    size = 256
+
+    def f(x: Any, weights: Any) -> Any:
+        return jnp.sum(lax.scan(lambda x, w: (jnp.tanh(x @ w.T), None), x, weights)[0])
+
+    g, args = jax.value_and_grad(f, (0, 1)), (normal(0, 4, size), normal(1, 8, size, size))
+    gradients = 1
+    assert len(stacked(jax.make_jaxpr(g)(*args).jaxpr, 8 * size * size)) == gradients + 1
+    assert len(stacked(jax.make_jaxpr(ag.optimize(g))(*args).jaxpr, 8 * size * size)) == gradients
+    ag.verify(g)(*args)
+
+
 def test_dear_values_are_stored() -> None:
     """A cosine costs more than its store: it is not computed again."""
 

@@ -57,6 +57,17 @@ def layers_loss(params: Any, x: Any, y: Any) -> Any:
     return jnp.mean((out - y) ** 2)
 
 
+def states_and_inputs(h: Any, xs: Any, weight: Any) -> Any:
+    """A recurrence whose states are compared with its inputs: the way back reads them twice."""
+
+    def step(h: Any, x: Any) -> Any:
+        h = jnp.tanh(h @ weight + x)
+        return h, h
+
+    h, states = lax.scan(step, h, xs)
+    return jnp.mean(states * xs) + jnp.sum(h)
+
+
 def block_loss(block: Any, x: Any) -> Any:
     """Of a layer of ours."""
     return jnp.mean(block(x) ** 2)
@@ -214,6 +225,11 @@ PROGRAMS: dict[str, Case] = {
         {"batch": (P(ALL),)},
     ),
 }
+PROGRAMS["states and inputs"] = (
+    jax.value_and_grad(states_and_inputs, (0, 1, 2)),
+    lambda: (normal(8, 128), normal(64, 8, 128), normal(128, 128)),
+    {"over time": (P(), P(ALL), P())},
+)
 CASES = [(name, layout) for name, (_, _, layouts) in PROGRAMS.items() for layout in layouts]
 
 

@@ -1,13 +1,22 @@
 """Prices under which whatever may move does, however small: what the cost model keeps apart meets in such programs."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from aerogel.compiler import choose, contractions, hoist_plan, hoistable, producers, residuals, short_axes
-from aerogel.compiler.passes import loop_hoist, loop_split, streaming
+from aerogel.compiler import choose, contractions, hoist_plan, hoistable, producers, residuals, rules, short_axes
+from aerogel.compiler.passes import branch_guard, full_sums, in_place, loop_hoist, loop_split, reroll, streaming
+from aerogel.compiler.rules import cumulative, extrema, fourier, selection, small_products, small_solves
 from aerogel.compiler.stream_plan import Sizes
 
+# Packages have rules of these names in their place.
+thin = import_module("aerogel.compiler.rules.thin_convolution")
+elementary = import_module("aerogel.compiler.rules.elementary.rules")
+
 DIRECTIONS = ("into loops", "out of loops")
+# All rules that come with Aerogel; those that do not run by default come first.
+_BY_NAME = [rules.top_one, rules.searched_short, rules.real_convolution, rules.half_power, rules.inverse_times]
+CATALOGUE = rules.rule_set([*_BY_NAME, *rules.default])
 
 
 def free_prices(direction: str, put: Callable[[Any, str, Any], None] = setattr) -> None:
@@ -20,6 +29,18 @@ def free_prices(direction: str, put: Callable[[Any, str, Any], None] = setattr) 
     for module, name, value in (*_INTO, *(_OUT if direction == "out of loops" else ())):
         assert hasattr(module, name), f"{module.__name__} has no {name} any more: it would move nothing"
         put(module, name, value)
+
+
+def free_rules(put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Changes the sizes from which rules and passes of the catalogue pay: they then act on arrays of a few entries.
+
+    What rules remember of sites goes, now and when `put` takes all of it back.
+    """
+    for module, name, value in _SIZES:
+        assert hasattr(module, name), f"{module.__name__} has no {name} any more: it would free nothing"
+        put(module, name, value)
+    for rule in CATALOGUE:
+        put(rule, "kept", {})
 
 
 def _is_anything(eqn: Any, heavy: Callable[[Any], bool] = hoistable.is_heavy) -> bool:
@@ -59,4 +80,36 @@ _OUT: tuple[tuple[Any, str, Any], ...] = (
     (loop_hoist, "_leaves", lambda *_: True),
     (loop_hoist, "_frees", lambda *_: True),
     (loop_hoist, "seconds_saved", lambda *_: 1.0),
+)
+# Of a sine: there is one in most gradients, and its code takes longer to compile than all the rest.
+MANY = 30
+_SIZES: tuple[tuple[Any, str, Any], ...] = (
+    (contractions, "MARGIN", 1e9),
+    (contractions, "LEAST_SECONDS", -1e9),
+    (reroll, "FEWEST", 4),
+    (reroll, "FEWEST_PRODUCTS", 4),
+    (branch_guard, "LEAST_SECONDS", 0.0),
+    (branch_guard, "LEAST_RATIO", 0.0),
+    (full_sums, "MARGIN", 1.5),
+    (full_sums, "LEAST_SECONDS", -1.0),
+    (full_sums, "FEWEST", 1),
+    (in_place, "SMALLEST", 1),
+    (in_place, "LEAST_RATIO", 0),
+    (extrema, "SHORTEST", 4),
+    (extrema, "FEWEST", 1),
+    (selection, "FEWEST", 1),
+    (selection, "MOST", 1),
+    (cumulative, "SHORTEST", 2),
+    (cumulative, "FEWEST", 1),
+    (cumulative, "LONG_ROW", 4),
+    (cumulative, "FEWEST_ROWS", 3),
+    (cumulative, "MOST_REVERSED", 1 << 30),
+    (small_solves, "FEWEST", 1),
+    (small_products, "_of_batch", lambda *_: None),
+    (small_products, "_of_rows", lambda *_: None),
+    (elementary, "FEWEST", MANY),
+    (elementary, "FEWEST_ALONE", MANY),
+    (fourier, "FEWEST", 1),
+    (thin, "FEWEST_PRODUCTS", 1),
+    (thin, "MOST_AMPLIFIED", 1 << 30),
 )

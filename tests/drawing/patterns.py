@@ -21,13 +21,25 @@ def wrapped_pattern(w: Writer, scope: Scope) -> list[Value]:
     if kind == "bare":
         return pattern(w, scope)
     args = control.inputs(w, scope, 2, floats=True)
-    differentiated = kind.endswith("grad")
-    inner = scope.inner(reverse=differentiated, forward=kind == "jvp")
-    batched = kind in ("vmap", "vmap_grad")
+    inner = scope.inner(reverse=kind.endswith("grad"), forward=kind == "jvp")
     params = control.parameters(w, inner, args)
-    results = [r for r in pattern(w, inner) if r.size <= 256]
+    return surrounded(w, scope, kind, inner, args, params, pattern(w, inner))
+
+
+def surrounded(
+    w: Writer,
+    scope: Scope,
+    kind: str,
+    inner: Scope,
+    args: Sequence[Value],
+    params: Sequence[Value],
+    results: Sequence[Value],
+) -> list[Value]:
+    """What stands in `inner`, as a function of `params`, called with `args` under a transformation of this name."""
+    batched = kind in ("vmap", "vmap_grad")
+    results = [r for r in results if r.size <= 256]
     fun = w.fresh("part")
-    if differentiated or kind == "jvp":
+    if kind.endswith("grad") or kind == "jvp":
         result = control.scalar(w, inner, [*results, params[0]])
     else:
         results = results or [params[0]]

@@ -38,7 +38,7 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype in FLOATS
+        return self.dtype in FLOATS or self.dtype == "float64"
 
     @property
     def is_int(self) -> bool:

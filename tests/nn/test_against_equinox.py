@@ -11,6 +11,7 @@ import pytest
 
 import aerogel as ag
 from aerogel import nn
+from nn.test_against_torch import CASES
 
 KEY = jax.random.key(0)
 theirs = eqx.nn
@@ -63,12 +64,29 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any], tuple[int, ...]]] =
         (5, 6),
     ),
     "PReLU": (lambda: theirs.PReLU(0.1), lambda: nn.PReLU(init_value=0.1), (3,)),
+    "Identity": (lambda: theirs.Identity(1), lambda: nn.Identity(1), (3,)),
+    "Sequential": (
+        lambda: theirs.Sequential([theirs.Linear(3, 4, key=KEY), theirs.Lambda(jnp.tanh)]),
+        lambda: nn.Sequential(nn.Linear(3, 4, key=KEY), nn.Lambda(jnp.tanh)),
+        (3,),
+    ),
+    "Dropout": (lambda: theirs.Dropout(0.3), lambda: nn.Dropout(0.3, shared_axes=(0,)), (8,)),
+    "Pool": (
+        lambda: theirs.Pool(1.0, jax.lax.mul, 2, (2, 3), 2, ((1, 0), (2, 1))),
+        lambda: nn.Pool(1.0, jax.lax.mul, 2, (2, 3), 2, ((1, 0), (2, 1))),
+        (2, 4, 5),
+    ),
+    # Windows of one size, as PyTorch's and Equinox's differ elsewhere.
+    "AdaptivePool": (lambda: theirs.AdaptivePool(2, 2, jnp.min), lambda: nn.AdaptivePool(2, 2, jnp.min), (2, 4, 6)),
+    "AdaptiveMaxPool1d": (lambda: theirs.AdaptiveMaxPool1d(3), lambda: nn.AdaptiveMaxPool1d(3), (2, 6)),
+    "AdaptiveMaxPool3d": (lambda: theirs.AdaptiveMaxPool3d(2), lambda: nn.AdaptiveMaxPool3d(2), (1, 4, 2, 6)),
 }
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "GRUCell": lambda cell, x: cell(x, x[..., :1] * jnp.ones(4)),
     "LSTMCell": lambda cell, x: cell(x, (x[..., :1] * jnp.ones(4), x[..., 1:2] * jnp.ones(4))),
     "MultiheadAttention": lambda layer, x: layer(x, x, 2 * x),
+    "Dropout": lambda layer, x: layer(x, key=KEY),
 }
 
 
@@ -100,3 +118,22 @@ def test_a_layer_of_equinox_s_has_its_equal(name: str) -> None:
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+def test_every_layer_of_equinox_s_is_compared() -> None:
+    """Each that has its equal by the same name is compared with Equinox's here, or with PyTorch's; or a kind of it."""
+    makers = [make for _, make, _ in PAIRS.values()] + [case.make for case in CASES.values()]
+    compared = {getattr(nn, name) for make in makers for name in make.__code__.co_names if hasattr(nn, name)}
+    shared = {name for name in vars(theirs) if name[0].isupper() and hasattr(nn, name)}
+    assert len(shared) >= 40
+    assert {name for name in shared if not any(issubclass(cls, getattr(nn, name)) for cls in compared)} == set()
+
+
+def test_positions_are_as_exact_as_the_default_type() -> None:
+    """With 64 bits on, rotations by large angles are those of 64 bits, as Equinox's are."""
+    with jax.enable_x64(True):
+        xs = jax.random.normal(KEY, (1000, 6), float)
+        got, wanted = nn.RotaryPositionalEmbedding(6)(xs), theirs.RotaryPositionalEmbedding(6, dtype=xs.dtype)(xs)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-12)
+        waves = nn.SinusoidalPositionalEmbedding(2).waves(jnp.array([999]))
+        np.testing.assert_allclose(waves[0], [np.sin(999.0), np.cos(999.0)], rtol=0, atol=1e-12)

@@ -174,6 +174,12 @@ def test_faults_are_the_rules() -> None:
     def types(x: Any) -> Any:
         return x[:1]
 
+    @on(lax.sin_p)
+    def forgotten(x: Any) -> Any:
+        x + 1  # and no `return`
+
+    with pytest.raises(RuleError, match=r"'forgotten' raised TypeError(.*\n)*.*None is returned"):
+        jax.jit(ag.optimize(jnp.sin, rules=[forgotten]))(X)
     with pytest.raises(RuleError, match=r"'attribute' raised AttributeError in the place of `sin` of f32\[3\]"):
         jax.jit(ag.optimize(jnp.sin, rules=[attribute]))(X)
     with pytest.raises(RuleError, match=r"got +f32\[1\]   \(wanted f32\[3\]\)"):

@@ -151,6 +151,16 @@ def test_malformed_rules_are_refused_at_once(name: str) -> None:
         make()
 
 
+def test_a_condition_that_raises_is_named() -> None:
+    """A mistake in a condition is the rule's, and stands in the user's line."""
+    rule = made(lambda x: jnp.exp(x), lambda x: jnp.exp2(x), name="unsure")
+    rule.when(lambda x: x > 3)
+    with pytest.raises(
+        RuleError, match=r"'unsure' has a condition that raises TypeError.\n +where +test_rule_driver.py"
+    ):
+        jax.jit(ag.optimize(jnp.exp, rules=[rule]))(X)
+
+
 def test_an_after_of_another_type_is_an_error() -> None:
     """A rule never changes the type of a result; weak types are made to fit."""
     wrong = made(lambda x: jnp.exp(x), lambda x: jnp.exp(x)[0], name="wrong")

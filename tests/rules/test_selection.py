@@ -68,6 +68,12 @@ def test_near_misses(name: str) -> None:
     assert any(reason in one for one in reasons(report))
 
 
+def test_places_are_of_the_type_that_argsort_has() -> None:
+    """Of 64 bits where JAX has them."""
+    with jax.enable_x64(True):
+        assert rules_fired(bits_with(lambda x: jnp.argsort(x)[:2], RULES, normal(0, 200))) == ["first-of-argsorted"]
+
+
 def test_selection_goes_before_the_sort() -> None:
     """With all rules, a selection is no longer a site for the rule about sorts."""
     report = bits_with(lambda x: jnp.sort(x)[0], [*RULES, ag.rules.sort_places], normal(0, 200))

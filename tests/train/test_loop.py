@@ -123,6 +123,23 @@ def test_an_error_names_the_batch() -> None:
     assert running.state.tolist() == [8, 8]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_step_returns_is_checked(count: int) -> None:
+    """A step that forgets the result, or swaps it with the state, is told so at once, however many go in one call."""
+    state = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+    batches = [np.float32(1)] * 2
+    with pytest.raises(ag.UsageError, match="next state and a result"):
+        next(ag.loop(lambda state, x: None, state, batches, steps_per_call=count, donate=False))  # type: ignore[arg-type]
+    with pytest.raises(ag.CarryError, match="`loop`"):
+        next(ag.loop(lambda state, x: (x, state), state, batches, steps_per_call=count, donate=False))
+
+
+def test_batches_may_hold_nothing() -> None:
+    """A step that makes its batch from its state is told how many steps there are by the number of batches."""
+    running = ag.loop(lambda n, _: (n + 1, n), jnp.array(0), [None] * 5, steps_per_call=2)
+    assert [out.tolist() for out in running] == [[0, 1], [2, 3], [4]]
+
+
 def failing() -> Iterator[Any]:
     """Two batches, then an error."""
     yield np.float32(1)

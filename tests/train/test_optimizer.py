@@ -12,6 +12,7 @@ import pytest
 
 import aerogel as ag
 from aerogel import nn
+from compiler.loop_patterns import stacked
 
 
 class Tied(ag.Module):
@@ -243,6 +244,24 @@ def test_mistakes_are_told() -> None:
         optimizer.init(ag.freeze(model))
     with pytest.raises(ag.GradientError, match=r"grads\.weight"):
         optimizer.init(model).update(model, ag.grad(square, wrt="bias")(model, X[:, :3]))
+    with pytest.raises(ag.UsageError, match="grads"):
+        optimizer.init(model).update(model, (0.0, grads))
+    for transform in (optax.adam, 1e-2):
+        with pytest.raises(ag.UsageError, match="transform"):
+            ag.Optimizer(transform).init(model)
+
+
+def test_mistakes_of_steps_are_told() -> None:
+    """What a step cannot cut, or a loss does not return, is told before JAX stumbles over it."""
+    model = nn.Linear(3, 2, key=jax.random.key(0))
+    optimizer = ag.Optimizer(optax.adam(1e-2)).init(model)
+    for microbatches in (0, -1, 2.0):
+        with pytest.raises(ag.UsageError, match="one or more"):
+            optimizer.step(square, microbatches=microbatches)  # type: ignore[arg-type]
+    with pytest.raises(ag.UsageError, match="by position"):
+        optimizer.step(square, microbatches=2)(model, x=X[:, :3])
+    with pytest.raises(ag.UsageError, match="pair"):
+        optimizer.step(square, has_aux=True)(model, X[:, :3])
 
 
 def test_states_lie_where_parameters_lie() -> None:
@@ -257,6 +276,16 @@ def test_states_lie_where_parameters_lie() -> None:
         assert len(moments) == 2
         assert all(x.sharding.is_equivalent_to(sharding, 2) for x in [*moments, params["w"]])
         params, optimizer = step(params, optimizer)
+
+
+def test_moments_of_stacked_layers_stay_where_they_are() -> None:
+    """The loop back through a stack writes its gradient alone: the moments follow, each in the memory that it has."""
+    stack = nn.Stack(lambda key: nn.Linear(32, 32, use_bias=False, key=key), 4, key=jax.random.key(0))
+    optimizer = ag.Optimizer(optax.adam(1e-2)).init(stack)
+    step = ag.optimize(lambda model, optimizer, x: optimizer.step(square)(model, x))
+    jaxpr = jax.make_jaxpr(step)(stack, optimizer, jnp.ones((8, 32))).jaxpr
+    weights = 1  # turned, for the way back: so few are not read again
+    assert len(stacked(jaxpr, 4 * 32 * 32)) == weights + 1
 
 
 def test_average() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from aerogel._errors import clip
+from aerogel.module._methods import with_methods
 
 from ._errors import CompatError
 
@@ -18,6 +19,7 @@ def filter(pytree: Any, filter_spec: Any, inverse: bool = False, replace: Any = 
     Raises:
         CompatError: the mask holds something else than bools and predicates.
     """
+    pytree = with_methods(pytree)
     mask = _mask(pytree, filter_spec, is_leaf)
     return jax.tree.map(lambda meant, x: x if bool(meant) != bool(inverse) else replace, mask, pytree)
 
@@ -28,6 +30,7 @@ def partition(pytree: Any, filter_spec: Any, replace: Any = None, is_leaf: IsLea
     Raises:
         CompatError: the mask holds something else than bools and predicates.
     """
+    pytree = with_methods(pytree)
     mask = _mask(pytree, filter_spec, is_leaf)
     meant = jax.tree.map(lambda is_meant, x: x if is_meant else replace, mask, pytree)
     return meant, jax.tree.map(lambda is_meant, x: replace if is_meant else x, mask, pytree)

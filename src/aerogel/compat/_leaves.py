@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from aerogel import _jax
+from aerogel.module._methods import with_methods
 from aerogel.transform._static import Static, reveal
 
 _jax.exclude_from_tracebacks(__file__)
@@ -46,7 +47,7 @@ def held(tree: Any) -> Any:
     """The tree with all that is no array hidden from JAX; the tree itself where there is nothing to hide."""
     if all(map(is_shaped, jax.tree.leaves(tree))):
         return tree
-    return jax.tree.map(lambda leaf: leaf if is_shaped(leaf) else Static(leaf), tree)
+    return jax.tree.map(lambda leaf: leaf if is_shaped(leaf) else Static(leaf), with_methods(tree))
 
 
 def holding(f: Callable[..., Any]) -> Callable[..., Any]:

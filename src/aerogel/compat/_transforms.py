@@ -14,6 +14,7 @@ from aerogel import _jax
 from aerogel import transform as ag
 from aerogel._errors import UsageError
 from aerogel.module import BoundMethod, Module
+from aerogel.module._methods import with_methods
 from aerogel.transform._static import reveal
 
 from ._filters import combine, partition
@@ -133,6 +134,7 @@ def filter_vmap(
 
     @_jax.like(fun)
     def batched(*args: Any) -> Any:
+        args = with_methods(args)
         leaves, structure = jax.tree.flatten(args)
         axes = _axes(_by_position(fun, in_axes, args), args)
         mapped = [i for i, axis in enumerate(axes) if axis is not None]

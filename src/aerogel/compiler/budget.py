@@ -3,6 +3,7 @@
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -32,13 +33,12 @@ class Budget:
 
     def __init__(self, seconds: float):
         self.is_over = False
+        self.rings_at = time.monotonic() + seconds
         self._thread = ctypes.c_ulong(threading.get_ident())
         self._lock = threading.Lock()
         self._is_running = False
-        self._closed = threading.Event()
-        self._timer: threading.Timer | None = threading.Timer(seconds, self._ring)
-        self._timer.daemon = True
-        self._timer.start()
+        self._watch = watch()
+        self._watch.add(self)
 
     def run(self, function: Callable[[], T]) -> T:
         """What `function` returns.
@@ -70,19 +70,71 @@ class Budget:
 
     def close(self) -> None:
         """Ends the watch."""
-        self._closed.set()
-        timer, self._timer = self._timer, None  # it holds this object: a cycle would wait for the garbage collector
-        if timer is not None:
-            timer.cancel()
+        self._watch.drop(self)
 
-    def _ring(self) -> None:
-        """Raises in the thread, again and again: what arrives in a destructor or an `except` clause is lost."""
+    def ring(self) -> None:
+        """Raises in the thread if it runs a function. What arrives in a destructor or an `except` clause is lost."""
         self.is_over = True
-        while not self._closed.is_set():
-            with self._lock:
-                if self._is_running:
-                    raise_in(self._thread, ctypes.py_object(PassTimeout))
-            self._closed.wait(RING_AGAIN_SECONDS)
+        with self._lock:
+            if self._is_running:
+                raise_in(self._thread, ctypes.py_object(PassTimeout))
+
+
+class Watch(threading.Thread):
+    """The thread that rings for the budgets whose time is over, again and again; one serves all of a process.
+
+    One for each would take more time than the passes of a small program: its start is waited for. (One that is not
+    waited for has the identity of its parent at first, and then gets the exception that is meant for that.)
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="aerogel-budgets", daemon=True)
+        self._open: set[Budget] = set()
+        self._changed = threading.Condition()
+        self._wakes_at = 0.0
+        self.start()
+
+    def add(self, budget: Budget) -> None:
+        """Watches a budget from now on."""
+        with self._changed:
+            self._open.add(budget)
+            if budget.rings_at < self._wakes_at:
+                self._changed.notify()
+
+    def drop(self, budget: Budget) -> None:
+        """Forgets a budget."""
+        with self._changed:
+            self._open.discard(budget)
+
+    def run(self) -> None:
+        """Never ends."""
+        with self._changed:
+            while True:
+                self._ring(time.monotonic())
+                self._wakes_at = min((budget.rings_at for budget in self._open), default=time.monotonic() + LONGEST)
+                self._changed.wait(max(0.0, self._wakes_at - time.monotonic()))
+
+    def _ring(self, now: float) -> None:
+        for budget in self._open:
+            if budget.rings_at <= now:
+                budget.ring()
+                budget.rings_at = now + RING_AGAIN_SECONDS
+
+
+LONGEST = 3600.0
+_watches: dict[int, Watch] = {}  # by process: threads do not survive a fork
+_starting = threading.Lock()
+
+
+def watch() -> Watch:
+    """That of this process."""
+    pid = os.getpid()
+    if pid not in _watches:
+        with _starting:
+            if pid not in _watches:
+                _watches.clear()
+                _watches[pid] = Watch()
+    return _watches[pid]
 
 
 raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc

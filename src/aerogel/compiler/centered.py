@@ -24,7 +24,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 from .axes import Monoid, Reduced
 from .axes.monoid import highest, lowest
 from .level import After
-from .program import is_var
+from .program import Readers, is_var
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,7 @@ def _tie(eqn: JaxprEqn, index: int, stacked: dict[Var, Any], late: After) -> Cen
     return None
 
 
-def centered_sum(
-    eqn: JaxprEqn, centered: dict[Var, Centered], readers: dict[Var, list[int]]
-) -> tuple[Reduced, Centered] | None:
+def centered_sum(eqn: JaxprEqn, centered: dict[Var, Centered], readers: Readers) -> tuple[Reduced, Centered] | None:
     """How the sum `eqn` of squares or exponentials around a late center accumulates; None if it is no such sum."""
     if eqn.primitive.name != "reduce_sum" or not is_var(eqn.invars[0]):
         return None
@@ -160,7 +158,7 @@ def centered_sum(
     return make(eqn, axes), link if private else replace(link, chain=link.chain[1:])
 
 
-def _ties(eqn: JaxprEqn, link: Centered, readers: dict[Var, list[int]]) -> tuple[Reduced, Centered]:
+def _ties(eqn: JaxprEqn, link: Centered, readers: Readers) -> tuple[Reduced, Centered]:
     """How the number of ties with the maximum accumulates, as a number of `eqn`'s type."""
     assert link.difference is not None
     _, reduce, better = TIES[link.form]

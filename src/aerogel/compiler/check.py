@@ -1,29 +1,36 @@
 """The judge of types: is a rewritten program well formed, and of the same type as the original?"""
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Container, Hashable, Iterable, Iterator
+
+import numpy as np
 
 from aerogel import _jax
 from aerogel._errors import ProgramCheckError
 from aerogel._jax import Jaxpr, JaxprEqn, Var
 
-from .program import Program, inner_jaxprs, is_var
+from .cost.primitives import ELEMENTWISE_FLOPS, REDUCE
+from .program import Program, bodies, inner_jaxprs, is_var
 
 
 def check_program(program: Program, like: Program) -> None:
     """Nothing, when `program` is well typed and takes and returns the same types as `like`, which is well typed.
 
-    JAX looks at the equations that `like` does not hold; the others are as they were, and only stand elsewhere.
+    JAX looks at the equations that `like` does not hold; the others are as they were, and only stand elsewhere. Of
+    simple ones that differ in their variables alone it is shown the first that ever came.
 
     Raises:
         ProgramCheckError: it is not; says what differs.
     """
-    new = _unknown_part(program.jaxpr, like.jaxpr)
-    known = {id(body) for body in _bodies(like.jaxpr)}
+    known = set(_bodies(like.jaxpr))
+    equations = {id(eqn) for level in (like.jaxpr, *known) for eqn in level.eqns}
+    new = dict.fromkeys(body for body in _bodies(program.jaxpr) if body not in known)
     try:
-        _jax.check_jaxpr(new)
-        for body in _bodies(new):
-            if id(body) not in known and not _is_per_device(body):
-                _jax.check_jaxpr(body)
+        for level in (program.jaxpr, *(body for body in new if not _is_per_device(body))):
+            unknown = _unknown_part(level, equations)
+            if unknown.eqns:
+                _jax.check_jaxpr(unknown)
+                _remember(unknown.eqns)
     except _jax.JaxprTypeError as error:
         raise ProgramCheckError(what="the program is ill typed.", got=str(error).split("\n")[0]) from error
     pairs = [
@@ -40,16 +47,16 @@ def check_program(program: Program, like: Program) -> None:
                 )
 
 
-def _unknown_part(jaxpr: Jaxpr, like: Jaxpr) -> Jaxpr:
-    """The equations of `jaxpr` that `like` does not hold, as a jaxpr of what they read; all of it if one has effects.
+def _unknown_part(jaxpr: Jaxpr, known: Container[int]) -> Jaxpr:
+    """The equations that are not known, as a jaxpr of what they read; all of `jaxpr` if one has effects.
 
     Raises:
         ProgramCheckError: a variable is read before it is made, or made twice.
     """
     made = {*jaxpr.constvars, *jaxpr.invars}
-    known = {id(eqn) for eqn in like.eqns}
     new: list[JaxprEqn] = []
     reads: dict[Var, None] = {}
+    settings = _jax.trace_key()
     for eqn in jaxpr.eqns:
         if eqn.effects:
             return jaxpr  # whose effects they are is known in the whole only
@@ -60,13 +67,42 @@ def _unknown_part(jaxpr: Jaxpr, like: Jaxpr) -> Jaxpr:
         if not made.isdisjoint(outs):
             raise ProgramCheckError(what="a variable is made twice.", got=str(eqn))
         made.update(outs)
-        if id(eqn) not in known:
+        if id(eqn) not in known and (settings, _kind(eqn)) not in _well_typed:
             new.append(eqn)
             reads.update(dict.fromkeys(inputs))
     if not made.issuperset(x for x in jaxpr.outvars if is_var(x)):
         raise ProgramCheckError(what="no equation makes a variable that is a result.")
     own = {v for eqn in new for v in eqn.outvars}
     return _jax.new_jaxpr(jaxpr, [x for x in reads if x not in own], [], new)
+
+
+KEPT = 4096
+_well_typed: OrderedDict[Hashable, None] = OrderedDict()  # kinds of equations that JAX was shown
+
+
+def _remember(eqns: Iterable[JaxprEqn]) -> None:
+    settings = _jax.trace_key()
+    kinds = (_kind(eqn) for eqn in eqns)
+    _well_typed.update(((settings, kind), None) for kind in kinds if kind is not None)
+    while len(_well_typed) > KEPT:
+        _well_typed.popitem(last=False)
+
+
+# What is well typed wherever it stands, with the same parameters and operands of the same types.
+_SIMPLE = frozenset((*ELEMENTWISE_FLOPS, *REDUCE, "dot_general", "reshape", "squeeze")) - {"axis_index"}
+
+
+def _kind(eqn: JaxprEqn) -> Hashable | None:
+    """Equal for simple equations that differ in their variables alone; None for others."""
+    if eqn.primitive.name not in _SIMPLE or inner_jaxprs(eqn):
+        return None
+    types = [x.aval if is_var(x) else (x.aval, type(x.val), np.shape(x.val)) for x in eqn.invars]
+    kind = (eqn.primitive, *types, *(v.aval for v in eqn.outvars), *eqn.params.items(), eqn.ctx)
+    try:
+        hash(kind)
+    except TypeError:
+        return None
+    return kind
 
 
 def _is_per_device(body: Jaxpr) -> bool:
@@ -77,8 +113,8 @@ def _is_per_device(body: Jaxpr) -> bool:
 
 def _bodies(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     """The bodies of loops and branches, at any depth: JAX's check of a loop looks at its types only, not inside."""
-    for eqn in jaxpr.eqns:
-        for inner in inner_jaxprs(eqn):
+    for eqn, held in bodies(jaxpr):
+        for inner in held:
             if eqn.primitive.name in ("scan", "while", "cond"):
                 yield inner
             yield from _bodies(inner)

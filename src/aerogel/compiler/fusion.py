@@ -18,11 +18,12 @@ from .choose import Plan
 from .delays import Delays
 from .entrywise_sums import by_entry
 from .level import Edit, Level
-from .loop import Loop, LoopBuilder
+from .loop import Loop, LoopBuilder, with_body
 from .producers import Producers
 from .program import is_var
 from .region import Joined, Region, Site, Sliced, is_view
 from .searched import search
+from .unit_dimensions import without_unit_dimensions
 from .window import Window, position
 
 
@@ -55,6 +56,7 @@ class _Fusion:
         self.delays = Delays(self.new, self.region, self.sites)
         self.totals: dict[tuple[Any, ...], Sequence[Atom]] = {}  # of sums around a late center, which may share them
         self.steps: dict[Var, Atom] = {}  # a stacked value with time in front -> its entry in the body
+        self.entries: dict[Atom, Atom] = {}  # a block of the body -> the entry that it holds
 
     def run(self) -> tuple[Edit, JaxprEqn]:
         if self.region.block is None:
@@ -62,7 +64,7 @@ class _Fusion:
         for site in self.sites:
             self._place(site)
         self._emit_crossing()
-        loop = self.new.equation()
+        loop = with_body(self.new.equation(), without_unit_dimensions)
         eqns = [*self.new.before.eqns, loop, *self.new.after.eqns]
         # Chains die by themselves when nobody else reads them.
         gone = {site.index for site in self.sites if site.index in self.moved}
@@ -132,8 +134,11 @@ class _Fusion:
         if x in self.blocks:
             return self.blocks[x]
         if x in self.steps:
-            (block,) = self.new.body.call(lambda v: lax.expand_dims(v, [0]), self.steps[x])
+            entry = self.steps[x]
+            (block,) = self.new.body.call(lambda v: lax.expand_dims(v, [0]), entry)
             self.blocks[x] = block
+            if is_var(entry):
+                self.entries[block] = entry
             return block
         if axis is None:
             return self.new.const(x)
@@ -241,10 +246,21 @@ class _Fusion:
 
     def _stack(self, var: Var, axis: Axis, window: Window) -> Atom:
         block = self.blocks[var]
-        whole_loop = window.is_all(self.new.length)
-        rows = self.new.y(block) if whole_loop else keep(self.new, block, window)
+        if window.is_all(self.new.length):
+            rows = self.new.y(block)
+        else:
+            rows = self._outermost(block, window) or keep(self.new, block, window)
         (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, window.count), rows)
         return whole
+
+    def _outermost(self, block: Atom, window: Window) -> Atom | None:
+        """The value of `block` in the one step that is wanted, `[1, *block]`; None if that is not the first or last."""
+        if window.count > 1 or window.start not in (0, self.new.length - 1):
+            return None
+        is_last = (window.start == 0) == self.new.reverse
+        value = self.entries.get(block, block)
+        found, builder = (self.new.last(value), self.new.after) if is_last else (self.new.first(value), self.new.before)
+        return None if found is None else builder.call(lambda v: lax.reshape(v, (1, *block.aval.shape)), found)[0]
 
 
 def _kept_narrow(x: Any, to: Any) -> Any:

@@ -4,14 +4,26 @@ A pass looks at all sites of a level on one set of tables and changes them toget
 of the level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .normalize import drop_dead
-from .program import Cyclic, is_var, producers, rename, schedule, substitute, users, with_equations
+from .program import (
+    Cyclic,
+    Makers,
+    Readers,
+    is_var,
+    producers,
+    remembered,
+    rename,
+    schedule,
+    substitute,
+    users,
+    with_equations,
+)
 
 
 class Level:
@@ -23,12 +35,12 @@ class Level:
         self.eqns = jaxpr.eqns
 
     @cached_property
-    def read_by(self) -> dict[Var, list[int]]:
+    def read_by(self) -> Readers:
         """The places of the equations that read a variable; -1 stands for the results."""
         return users(self.jaxpr)
 
     @cached_property
-    def made_by(self) -> dict[Var, int]:
+    def made_by(self) -> Makers:
         """The place of the equation that makes a variable."""
         return producers(self.jaxpr)
 
@@ -37,31 +49,34 @@ class Level:
         return self.read_by.get(var, [])
 
 
+@remembered
+def loops_behind(jaxpr: Jaxpr) -> Mapping[Var, int]:
+    """The loops that a variable is computed from, as bits: of the first `scan`, of the second, ...; none: no key."""
+    behind: dict[Var, int] = {}
+    own = 1
+    for eqn in jaxpr.eqns:
+        bits = 0
+        for x in eqn.invars:
+            bits |= behind.get(x, 0) if is_var(x) else 0
+        if eqn.primitive.name == "scan":
+            bits |= own
+            own <<= 1
+        if bits:
+            behind.update(dict.fromkeys(eqn.outvars, bits))
+    return behind
+
+
 class After:
-    """The set of variables that are computed from the results of one equation, asked for one by one."""
+    """The set of variables that are computed from the results of one loop."""
 
     def __init__(self, level: Level, place: int):
-        self.level, self.place = level, place
-        self._known: dict[Var, bool] = dict.fromkeys(level.eqns[place].outvars, True)
+        self.level = level
+        self._behind = loops_behind(level.jaxpr)
+        bits = self._behind[level.eqns[place].outvars[0]]
+        self._own = 1 << (bits.bit_length() - 1)  # those before it have lower bits
 
     def __contains__(self, var: Var) -> bool:
-        stack = [var]
-        while stack:
-            v = stack[-1]
-            if v in self._known:
-                stack.pop()
-                continue
-            maker = self.level.made_by.get(v, -1)
-            if maker < self.place:  # equations stand in order
-                self._known[v] = False
-                continue
-            inputs = [x for x in self.level.eqns[maker].invars if is_var(x)]
-            open_ones = [x for x in inputs if x not in self._known]
-            if open_ones and not any(self._known.get(x) for x in inputs):
-                stack.extend(open_ones)
-            else:
-                self._known[v] = any(self._known.get(x) for x in inputs)
-        return self._known[var]
+        return bool(self._behind.get(var, 0) & self._own)
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,7 @@ def apply_edits(jaxpr: Jaxpr, edits: Sequence[Edit]) -> tuple[Jaxpr, int]:
     """`jaxpr` with edits made, and how many: the first one only, where all together would wait for each other."""
     gone = frozenset().union(*(edit.gone for edit in edits))
     at = {edit.place: edit for edit in edits}
-    results = {var: atom for edit in edits for var, atom in edit.results.items()}
+    results = _settled({var: atom for edit in edits for var, atom in edit.results.items()})
     eqns: list[JaxprEqn] = []
     for i, eqn in enumerate(jaxpr.eqns):
         if i not in gone:
@@ -103,3 +118,14 @@ def apply_edits(jaxpr: Jaxpr, edits: Sequence[Edit]) -> tuple[Jaxpr, int]:
             raise
         return apply_edits(jaxpr, edits[:1])
     return drop_dead(with_equations(jaxpr, ordered, outs)), len(edits)
+
+
+def _settled(results: dict[Var, Atom]) -> dict[Var, Atom]:
+    """What stands for each variable in the end: what one edit puts in its place, another may replace."""
+
+    def final(x: Atom) -> Atom:
+        while is_var(x) and x in results:
+            x = results[x]
+        return x
+
+    return {var: final(x) for var, x in results.items()}

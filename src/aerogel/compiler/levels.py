@@ -7,7 +7,7 @@ from typing import Any
 
 from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, new_jaxpr, scan_counts
 
-from .normalize import map_inner
+from .normalize import LOOPS_AND_BRANCHES, map_inner
 from .program import Program, depends_on, with_equations
 
 Around = tuple[JaxprEqn, ...]
@@ -82,7 +82,10 @@ class _Levels:
 
     def walk(self, jaxpr: Jaxpr, around: Around) -> Jaxpr:
         jaxpr = self.level(jaxpr, around)
-        eqns = [map_inner(eqn, partial(self.nested, (*around, eqn))) for eqn in jaxpr.eqns]
+        eqns = [
+            map_inner(eqn, partial(self.nested, (*around, eqn))) if eqn.primitive.name in LOOPS_AND_BRANCHES else eqn
+            for eqn in jaxpr.eqns
+        ]
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return with_equations(jaxpr, eqns)

@@ -22,7 +22,7 @@ from .cost import Machine, equation_cost, equation_seconds, nbytes
 from .cut import SINK, SOURCE, Graph
 from .hoist import LoopCopy, Replacement, constant_equations
 from .loop import Loop
-from .program import copy_equation, is_var, substitute, users
+from .program import Readers, copy_equation, is_var, substitute, users
 
 SHAPING = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose copy neg convert_element_type".split())
 
@@ -52,7 +52,7 @@ class _Body:
 
     loop: Loop
     machine: Machine
-    readers: dict[Var, list[int]] = field(init=False)
+    readers: Readers = field(init=False)
     makers: dict[Var, int] = field(init=False)
     fixed: set[Var] = field(init=False)
 

@@ -140,6 +140,12 @@ def why_left(scan: JaxprEqn) -> str | None:
     return None
 
 
+def with_body(scan: JaxprEqn, change: Callable[[Jaxpr], Jaxpr]) -> JaxprEqn:
+    """A scan with another body of the same type."""
+    body = change(scan.params["jaxpr"].jaxpr)
+    return scan.replace(params=scan.params | {"jaxpr": ClosedJaxpr(body, scan.params["jaxpr"].consts)})
+
+
 @dataclass
 class _Carry:
     init: Atom
@@ -225,6 +231,17 @@ class LoopBuilder:
                 (env[inside],) = self.before.call(lambda x: lax.index_in_dim(x, at, 0, keepdims=False), stacked)
         self.before.eqns += [copy_equation(eqn, env) for eqn in reversed(taken)]
         return substitute(atom, env)
+
+    def last(self, atom: Atom) -> Atom:
+        """What `atom` of the body is in the last step, after the loop: of a carry if it is one, else in a new one."""
+        for entry in self._carries:
+            if entry.next is atom and entry.final.aval == atom.aval:
+                return entry.final
+        aval = strong(atom.aval)
+        (init,) = self.before.call(lambda: lax.full(aval.shape, 0, aval.dtype))
+        _, set_next, final = self.carry(init)
+        set_next(atom)
+        return final
 
     def keep_carry(self, init: Atom, final: Var) -> tuple[Var, Callable[[Atom], None]]:
         """A carry taken over from another loop: types and the final variable stay."""

@@ -4,6 +4,7 @@ What XLA would do anyway is done here so that the passes see through it: a value
 that nobody reads has no users. Only the form changes, never a number.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,20 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from .closed_over import asks_nothing, without_closures
 from .identities import simplify_equation
-from .program import Builder, Program, copy_equation, inner_jaxprs, is_var, rename, substitute, with_equations
+from .program import (
+    Builder,
+    Program,
+    bodies,
+    copy_equation,
+    inner_levels,
+    is_var,
+    remembered,
+    rename,
+    substitute,
+    with_equations,
+)
 from .report import Decision
 from .same import KEPT_APART, literal_key, param_key
 from .tidy import stacked_once, tidy_loop
@@ -29,15 +42,18 @@ LOOPS_AND_BRANCHES = frozenset(
 )
 
 
-def normalize(program: Program) -> tuple[Program, list[Decision]]:
+def normalize(program: Program, over_devices: bool = False) -> tuple[Program, list[Decision]]:
     """The same program in normal form, nested loops and branches included; the same object if it is already.
 
-    The decisions tell where a loop lost something that it stacked or carried: XLA does not do that.
+    Where its values may be spread `over_devices`, the outputs of its loops stay as many as they are: two readers of one
+    array may want it in different places. The decisions tell where a loop lost something that it stacked or carried:
+    XLA does not do that.
     """
+    program = without_closures(program)
     jaxpr, decisions = program.jaxpr, list[Decision]()
     while True:
         live = drop_dead(jaxpr)  # first: what is dead calls nobody
-        normalizer = Normalizer(live)
+        normalizer = Normalizer(live, over_devices)
         new = normalizer.run(live)
         decisions += normalizer.decisions
         if new is jaxpr or not normalizer.calls_left:
@@ -51,7 +67,8 @@ class Normalizer:
     Its result changes in a second walk only if there are `calls_left`: one may be the only one of its function now.
     """
 
-    def __init__(self, jaxpr: Jaxpr):
+    def __init__(self, jaxpr: Jaxpr, over_devices: bool = False):
+        self.over_devices = over_devices
         self.calls: Counter[int] = Counter()
         self.done: dict[int, Any] = {}
         self.kept: list[Any] = []  # keeps the keys of `done` alive
@@ -63,19 +80,21 @@ class Normalizer:
         if id(jaxpr) in seen:
             return
         seen.add(id(jaxpr))
-        for eqn in jaxpr.eqns:
-            for inner in inner_jaxprs(eqn):
-                self.calls[id(inner)] += 1
-                self._count_calls(inner, seen)
+        for inner in inner_levels(jaxpr):
+            self.calls[id(inner)] += 1
+            self._count_calls(inner, seen)
 
     def run(self, jaxpr: Jaxpr) -> Jaxpr:
         """The normal form of one jaxpr."""
-        while True:
+        while jaxpr not in _normal:
             merged = self._merge(self._inline(jaxpr))
             jaxpr = drop_dead(merged)
+            # If not, two equations that differed only in what nobody reads may be equal now.
             if jaxpr is merged:
-                return jaxpr
-            # Two equations that differed only in what nobody reads are equal now.
+                if not self.over_devices and not holds_calls(jaxpr):
+                    _normal.add(jaxpr)
+                break
+        return jaxpr
 
     def nested(self, jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
         """The normal form of a nested jaxpr, computed once for each."""
@@ -111,8 +130,7 @@ class Normalizer:
         if not is_plain_call(new):
             return False
         body = new.params["jaxpr"].jaxpr
-        loops = any(inner_jaxprs(one) for one in body.eqns)
-        return self.calls[id(old.params["jaxpr"].jaxpr)] == 1 or (len(body.eqns) <= SMALL_CALL and not loops)
+        return self.calls[id(old.params["jaxpr"].jaxpr)] == 1 or (len(body.eqns) <= SMALL_CALL and not bodies(body))
 
     def _merge(self, jaxpr: Jaxpr) -> Jaxpr:
         """Equal equations become one, and equations that do nothing become their input; the same object if none."""
@@ -153,7 +171,7 @@ class Normalizer:
         carries, inputs or outputs.
         """
         before, gone = eqn, dict[Var, Atom]()
-        while (tidied := tidy_loop(eqn)) is not None:
+        while (tidied := tidy_loop(eqn, self.over_devices)) is not None:
             eqn = map_inner(tidied[0], self.nested)
             gone = {v: substitute(x, tidied[1]) for v, x in gone.items()} | tidied[1]
         env.update(gone)
@@ -161,22 +179,27 @@ class Normalizer:
         return eqn
 
 
+# What is in normal form in every program: how often a call stands in one decides about calls alone.
+_normal: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
+
+
+@remembered
+def holds_calls(jaxpr: Jaxpr) -> bool:
+    """Whether a `jit` stands in a jaxpr, or in its loops and branches, at any depth."""
+    found = ((eqn.primitive.name, held) for eqn, held in bodies(jaxpr) if eqn.primitive.name in LOOPS_AND_BRANCHES)
+    return any(name == "jit" or any(map(holds_calls, held)) for name, held in found)
+
+
 def is_plain_call(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a `jit` that asks nothing of the compiler: no shardings, layouts, donation, options."""
-    if eqn.primitive.name != "jit":
+    """Whether an equation is a `jit` that can be inlined: it asks nothing of the compiler, and closes over nothing."""
+    if not asks_nothing(eqn):
         return False
-    p = eqn.params
+    inner = eqn.params["jaxpr"]
     return (
-        not p["jaxpr"].consts
-        and not p["jaxpr"].jaxpr.constvars
-        and not any(p["donated_invars"])
-        and all(_jax.is_unspecified(s) for s in (*p["in_shardings"], *p["out_shardings"]))
-        and all(x is None for x in (*p["in_layouts"], *p["out_layouts"]))
-        and not p["compiler_options_kvs"]
-        and not p["keep_unused"]
-        and not _jax.is_kept_for_xla(eqn)
+        not inner.consts
+        and not inner.jaxpr.constvars
         # a ref that lives inside is no effect of the call, which may be dropped; its equations may not
-        and (_jax.has_effects(eqn) or not any(_jax.has_effects(one) for one in p["jaxpr"].jaxpr.eqns))
+        and (_jax.has_effects(eqn) or not any(_jax.has_effects(one) for one in inner.jaxpr.eqns))
     )
 
 
@@ -270,12 +293,10 @@ def _atom_key(x: Atom) -> Any:
 def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` without what nobody reads, inside loops too (JAX's own dead-code rules); the same object if nothing."""
     new = _jax.drop_dead(jaxpr)
-    same = len(new.eqns) == len(jaxpr.eqns) and all(
-        a is b or _size(a) == _size(b) for a, b in zip(new.eqns, jaxpr.eqns, strict=True)
-    )
-    return jaxpr if same else new
+    return jaxpr if _size(new) == _size(jaxpr) else new
 
 
-def _size(eqn: JaxprEqn) -> int:
-    """Of an equation and what it holds: how many equations, and how many results they have."""
-    return 1 + len(eqn.outvars) + sum(_size(one) for inner in inner_jaxprs(eqn) for one in inner.eqns)
+@remembered
+def _size(jaxpr: Jaxpr) -> int:
+    """How many equations there are, and how many results they have, nested ones included."""
+    return sum(1 + len(eqn.outvars) for eqn in jaxpr.eqns) + sum(map(_size, inner_levels(jaxpr)))

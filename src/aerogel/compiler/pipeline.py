@@ -110,12 +110,13 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
     if refusal is not None:
         decisions.append(Decision("optimize", "the program is left as it is", "", False, refusal))
     elif passes:
-        runs = [one for one in passes if not context.over_devices or getattr(one, "keeps_devices", False)]
-        reason = "the values are spread over devices, and it could move them between these"
-        decisions += [
-            Decision(one.name, "the pass did not run", "", False, reason) for one in passes if one not in runs
-        ]
-        steps: list[tuple[str, Run]] = [("normalize", lambda p, _: normalize(p)), *((one.name, one) for one in runs)]
+        steps: list[tuple[str, Run]] = [("normalize", lambda p, context: normalize(p, context.over_devices))]
+        for one in passes:
+            if not context.over_devices or getattr(one, "keeps_devices", False):
+                steps.append((one.name, one))
+            else:
+                reason = "the values are spread over devices, and it could move them between these"
+                decisions.append(Decision(one.name, "the pass did not run", "", False, reason))
         with closing(Budget(budget_seconds(len(program.jaxpr.eqns)))) as budget:
             for step, run in steps:
                 if budget.is_over:  # the pass that used it up is named already

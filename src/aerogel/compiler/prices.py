@@ -6,6 +6,7 @@ remembers its answers. Its orders are given in *seats*: first those of operands,
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 from aerogel._jax import JaxprEqn
@@ -167,11 +168,12 @@ class Multiplying(Price):
 
 
 P = TypeVar("P", bound=Price)
+KEPT = 1024
 
 
 @dataclass(frozen=True)
 class Prices:
-    """The prices of one program, each made once for all equations that are alike."""
+    """Prices, each made once for all equations that are alike; the first ones go when there are many."""
 
     platform: str
     _made: dict[Hashable, Any] = field(default_factory=dict)
@@ -201,7 +203,15 @@ class Prices:
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = make()
+            if len(self._made) > KEPT:
+                del self._made[next(iter(self._made))]
         return found
+
+
+@cache
+def prices_on(platform: str) -> Prices:
+    """Those that all programs on a platform share."""
+    return Prices(platform)
 
 
 def _chain_key(chain: Sequence[JaxprEqn]) -> Hashable:

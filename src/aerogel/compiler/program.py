@@ -5,8 +5,10 @@ parameters, its context, its source line. New equations are made by tracing a sm
 by naming parameters of JAX's primitives, so that they have the form that this version of JAX gives them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -17,6 +19,26 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 Program = ClosedJaxpr
+T = TypeVar("T")
+Readers = Mapping[Var, list[int]]
+Makers = Mapping[Var, int]
+
+
+def remembered(of: Callable[[Jaxpr], T]) -> Callable[[Jaxpr], T]:
+    """`of`, computed once for each jaxpr, and kept as long as that lives.
+
+    All passes ask for the same tables of the levels that they leave as they are. What `of` returns is nobody's to
+    change, and must not hold the jaxpr.
+    """
+    known: weakref.WeakKeyDictionary[Jaxpr, T] = weakref.WeakKeyDictionary()
+
+    @wraps(of)
+    def recall(jaxpr: Jaxpr) -> T:
+        if jaxpr not in known:
+            known[jaxpr] = of(jaxpr)
+        return known[jaxpr]
+
+    return recall
 
 
 def is_var(atom: Atom) -> "TypeIs[Var]":
@@ -78,18 +100,20 @@ class Builder:
         return self.call(lambda v: _jax.convert_element_type(v, var.aval.dtype, weak), atom)[0]
 
 
-def users(jaxpr: Jaxpr) -> dict[Var, list[int]]:
+@remembered
+def users(jaxpr: Jaxpr) -> Readers:
     """For each variable the indices of the equations that read it; -1 stands for the results."""
     table: dict[Var, list[int]] = {}
     for index, eqn in enumerate(jaxpr.eqns):
-        for x in set(x for x in eqn.invars if is_var(x)):
+        for x in {x for x in eqn.invars if is_var(x)}:
             table.setdefault(x, []).append(index)
-    for x in set(x for x in jaxpr.outvars if is_var(x)):
+    for x in {x for x in jaxpr.outvars if is_var(x)}:
         table.setdefault(x, []).append(-1)
     return table
 
 
-def producers(jaxpr: Jaxpr) -> dict[Var, int]:
+@remembered
+def producers(jaxpr: Jaxpr) -> Makers:
     """For each variable that an equation makes, the index of that equation."""
     return {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
 
@@ -155,9 +179,22 @@ def inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     return [j.jaxpr if isinstance(j, ClosedJaxpr) else j for j in _jax.jaxprs_in_params(eqn.params)]
 
 
+@remembered
+def bodies(jaxpr: Jaxpr) -> Sequence[tuple[JaxprEqn, list[Jaxpr]]]:
+    """The equations of one level that hold jaxprs, with these."""
+    found = ((eqn, inner_jaxprs(eqn)) for eqn in jaxpr.eqns)
+    return [(eqn, inner) for eqn, inner in found if inner]
+
+
+def inner_levels(jaxpr: Jaxpr) -> list[Jaxpr]:
+    """The jaxprs in the equations of one level."""
+    return [inner for _, held in bodies(jaxpr) for inner in held]
+
+
+@remembered
 def count_equations(jaxpr: Jaxpr) -> int:
     """How many equations a jaxpr holds, nested ones included (each nested jaxpr as often as it stands there)."""
-    return sum(1 + sum(count_equations(j) for j in inner_jaxprs(eqn)) for eqn in jaxpr.eqns)
+    return len(jaxpr.eqns) + sum(map(count_equations, inner_levels(jaxpr)))
 
 
 def where(eqn: JaxprEqn) -> str:

@@ -16,7 +16,7 @@ from .axes import Axis, Mapped, No, Reduced, along
 from .centered import Centered, centered_sum, next_centered
 from .level import After, Level
 from .loop import Loop, as_loop
-from .program import inner_jaxprs, is_var
+from .program import Readers, bodies, is_var, remembered
 from .window import Window
 
 # Values of this many steps ago are kept at most, and no more than a third of all.
@@ -138,7 +138,7 @@ def grow(
 
 
 def _site(
-    region: Region, centered: dict[Var, Centered], readers: dict[Var, list[int]], eqn: JaxprEqn, index: int
+    region: Region, centered: dict[Var, Centered], readers: Readers, eqn: JaxprEqn, index: int
 ) -> Site | Centered | No:
     found = centered_sum(eqn, centered, readers)
     if found is not None:
@@ -168,10 +168,17 @@ def _site(
         delays = ()
     if eqn.primitive.name == "scan":
         return _joined(region, eqn, index, ins, window, delays)
-    answer = along(eqn, ins, window.count)
+    answer = _in_steps(eqn, ins, window.count)
     if isinstance(answer, No):
         return answer
     return Site(eqn, index, answer, tuple(eqn.invars), answer.ins, window, delays=delays)
+
+
+def _in_steps(eqn: JaxprEqn, ins: dict[int, Axis], length: int) -> Mapped | Reduced | No:
+    answer = along(eqn, ins, length)
+    if isinstance(answer, Mapped) and None in answer.outs:  # a barrier, which also holds back other values
+        return No("it gives results beside those of the steps")
+    return answer
 
 
 def _latest(region: Region, windows: Sequence[Window]) -> Window | No:
@@ -239,9 +246,10 @@ def _joined(
     return Site(eqn, index, Joined(second), tuple(eqn.invars), places, window, delays=delays)
 
 
+@remembered
 def has_while(jaxpr: Jaxpr) -> bool:
     """Whether a `while` stands anywhere in a jaxpr."""
-    return any(e.primitive.name == "while" or any(has_while(j) for j in inner_jaxprs(e)) for e in jaxpr.eqns)
+    return any(eqn.primitive.name == "while" or any(map(has_while, held)) for eqn, held in bodies(jaxpr))
 
 
 def _note_outputs(region: Region, site: Site) -> None:

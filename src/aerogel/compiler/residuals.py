@@ -199,7 +199,8 @@ def _graph(
     for x, v in zip(loop.xs, loop.body_xs, strict=True):
         graph.edge(("need", v), SINK, _stored_seconds(v, _exists(level, x, loop), loop, machine, fresh))
     for eqn in loop.body.eqns:
-        again = is_light(eqn) and not eqn.effects and fixed.isdisjoint(eqn.outvars)
+        cheap = is_light(eqn) or _turns_an_input(eqn, loop)
+        again = cheap and not eqn.effects and fixed.isdisjoint(eqn.outvars)
         for v in eqn.outvars:
             other = ("again", v) if again else SINK
             graph.edge(("need", v), other, _stored_seconds(v, v in kept, loop, machine, fresh))
@@ -218,6 +219,11 @@ def is_light(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name == "reduce_sum":
         return eqn.invars[0].aval.size <= SHORT_SUM * eqn.outvars[0].aval.size
     return eqn.primitive.name in AGAIN
+
+
+def _turns_an_input(eqn: JaxprEqn, loop: Loop) -> bool:
+    """Whether it transposes what the loop is given, a layer's weight: products read that as well as the transpose."""
+    return eqn.primitive.name == "transpose" and eqn.invars[0] in loop.body_xs
 
 
 def _stored_seconds(v: Var, exists: bool, loop: Loop, machine: Machine, fresh: bool) -> float:

@@ -154,8 +154,6 @@ class Steps:
         found = {}
         for e, eqn in enumerate(self.steps[0]):
             like = [step[e] for step in self.steps]
-            if eqn.primitive.name == "custom_jvp_call" and any(different_param(eqn, one) for one in like[1:]):
-                raise Refused("a function in them has other derivatives in another step")
             if eqn.primitive.name not in ("slice", "pad"):
                 continue
             starts = [_start(one) for one in like]
@@ -164,10 +162,18 @@ class Steps:
                 raise Refused("they slice parts of several sizes")
             move = _distance(starts)
             if any(move):
+                if eqn.primitive.name == "pad" and any(_cuts(one) for one in like):
+                    raise Refused("they cut off what they pad")  # the derivative of a padding does
                 if set(eqn.params.get("strides") or (1,)) != {1}:
                     raise Refused("they slice with strides")
                 found[e] = starts[0], move
         return found
+
+    @property
+    def derive_alike(self) -> bool:
+        """Whether functions with derivatives of their own have the same ones in all steps: their rules are traced."""
+        places = (e for e, eqn in enumerate(self.steps[0]) if eqn.primitive.name == "custom_jvp_call")
+        return not any(different_param(self.steps[0][e], step[e]) for e in places for step in self.steps[1:])
 
     @cached_property
     def operands(self) -> list[list[Operand]]:
@@ -254,6 +260,11 @@ def _start(eqn: JaxprEqn) -> Starts:
     if eqn.primitive.name == "slice":
         return tuple(eqn.params["start_indices"])
     return tuple(int(low) for low, _, _ in eqn.params["padding_config"])
+
+
+def _cuts(pad: JaxprEqn) -> bool:
+    """Whether a padding takes entries away."""
+    return any(min(int(low), int(high)) < 0 for low, high, _ in pad.params["padding_config"])
 
 
 def _sizes(eqn: JaxprEqn) -> tuple[int, ...]:

@@ -6,6 +6,8 @@ import numpy as np
 
 from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
+from .program import is_var, remembered
+
 # Equal equations that must stay two: one is a new draw each time though it has no effect, the other a barrier.
 KEPT_APART = frozenset({"rng_uniform", "optimization_barrier"})
 
@@ -23,10 +25,7 @@ class Body:
         self.consts = tuple(map(id, jaxpr.consts)) if isinstance(jaxpr, ClosedJaxpr) else ()
 
     def __hash__(self) -> int:
-        # With the literals: the bodies of a loop that Python unrolled differ in nothing else, and each would be
-        # compared with all before it.
-        said = [(eqn.primitive.name, *map(literal_key, _literals(eqn))) for eqn in self.jaxpr.eqns]
-        return hash((len(self.jaxpr.invars), len(self.jaxpr.outvars), self.consts, *said))
+        return hash((self.consts, _said(self.jaxpr)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Body) or self.consts != other.consts:
@@ -34,8 +33,11 @@ class Body:
         return self.jaxpr is other.jaxpr or _same(self.jaxpr, other.jaxpr)
 
 
-def _literals(eqn: JaxprEqn) -> list[Literal]:
-    return [x for x in eqn.invars if isinstance(x, Literal)]
+@remembered
+def _said(jaxpr: Jaxpr) -> int:
+    """A hash of the operations and literals: the bodies of a loop that Python unrolled differ in literals alone."""
+    said = [(eqn.primitive.name, *(literal_key(x) for x in eqn.invars if not is_var(x))) for eqn in jaxpr.eqns]
+    return hash((len(jaxpr.invars), len(jaxpr.outvars), *said))
 
 
 def _same(a: Jaxpr, b: Jaxpr) -> bool:

@@ -18,7 +18,7 @@ from .cost import Machine, equation_seconds, nbytes
 from .hoist import LoopCopy, Replacement, constant_equations
 from .hoistable import crossing_seconds
 from .loop import Loop
-from .program import Builder, copy_equation, is_var, substitute, users
+from .program import Builder, Readers, copy_equation, is_var, substitute, users
 
 # A product that already sums this many terms in each step gains nothing.
 LONGEST_CONTRACTION = 16
@@ -59,7 +59,7 @@ def find_sums(loop: Loop) -> list[Sum]:
     return [one for one in found if one is not None]
 
 
-def _sum(loop: Loop, k: int, readers: dict[Var, list[int]], makers: dict[Var, JaxprEqn]) -> Sum | None:
+def _sum(loop: Loop, k: int, readers: Readers, makers: dict[Var, JaxprEqn]) -> Sum | None:
     acc, nxt = loop.body_carry[k], loop.next_carry[k]
     aval = loop.finals[k].aval
     dtype = aval.dtype
@@ -95,7 +95,7 @@ def _sum(loop: Loop, k: int, readers: dict[Var, list[int]], makers: dict[Var, Ja
     return Sum(k, None, (term,), (), add)
 
 
-def _through_weak_type(acc: Var, eqns: Sequence[JaxprEqn], readers: dict[Var, list[int]]) -> Var | None:
+def _through_weak_type(acc: Var, eqns: Sequence[JaxprEqn], readers: Readers) -> Var | None:
     """The one value that stands for a carry in its addition: itself, or itself without weakness of its type."""
     if len(readers.get(acc, ())) != 1 or readers[acc] == [-1]:
         return None

@@ -7,7 +7,7 @@ from aerogel._jax import Atom, DropVar, JaxprEqn, Literal, Var
 
 from .facts import Affine, fact_of
 from .loop import Loop
-from .program import is_var, users
+from .program import Readers, is_var, users
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Slot:
 MOST_EARLIER = 4
 
 
-def find_slots(loop: Loop, facts: dict[Var, Affine], level_users: dict[Var, list[int]]) -> list[Slot]:
+def find_slots(loop: Loop, facts: dict[Var, Affine], level_users: Readers) -> list[Slot]:
     """All slots of a loop; none overlaps another."""
     readers = users(loop.body)
     eqns = loop.body.eqns
@@ -75,8 +75,8 @@ def _carried(
     init: Atom,
     var: Var,
     facts: dict[Var, Affine],
-    readers: dict[Var, list[int]],
-    level_users: dict[Var, list[int]],
+    readers: Readers,
+    level_users: Readers,
 ) -> Slot | None:
     """A carry that each step writes at its own index, and reads there at most before it does."""
     eqns, nxt = loop.body.eqns, loop.next_carry[k]
@@ -141,8 +141,10 @@ Written = tuple[Affine, int, Atom, bool]
 
 
 def write_of(eqn: JaxprEqn, buffer: Var, facts: dict[Var, Affine], length: int) -> Written | None:
-    """Place, dimension and value of a write of one whole slot; None for anything else."""
-    if eqn.primitive.name == "scatter" and eqn.invars[0] is buffer and eqn.params["update_jaxpr"] is None:
+    """Place, dimension and value of a write of one whole slot, and whether it adds; None for anything else."""
+    adds = eqn.primitive.name == "scatter-add"
+    is_scatter = adds or (eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is None)
+    if is_scatter and eqn.invars[0] is buffer:
         _, index, update = eqn.invars
         p = eqn.params["dimension_numbers"]
         dims = (p.inserted_window_dims, p.scatter_dims_to_operand_dims)
@@ -153,7 +155,7 @@ def write_of(eqn: JaxprEqn, buffer: Var, facts: dict[Var, Affine], length: int) 
         if update.aval.shape != (*shape[:dim], *shape[dim + 1 :]) or index.aval.shape != (1,):
             return None
         place = _own_place(index, facts, length, shape[dim])
-        return None if place is None else (place, dim, update, False)
+        return None if place is None else (place, dim, update, adds)
     if eqn.primitive.name == "dynamic_update_slice" and eqn.invars[0] is buffer:
         _, update, *starts = eqn.invars
         found = _one_slice(buffer.aval.shape, update.aval.shape, starts, facts, length)
@@ -208,7 +210,7 @@ def _own_place(x: Atom, facts: dict[Var, Affine], length: int, size: int) -> Aff
 
 
 def _added(
-    eqn: JaxprEqn, buffer: Var, eqns: list[JaxprEqn], readers: dict[Var, list[int]], facts: Any, length: int
+    eqn: JaxprEqn, buffer: Var, eqns: list[JaxprEqn], readers: Readers, facts: Any, length: int
 ) -> Written | None:
     """`buffer + (zeros with one slot written)`: the gradient of a read."""
     if eqn.primitive.name not in ("add", "add_any") or not any(x is buffer for x in eqn.invars):

@@ -10,17 +10,17 @@ from .report import Decision
 SMALLEST_SAVING = 4096  # bytes
 
 
-def tidy_loop(eqn: JaxprEqn) -> tuple[JaxprEqn, dict[Var, Atom]] | None:
+def tidy_loop(eqn: JaxprEqn, over_devices: bool = False) -> tuple[JaxprEqn, dict[Var, Atom]] | None:
     """A loop that does the same, and what stands for those of its results that it no longer makes; None if tidy.
 
     A carry that no step changes becomes a constant, one value read twice is read once, outputs that are equal are
-    stacked once, and an output that is an input of its step is that input. The loop has fewer carries, inputs or
-    outputs than before.
+    stacked once, and an output that is an input of its step is that input; not `over_devices`, where each may be
+    spread in its own way. The loop has fewer carries, inputs or outputs than before.
     """
     loop = as_loop(eqn)
     if loop is None or loop.length == 0 or any(isinstance(x, Literal) for x in loop.xs):
         return None
-    fixed, known = _unchanged_carries(loop), _known_outputs(loop)
+    fixed, known = _unchanged_carries(loop), {} if over_devices else _known_outputs(loop)
     # a value that is read whole and step by step is read in two ways, not twice
     if not fixed and not known and not _has_repeats(loop.consts) and not _has_repeats(loop.xs):
         return None

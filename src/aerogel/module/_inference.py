@@ -1,11 +1,9 @@
 """Models as they are used, and as they are trained."""
 
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ._edit import edited
-from ._paths import Path
-from ._steps import home, is_node, key_of_step, part, parts_below, static_keys
+from ._steps import home, key_of_step, nodes_below
 
 T = TypeVar("T")
 
@@ -35,15 +33,9 @@ def training(tree: T) -> T:
 
 def with_inference(tree: T, value: bool) -> T:
     """The tree with `value` in every attribute that is called `inference`."""
-    return edited(tree, {home(tree, path)[0]: value for path in _places(tree, ())})
-
-
-def _places(node: Any, path: Path) -> Iterator[Path]:
-    """The paths of all attributes of that name, in structure too: a dropout layer holds no data."""
-    key = key_of_step(node, "inference", statics=True) if hasattr(node, "inference") else None
-    if key is not None:
-        yield (*path, key)
-    for below in (*(key for key, _ in parts_below(node)), *static_keys(node)):
-        value = part(node, below)
-        if (key is None or below != key) and is_node(value):
-            yield from _places(value, (*path, below))
+    places = (
+        (*path, key)
+        for path, node in nodes_below(tree)
+        if hasattr(node, "inference") and (key := key_of_step(node, "inference", statics=True)) is not None
+    )
+    return edited(tree, {home(tree, path)[0]: value for path in places})

@@ -1,17 +1,20 @@
 """Bound methods of modules as data: they hold the module, so its arrays are theirs."""
 
+import types
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from ._form import put
-from ._kinds import KINDS, Kind
+from ._kinds import KINDS, Kind, kind_of
 
 
 class BoundMethod:
     """A method with its module, as a pytree. `model.method` itself stays a plain method of Python's.
 
-    A module that is given a method of another module holds one of these, and `as_pytree` makes one from any method
-    of a module. It is called as the method is.
+    A module that is given a method of another module holds one of these, and a transformation that is given a method
+    in its arguments makes one. It is called as the method is.
     """
 
     __slots__ = ("__func__", "__self__", "__weakref__", "_form", "_shadow")
@@ -52,3 +55,15 @@ class BoundMethod:
 
 
 KINDS[BoundMethod] = Kind.NODE
+
+
+def is_method(value: Any) -> bool:
+    """Whether it is a method of a module, as Python binds it."""
+    return isinstance(value, types.MethodType) and kind_of(value.__self__) is Kind.NODE
+
+
+def with_methods(tree: Any) -> Any:
+    """The tree with each method of a module as a `BoundMethod`; the tree itself where there is none."""
+    if not any(map(is_method, jax.tree.leaves(tree))):
+        return tree
+    return jax.tree.map(lambda leaf: BoundMethod(leaf.__func__, leaf.__self__) if is_method(leaf) else leaf, tree)

@@ -1,6 +1,7 @@
 """One step down any tree: the keys of a node's parts, and the part at a key. Modules, containers, other pytrees."""
 
 import copy
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -43,6 +44,15 @@ def static_keys(node: Any) -> list[Any]:
     names = getattr(type(node), "__dataclass_fields__", {}) if is_node(node) else {}
     known = {step_name(key) for key, _ in _opened(node)}
     return [jax.tree_util.GetAttrKey(name) for name in names if name not in known and hasattr(node, name)]
+
+
+def nodes_below(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """All nodes of a tree, itself included, each with its path; those in structure too."""
+    yield path, tree
+    for key in (*(key for key, _ in parts_below(tree)), *static_keys(tree)):
+        value = part(tree, key)
+        if value is not MISSING and is_node(value):
+            yield from nodes_below(value, (*path, key))
 
 
 def is_node(value: Any) -> bool:

@@ -9,6 +9,7 @@ from aerogel._errors import UsageError
 from aerogel.module import Module
 
 from ._check import check_last_axes
+from ._init import default_dtype
 from ._layer_norm import widened
 
 
@@ -20,8 +21,9 @@ def _even(size: int, function: str) -> int:
 
 def _angles(positions: Any, size: int, theta: float) -> jax.Array:
     """[..., size // 2]: each position times geometrically falling frequencies, from 1 to about 1 / theta."""
-    frequencies = theta ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
-    return jnp.asarray(positions, jnp.float32)[..., None] * frequencies
+    dtype = default_dtype(None)
+    frequencies = theta ** (-jnp.arange(0, size, 2, dtype=dtype) / size)
+    return jnp.asarray(positions, dtype)[..., None] * frequencies
 
 
 class RotaryPositionalEmbedding(Module):
@@ -54,7 +56,7 @@ class RotaryPositionalEmbedding(Module):
         """`x`, [..., embedding_size], rotated for positions, which broadcast against its axes but the last."""
         angles = _angles(positions, self.embedding_size, self.theta)
         one, two = jnp.split(widened(x), 2, axis=-1)
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        cos, sin = (wave(angles).astype(one.dtype) for wave in (jnp.cos, jnp.sin))
         return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1).astype(jnp.result_type(x))
 
 

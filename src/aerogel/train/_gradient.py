@@ -28,6 +28,9 @@ def gradient(
             out, new = stateful(loss)(whole, *args, **kwargs)
         else:
             out, new = loss(whole, *args, **kwargs), whole
+        if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+            wanted = "a function that returns a pair, as has_aux=True says"
+            raise UsageError(argument="loss", got=out, wanted=wanted, function="Optimizer.step")
         value = out[0] if has_aux else out
         return value if scale is None else wide(value) * scale, (out, new)
 
@@ -39,6 +42,9 @@ def accumulated(
     loss: Callable[..., Any], has_aux: bool, count: int, scale: Any, params: Any, model: Any, args: Any, kwargs: Any
 ) -> tuple[Any, Any, Any]:
     """As `gradient`, for a batch in `count` parts, one after the other; sums are in float32 at least."""
+    if not args:
+        wanted = "a step that is given its batch by position, after the model"
+        raise UsageError(argument="microbatches", got=count, wanted=wanted, function="Optimizer.step")
 
     def body(carry: Any, part: Any) -> Any:
         (model, total), (i, batch) = carry, part

@@ -14,6 +14,7 @@ from aerogel.module._display import show_array
 from aerogel.module._paths import show_path
 from aerogel.transform import jit, scan
 from aerogel.transform._static import is_static
+from aerogel.transform.loops import check_carry
 
 from ._source import Positioned, positioned
 
@@ -56,7 +57,9 @@ def loop(
     plain function: the loop of the next epoch uses it again.
 
     Raises:
-        UsageError: `steps_per_call` is less than one, or `numerics` is another word.
+        UsageError: `steps_per_call` is less than one, or `numerics` is another word; at a call, the step returns no
+            pair.
+        CarryError: at a call, the step returns a state of another structure.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> running = ag.loop(lambda total, x: (total + x, total), jnp.array(0.0), iter([1.0, 2.0, 3.0]), steps_per_call=2)
@@ -130,12 +133,21 @@ def _program(step: Callable[[Any, Any], Any], count: int, donate: bool, numerics
 def _calling(step: Callable[[Any, Any], Any], count: int) -> Callable[[Any, list[Any]], Any]:
     """`count` steps as one function; its results are stacked."""
 
+    def one(state: Any, batch: Any) -> tuple[Any, Any]:
+        found = step(state, batch)
+        if not (isinstance(found, tuple | list) and len(found) == 2):
+            wanted = "a function that returns the next state and a result: return (model, optimizer), loss"
+            raise UsageError(argument="step", got=found, wanted=wanted, function="loop")
+        check_carry("loop", state, found[0])
+        return found[0], found[1]
+
     @_jax.like(step)
     def call(state: Any, batches: list[Any]) -> Any:
         if count == 1:
-            state, out = step(state, batches[0])
+            state, out = one(state, batches[0])
             return state, jax.tree.map(lambda x: x if is_static(x) else jnp.asarray(x)[None], out)
-        return scan(step, state, jax.tree.map(lambda *xs: xs[0] if is_static(xs[0]) else jnp.stack(xs), *batches))
+        stacked = jax.tree.map(lambda *xs: xs[0] if is_static(xs[0]) else jnp.stack(xs), *batches)
+        return scan(one, state, stacked, count)
 
     return call
 

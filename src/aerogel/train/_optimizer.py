@@ -67,9 +67,16 @@ class Optimizer:
         """The optimiser at its beginning, for `model`.
 
         Raises:
-            UsageError: the model has nothing to be trained.
+            UsageError: the model has nothing to be trained, or `transform` is no transformation.
             PathError: `wrt` fits nothing in it.
         """
+        if not (callable(getattr(self.transform, "init", None)) and callable(getattr(self.transform, "update", None))):
+            raise UsageError(
+                argument="transform",
+                got=self.transform,
+                wanted="what has `init` and `update`: optax.adam(1e-3)",
+                function="Optimizer",
+            )
         params = self._params(model)
         paths = _paths(params)
         if not paths:
@@ -94,7 +101,8 @@ class Optimizer:
             extra: what else the transformation's `update` takes: `value=loss` for `optax.contrib.reduce_on_plateau`.
 
         Raises:
-            UsageError: `init` was not called, or with a model in which other parts are trained.
+            UsageError: `init` was not called, or with a model in which other parts are trained; `grads` is no tree
+                like the model.
             GradientError: an array that is trained has no gradient.
         """
         return self._updated(self._params(model), model, grads, model, extra)
@@ -117,7 +125,8 @@ class Optimizer:
                 What comes beside the loss is stacked.
 
         Raises:
-            UsageError: at a call: the batch cannot be cut so; see also `update`.
+            UsageError: `microbatches` is no number from 1 on. At a call: the batch cannot be cut so, or is not given by
+                position; `loss` returns no pair, and `has_aux` says so; see also `update`.
 
         >>> import jax, jax.numpy as jnp, optax, aerogel as ag
         >>> model = {"w": jnp.zeros(2)}
@@ -127,6 +136,9 @@ class Optimizer:
         >>> print(loss, model["w"])
         1.0 [0.25 0.25]
         """
+        if not isinstance(microbatches, int) or microbatches < 1:
+            wanted = "a whole number, one or more"
+            raise UsageError(argument="microbatches", got=microbatches, wanted=wanted, function="Optimizer.step")
 
         def run(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Optimizer]:
             params = self._params(model)
@@ -160,11 +172,22 @@ class Optimizer:
         return model, replace(after, state=state, loss_scale=scaling.adjusted(is_finite))
 
     def _moved(self, params: Any, model: Any, along: Any, extra: Any) -> tuple[Any, "Optimizer"]:
+        # Else the loop that goes back through a stack of layers would update their moments. It reads the old ones and
+        # writes the new ones in one step, so that these cannot take the memory of those: two copies more, not one.
+        along, params = jax.lax.optimization_barrier((along, params))
         updates, state = self.transform.update(along, self.state, params, **extra)
         params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
         return combine(params, model), replace(self, state=state)
 
     def _check(self, params: Any) -> None:
+        if not self.paths:
+            raise UsageError(
+                argument="state",
+                got=self.state,
+                wanted="what `init` returns with it, for the model",
+                function="Optimizer.update",
+                to_fix="optimizer = optimizer.init(model), once, before the first step",
+            )
         paths = _paths(params)
         if paths == self.paths:
             return
@@ -186,10 +209,20 @@ def _along(params: Any, grads: Any) -> Any:
     """The gradients of the parameters, without others.
 
     Raises:
+        UsageError: it is no tree like that of the parameters.
         GradientError: there is none for one of them.
     """
     flat, structure = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_none)
-    given = structure.flatten_up_to(grads)
+    try:
+        given = structure.flatten_up_to(grads)
+    except ValueError as error:
+        raise UsageError(
+            argument="grads",
+            got=grads,
+            wanted="a tree like the model: what ag.grad(loss)(model) returned",
+            function="Optimizer.update",
+            to_fix="loss, grads = ag.value_and_grad(...)(model); optimizer.update(model, grads)",
+        ) from error
     for (path, param), grad in zip(flat, given, strict=True):
         if param is not None and grad is None:
             raise GradientError(

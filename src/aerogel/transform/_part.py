@@ -8,6 +8,7 @@ import jax
 
 from aerogel import _jax
 from aerogel.module._frozen import frozen_mask
+from aerogel.module._methods import with_methods
 from aerogel.module._paths import show_path
 from aerogel.module._select import Where, leaf_mask
 
@@ -20,6 +21,7 @@ class Part:
     """One argument, divided into what it is differentiated by and the rest."""
 
     def __init__(self, tree: Any, wrt: Where | None = None, allow_int: bool = False) -> None:
+        tree = with_methods(tree)
         self.leaves, self._structure = jax.tree.flatten(tree)
         self.paths = [show_path(path) for path, _ in jax.tree.leaves_with_path(tree)]
         mask = chosen_mask(tree, wrt, allow_int)

@@ -13,6 +13,7 @@ import jax
 
 from aerogel import _jax
 from aerogel.module import Module
+from aerogel.module._methods import is_method, with_methods
 from aerogel.module._values import key_of
 
 from ._static import is_static
@@ -68,6 +69,8 @@ def split(tree: Any, place: str = "a value that is no array") -> Any:
     chosen = [(i, leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, Module) and is_static(leaf)]
     if not chosen:
         return tree
+    if any(is_method(leaf) for _, leaf in chosen):
+        return split(with_methods(tree), place)
     key = structure, tuple((i, key_of(leaf, place)) for i, leaf in chosen)
     with _lock:
         layout = _layouts.get(key)
@@ -82,9 +85,10 @@ def joined(value: Any) -> Any:
     return value.whole() if type(value) is Split else value
 
 
-def has_split(args: Any, kwargs: Any) -> bool:
-    """Whether any of these arguments is a `Split`."""
-    return any(type(x) is Split for x in (*args, *kwargs.values()))
+def differs(given: tuple[Any, Any], divided: tuple[Any, Any]) -> bool:
+    """Whether any of these arguments, positional and named, has become another object."""
+    (args, kwargs), (new_args, new_kwargs) = given, divided
+    return any(x is not y for x, y in zip((*args, *kwargs.values()), (*new_args, *new_kwargs.values()), strict=True))
 
 
 def through(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from aerogel import _jax
+from aerogel.module._methods import with_methods
 from aerogel.module._values import key_of
 
 _jax.exclude_from_tracebacks(__file__)
@@ -59,12 +60,14 @@ jax.tree_util.register_pytree_node(Static, lambda node: ((), node), lambda node,
 def hide(tree: Any) -> Any:
     """The tree with every value that is no array as a `Static`; the tree itself where there is none.
 
+    A method of a module is a node, with the arrays of its module.
+
     Raises:
         StructureError: one of them cannot be hashed.
     """
     if not has_statics(tree):
         return tree
-    return jax.tree.map(lambda leaf: Static(leaf) if is_static(leaf) else leaf, tree)
+    return jax.tree.map(lambda leaf: Static(leaf) if is_static(leaf) else leaf, with_methods(tree))
 
 
 def _is_hidden(node: Any) -> bool:

@@ -17,7 +17,7 @@ from aerogel.module import BoundMethod, Module
 
 from ._compiled import compiled as compile_
 from ._donation import DONATE, State, StateCalls, all_arguments
-from ._split import Split, divider, has_split, joined, split
+from ._split import Split, differs, divider, joined, split
 from .recompiles import Traces
 from .stages import stage_of, way_to
 
@@ -307,17 +307,19 @@ def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
             with _jax.gradients_taken(_jax.derivatives_above()):
                 return call(*args, **kwargs)
         if divides is not False:
+            given = args, kwargs
             args, kwargs = divide(args, kwargs)
             if divides is None:
-                divides = has_split(args, kwargs)
+                divides = differs(given, (args, kwargs))
             if divides:
                 return joined(compiled(*args, **kwargs))
         try:
             out = compiled(*args, **kwargs)
         except TypeError:
             # JAX looks at all arguments before it traces, so if one was no array, nothing has happened yet.
+            given = args, kwargs
             args, kwargs = divide(args, kwargs)
-            if not has_split(args, kwargs):
+            if not differs(given, (args, kwargs)):
                 raise
             divides = True
         else:
@@ -378,8 +380,10 @@ class _Stages:
 
     def ahead(self, method: str, args: Any, kwargs: Any) -> Any:
         way = way_to(self.natural, self.first, self.static, args, kwargs)
-        args, kwargs = self.divide((*self.first, *args), kwargs)
-        return stage_of(getattr(self.compiled, method)(*args, **kwargs), way, args, kwargs)
+        given = (*self.first, *args), kwargs
+        args, kwargs = self.divide(*given)
+        stage = getattr(self.compiled, method)(*args, **kwargs)
+        return stage_of(stage, way, differs(given, (args, kwargs)))
 
 
 def made_by(f: Any) -> tuple[Any, dict[str, Any]]:

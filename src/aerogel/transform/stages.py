@@ -8,7 +8,7 @@ from aerogel import _jax
 
 from ._donation import State
 from ._errors import ArgumentsError
-from ._split import Split, divider, has_split, joined
+from ._split import Split, divider, joined
 from .recompiles import Record, parts_of
 
 _jax.exclude_from_tracebacks(__file__)
@@ -56,11 +56,11 @@ def way_to(f: Any, first: tuple[Any, ...], static: State, args: Any, kwargs: Any
     return replace(way, record=Record(dict(parts_of(given)), None, 0))
 
 
-def stage_of(stage: Any, way: Way, args: Any, kwargs: Any) -> Any:
+def stage_of(stage: Any, way: Way, is_divided: bool) -> Any:
     """A stage that takes and shows what the user's function takes and returns; JAX's own stage if that does."""
     root = stage.out_tree.node_data()
-    is_divided = has_split(args, kwargs) or (root is not None and root[0] is Split)
-    return Stage(stage, way) if way.first or is_divided else stage
+    returns_split = root is not None and root[0] is Split
+    return Stage(stage, way) if way.first or is_divided or returns_split else stage
 
 
 class Stage:

@@ -23,7 +23,7 @@ from ..loop import Loop, as_loop, is_float, why_left
 from ..normalize import LOOPS_AND_BRANCHES
 from ..pipeline import Context
 from ..producers import makeable_inputs
-from ..program import Program, inner_jaxprs, is_var, where
+from ..program import Program, bodies, is_var, where
 from ..region import Joined, Region, Site, Sliced, grow
 from ..report import Decision
 from ..spread import stays_local
@@ -62,7 +62,7 @@ class LoopFusion:
 
 def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     """Rounds: all loops that do not concern each other are fused together, then those that concern these again."""
-    if not any(inner_jaxprs(eqn) for eqn in jaxpr.eqns):
+    if not bodies(jaxpr):
         return jaxpr
     decided = _left(jaxpr)
     looks = Looks()
@@ -188,14 +188,14 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
 def _left(jaxpr: Jaxpr) -> list[Decision]:
     """Decisions about the loops that no pass looks at: near misses are not silent."""
     made = []
-    for eqn in jaxpr.eqns:
+    for eqn, held in bodies(jaxpr):
         if eqn.primitive.name == "scan":
             reason = why_left(eqn)
             if reason is not None:
                 made.append(Decision(NAME, "a loop is left as it is", where(eqn), False, reason))
         elif eqn.primitive.name not in LOOPS_AND_BRANCHES:
             reason = f"it stands in a `{eqn.primitive.name}`, whose body is left as it is"
-            for inner in inner_jaxprs(eqn):
+            for inner in held:
                 made += [
                     Decision(NAME, "a loop is left as it is", where(scan), False, reason) for scan in _scans(inner)
                 ]
@@ -205,8 +205,8 @@ def _left(jaxpr: Jaxpr) -> list[Decision]:
 def _scans(jaxpr: Jaxpr) -> list[JaxprEqn]:
     return [
         scan
-        for eqn in jaxpr.eqns
-        for scan in ([eqn] if eqn.primitive.name == "scan" else [s for j in inner_jaxprs(eqn) for s in _scans(j)])
+        for eqn, held in bodies(jaxpr)
+        for scan in ([eqn] if eqn.primitive.name == "scan" else [s for inner in held for s in _scans(inner)])
     ]
 
 

@@ -221,6 +221,7 @@ def _final(new: LoopBuilder, slot: Slot, loop: Loop, rows: Var) -> Atom:
     assert slot.carry is not None
     dim, place, init = slot.dim, slot.place, loop.init[slot.carry]
     lowest, _ = place.bounds(loop.length)
+    covers = loop.length == slot.buffer.aval.shape[dim]
 
     def whole(rows: Any, *init: Any) -> Any:
         order = (*range(1, dim + 1), 0, *range(dim + 1, rows.ndim))
@@ -232,14 +233,13 @@ def _final(new: LoopBuilder, slot: Slot, loop: Loop, rows: Var) -> Atom:
         if slot.adds:
             old = lax.slice_in_dim(init[0], lowest, lowest + loop.length, axis=dim)
             part = old + part
-            return lax.dynamic_update_slice_in_dim(init[0], part, np.int32(lowest), dim)
+            return part if covers else lax.dynamic_update_slice_in_dim(init[0], part, np.int32(lowest), dim)
         # parts side by side: what reads them need not know of the whole
         ends = [lax.slice_in_dim(init[0], 0, lowest, axis=dim), part]
         ends.append(lax.slice_in_dim(init[0], lowest + loop.length, init[0].shape[dim], axis=dim))
         return lax.concatenate([x for x in ends if x.shape[dim]], dim)
 
-    covers = loop.length == slot.buffer.aval.shape[dim] and not slot.adds
-    (out,) = new.after.call(whole, rows, *([] if covers else [init]))
+    (out,) = new.after.call(whole, rows, *([] if covers and not slot.adds else [init]))
     return out
 
 

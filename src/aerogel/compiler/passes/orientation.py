@@ -8,7 +8,7 @@ values are stored in which order is chosen for all products of a level together 
 
 from dataclasses import dataclass
 
-from aerogel._jax import Jaxpr, JaxprEqn, Var
+from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..exactness import Exactness
 from ..layout import Layout, layout_of
@@ -17,13 +17,11 @@ from ..normalize import drop_dead
 from ..orders import carry, moved_bytes, natural
 from ..orient import best_orders
 from ..pipeline import Context
-from ..prices import Prices
-from ..program import Program, producers, users, where
+from ..prices import Prices, prices_on
+from ..program import Makers, Program, Readers, producers, users, where
 from ..reorder import reorder
 from ..report import Decision
 from ..terms import Group, Term, groups_of, terms_of
-
-Readers = dict[Var, list[int]]
 
 NAME = "orientation"
 WHAT = "products are made in the order in which they are wanted"
@@ -41,7 +39,7 @@ class Orientation:
         if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        prices = Prices(context.platform)
+        prices = prices_on(context.platform)
         return rewrite_steps(program, lambda jaxpr: _level(jaxpr, prices, decisions)), decisions
 
 
@@ -117,7 +115,7 @@ def _of_broadcasts(layout: Layout, group: Group) -> int:
 
 
 def _decisions(
-    jaxpr: Jaxpr, layout: Layout, group: Group, fired: bool, makers: dict[Var, int], readers: Readers
+    jaxpr: Jaxpr, layout: Layout, group: Group, fired: bool, makers: Makers, readers: Readers
 ) -> list[Decision]:
     """One for each transpose of the group that has gone or, next to a product, has stayed."""
     product = next((t.eqn for t in group.terms if t.eqn is not None and t.eqn.primitive.name == "dot_general"), None)
@@ -140,6 +138,6 @@ def _decisions(
     return found
 
 
-def _beside_product(jaxpr: Jaxpr, eqn: JaxprEqn, makers: dict[Var, int], readers: dict[Var, list[int]]) -> bool:
+def _beside_product(jaxpr: Jaxpr, eqn: JaxprEqn, makers: Makers, readers: Readers) -> bool:
     near = [makers.get(eqn.invars[0], -1), *readers.get(eqn.outvars[0], ())]  # type: ignore[arg-type]
     return any(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in near)

@@ -115,6 +115,8 @@ class _Level:
             raise Settled("each reads what all read: a loop of them is no faster, and its derivative is slower")
         if len(steps.steps) < FEWEST_PRODUCTS and steps.carries_products:
             raise Settled(f"fewer than {FEWEST_PRODUCTS} products that wait for each other cost as much in a loop")
+        if not steps.derive_alike:
+            raise Refused("a function in them has other derivatives in another step")
         loop = rolled(steps, lambda v: any(not start <= place < stop for place in self.read_by.get(v, ())))
         if loop.constants and self.constants is None:
             raise Refused("their numbers follow no rule, and a body holds no arrays")

@@ -15,7 +15,7 @@ from ..level import Edit, apply_edits
 from ..levels import Around, rewrite_nested
 from ..normalize import normalize
 from ..pipeline import Context
-from ..program import Builder, Program, inner_jaxprs, is_var, where
+from ..program import Builder, Program, inner_jaxprs, where
 from ..report import Decision
 from ..same import Body
 from .errors import RewriteCycle, RuleError
@@ -76,7 +76,7 @@ class Rules:
             decisions += one.fired
             if new is current:
                 return current, [*decisions, *one.refused, *_useless(rules)]
-            current, tidied = normalize(new)
+            current, tidied = normalize(new, context.over_devices)
             decisions += tidied
             body = Body(current.jaxpr)
             since = next((count for old, count in seen if old == body), None)
@@ -202,19 +202,7 @@ def _edits(graph: Graph, matches: list[Match], written: list[Written]) -> list[E
         old = found.get(place, Edit(place, frozenset(), [], {}, frozenset((place,))))
         new = {v: x for v, x in zip(match.found.results, values, strict=True) if not isinstance(v, DropVar)}
         found[place] = replace(old, eqns=[*old.eqns, *eqns], results={**old.results, **new})
-    return _resolved(list(found.values()))
-
-
-def _resolved(edits: list[Edit]) -> list[Edit]:
-    """The edits, where what stands for one result may itself be replaced by another."""
-    every = {v: x for edit in edits for v, x in edit.results.items()}
-
-    def final(x: Atom) -> Atom:
-        while is_var(x) and x in every:
-            x = every[x]
-        return x
-
-    return [replace(edit, results={v: final(x) for v, x in edit.results.items()}) for edit in edits]
+    return list(found.values())
 
 
 def _written(match: Match) -> Written:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import _jax
 from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from ..program import inner_jaxprs
+from ..program import inner_jaxprs, inner_levels
 from ..records import Facts, Known, Spread, moved
 from ..structure import learn
 from ..words import records_of
@@ -59,11 +59,10 @@ class _Walk:
         self._level(program.jaxpr)
 
     def _count(self, jaxpr: Jaxpr) -> None:
-        for eqn in jaxpr.eqns:
-            for inner in inner_jaxprs(eqn):
-                self._times[id(inner)] += 1
-                if self._times[id(inner)] == 1:
-                    self._count(inner)
+        for inner in inner_levels(jaxpr):
+            self._times[id(inner)] += 1
+            if self._times[id(inner)] == 1:
+                self._count(inner)
 
     def _hold(self, jaxpr: Jaxpr, consts: Any) -> None:
         for v, value in zip(jaxpr.constvars, consts, strict=True):

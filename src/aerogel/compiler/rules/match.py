@@ -25,7 +25,7 @@ from .site import Site
 from .skeleton import Skeleton
 from .spelling import PLUMBING, operation
 from .stage import not_allowed
-from .traces import Pattern, Reading, Refused, pattern_of
+from .traces import REFUSALS, Pattern, Reading, Refused, mistake, pattern_of
 
 # Comparisons of whole patterns at one site; each traces `before` at types that may be new.
 MOST_PLAIN, MOST_BATCHED = 48, 24
@@ -239,11 +239,19 @@ def own_operand(graph: Graph, found: Found, atoms: tuple[Atom, ...]) -> str | No
 
 
 def condition(graph: Graph, rule: Rule, bound: _Bound, site: Site) -> str | None:
-    """The reason of the rule's own condition against this site; None where it holds."""
+    """The reason of the rule's own condition against this site; None where it holds.
+
+    Raises:
+        RuleError: the condition raises an error.
+    """
     if rule.condition is None:
         return None
     more = {"site": site} if rule.asks_site else {}
-    said = rule.condition(*operands_of(graph, bound.atoms, bound.reading), **bound.parameters, **more)
+    try:
+        said = rule.condition(*operands_of(graph, bound.atoms, bound.reading), **bound.parameters, **more)
+    except REFUSALS as error:
+        fix = "mend it; it is given what is known of the operands (`aerogel.compiler.Operand`), not their entries"
+        raise mistake(rule, error, "condition", fix) from error
     if isinstance(said, str):
         return said
     return None if said else "its condition does not hold"

@@ -114,6 +114,8 @@ class PrimitiveRule:
             if isinstance(out, str):
                 reason.append(out)
                 return []
+            if out is None:
+                raise TypeError("None is returned, neither arrays nor a string: the reason why the site stays")
             return list(out) if isinstance(out, tuple | list) else [out]
 
         names = _jax.argument_names(flat, (), {}, ()).with_unknown_names()

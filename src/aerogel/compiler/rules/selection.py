@@ -71,7 +71,12 @@ def first_of_argsorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
 @first_of_argsorted.to
 def _(x: Any, *, axis: int, k: int) -> Any:
     sort = partial(first_of_argsorted.before, axis=axis, k=k)
-    return _or_sorted(x, lambda x: _largest(lax.neg(x), axis, k)[1], sort)
+    places = jax.dtypes.canonicalize_dtype(np.int64)  # as `argsort` has them
+
+    def select(x: jax.Array) -> jax.Array:
+        return lax.convert_element_type(_largest(lax.neg(x), axis, k)[1], places)
+
+    return _or_sorted(x, select, sort)
 
 
 @first_of_argsorted.when

@@ -14,7 +14,7 @@ import numpy as np
 from ... import _jax
 from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ..normalize import inline_call, is_plain_call, normalize
-from ..program import producers, rename, substitute, with_equations
+from ..program import Makers, producers, rename, substitute, with_equations
 from ..same import literal_key
 from .errors import RuleError
 from .rule import Rule
@@ -56,7 +56,7 @@ class Pattern:
 
     jaxpr: Jaxpr
     consts: dict[Var, Any]
-    makers: dict[Var, int]
+    makers: Makers
     inputs: tuple[int, ...]  # for each variable that it takes, which operand that is
 
     @property
@@ -86,7 +86,7 @@ def pattern_of(
         try:
             rule.kept[key] = _traced(function, atoms, parameters, reading)
         except (AttributeError, AssertionError) as error:
-            raise _mistake(rule, error) from error
+            raise mistake(rule, error) from error
     found = rule.kept[key]
     if isinstance(found, str):
         raise Refused(found)
@@ -158,14 +158,20 @@ def _last_frame(error: BaseException) -> traceback.FrameSummary:
     return next(frame for frame in reversed(frames) if frame.name != "__getattr__")
 
 
-def _mistake(rule: Rule, error: BaseException) -> RuleError:
+def mistake(
+    rule: Rule,
+    error: BaseException,
+    part: str = "function",
+    to_fix: str = "mend it; types that it is not meant for, it refuses with a ValueError, or `when` does",
+) -> RuleError:
+    """The error about a part of a rule that raises one, with the line where it did."""
     last = _last_frame(error)
     return RuleError(
         rule=rule.name,
-        what=f"has a function that raises {type(error).__name__}.",
+        what=f"has a {part} that raises {type(error).__name__}.",
         where=f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}",
         got=str(error) or last.line or "no message",
-        to_fix="mend it; types that it is not meant for, it refuses with a ValueError, or `when` does",
+        to_fix=to_fix,
     )
 
 

@@ -51,6 +51,7 @@ def _power(x: Any, y: Any, *, site: Site) -> Any:
     exponent = site.value(1)
     if exponent is not None and np.ndim(exponent) == 0 and exponent in _EASY:
         return f"XLA writes a power of {float(exponent):g} without the C library"
+    x, y = jnp.broadcast_arrays(x, y)  # either may be a scalar
     return _refusal((x, y), None, site) or power(x, y)
 
 

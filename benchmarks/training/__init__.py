@@ -1,0 +1,1 @@
+"""Four models as five libraries write them, each with a step of training: loss, gradient, Adam's update."""

@@ -1,0 +1,207 @@
+"""Random programs around the places where rules and passes of the catalogue fire give the same with the optimiser.
+
+`make soundness` draws 100,000 of them; the suite 3,000, of which each run takes a part. `AEROGEL_SOUNDNESS=5000` draws
+so many, `AEROGEL_SOUNDNESS_START=3000` begins elsewhere, `AEROGEL_SOUNDNESS_SEED=1234` runs that program and prints it.
+
+All sizes from which a rewrite pays are taken away, so that a few entries are enough for it. A chunk of programs is
+compiled as one: what takes time is not to run them, but to start the compiler.
+"""
+
+import collections
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import aerogel as ag
+from aerogel import _jax
+from aerogel.compiler import rules
+from aerogel.compiler.agree import compare, float64_reference
+from aerogel.compiler.default import DEFAULT_PASSES
+from aerogel.compiler.exactness import Exactness
+from drawing.free_prices import CATALOGUE, DIRECTIONS, free_prices, free_rules
+from strategies import Program, draw_site
+from test_differential import OPTIONS, gradient, same_program, user_settings, weak_types
+
+COUNT = int(os.environ.get("AEROGEL_SOUNDNESS", "3000"))
+START = int(os.environ.get("AEROGEL_SOUNDNESS_START", "0"))
+ONE = os.environ.get("AEROGEL_SOUNDNESS_SEED")
+CHUNK = 50
+SEEDS = [int(ONE)] if ONE else list(range(START, START + COUNT))
+CHUNKS = [SEEDS[i : i + CHUNK] for i in range(0, len(SEEDS), CHUNK)]
+NAMES = {rule.name for rule in CATALOGUE} | {one.name for one in DEFAULT_PASSES}
+# A program in which each fires, at the prices of "out of loops".
+# fmt: off
+FIRES = {
+    "argmax-by-blocks": 103, "argmin-by-blocks": 433, "branch-guard": 29, "contraction": 0,
+    "cumlogsumexp-by-rows": 52, "cumlogsumexp-in-a-loop": 403, "cummax-by-rows": 96, "cummin-by-rows": 92,
+    "cumprod-by-rows": 276, "cumsum-by-rows": 18, "depthwise-kernel-gradient": 185, "equal-cases": 596,
+    "few-term-convolution": 12, "first-of-argsorted": 1061, "first-of-sorted": 44, "full-sums": 4,
+    "half-power": 76, "in-place": 581, "inverse-products": 516, "inverse-times": 190, "last-of-cumsum": 152,
+    "last-of-sorted": 768, "loop-fusion": 11, "loop-hoist": 3, "loop-pieces": 392, "loop-slots": 32,
+    "max-pool-gradient": 78, "orientation": 2, "real-convolution": 185, "reroll": 32, "residual-choice": 295,
+    "searched-short": 27, "small-axes": 6, "small-cholesky": 84, "small-det": 421, "small-log-det": 972,
+    "small-lu": 36, "small-product": 2, "small-slogdet": 106, "small-solve": 67, "small-triangular-solve": 51,
+    "sort-by-places": 11, "streaming": 1, "thin-convolution": 125, "top-one-by-blocks": 58, "vector-acos": 56,
+    "vector-asin": 175, "vector-atan": 139, "vector-atan2": 248, "vector-cbrt": 462, "vector-cos": 2,
+    "vector-log": 274, "vector-pow": 16, "vector-sin": 2, "vector-tan": 54,
+}
+# fmt: on
+# What rewrites loops by what is stacked, and what keeps a limit, has its programs in test_differential.py and laws/.
+ELSEWHERE = {"loop-linear", "loop-once", "loop-parts", "loop-segments", "loop-split", "memory-limit"}
+_ORDER = list(Exactness)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A program as it stands and as it is rewritten, and what it is run at.
+
+    Attributes:
+        exactness: the loosest promise of what fired.
+        fired: the names of that.
+        weak: whether types, weak ones included, are the same.
+    """
+
+    program: Program
+    natural: Any
+    optimised: Any
+    args: list[Any]
+    exactness: Exactness
+    fired: frozenset[str]
+    weak: bool
+
+
+def is_wide(seed: int) -> bool:
+    """Whether a chunk is drawn with 64 bits."""
+    return seed // CHUNK % 8 == 5
+
+
+def pair_of(program: Program) -> Pair:
+    """A program's two forms: every 5th of a gradient, whose inside is rewritten in every 10th."""
+    form = gradient(program) if program.seed % 5 == 0 else None
+    f, transform, args = form or (program.function(), lambda f: f, program.args())
+    reports: list[Any] = []
+
+    def optimize(f: Callable[..., Any]) -> Callable[..., Any]:
+        return ag.optimize(f, rules=CATALOGUE, on_report=reports.append)
+
+    natural = jax.jit(transform(f)).trace(*args)
+    inside = program.seed % 10 == 0
+    optimised = jax.jit(transform(optimize(f)) if inside else optimize(transform(f))).trace(*args)
+    decisions = [d for report in reports for d in report.decisions if d.fired]
+    return Pair(
+        program,
+        natural.jaxpr,
+        optimised.jaxpr,
+        jax.tree.leaves(args),
+        max([Exactness.NO_WORSE, *(Exactness(d.exactness) for d in decisions)], key=_ORDER.index),
+        frozenset(d.rule for d in decisions),
+        weak_types(natural) == weak_types(optimised),
+    )
+
+
+def results_of(pairs: list[Pair], which: Callable[[Pair], Any]) -> list[list[Any]]:
+    """What one form of each program gives, all of them compiled as one program."""
+    programs = [which(pair) for pair in pairs]
+
+    def together(args: list[list[Any]]) -> list[list[Any]]:
+        return [_jax.evaluate(program, xs) for program, xs in zip(programs, args, strict=True)]
+
+    return jax.jit(together, compiler_options=OPTIONS)([pair.args for pair in pairs])
+
+
+def differences(pair: Pair, got: list[Any], want: list[Any]) -> list[str]:
+    """What differs in the results, judged by the promises of what fired.
+
+    What is equal to 64 units of the largest entry is no wrong result of a sum in another order, and needs no judgement
+    against float64, which takes longer than all else here; of the short floats that would be half of it.
+    """
+    fine = all(x.dtype.itemsize >= 4 for x in (*pair.args, *want))
+    loose = pair.exactness is Exactness.REASSOCIATES and fine
+    if not compare(got, want, exactness=Exactness.REASSOCIATES if loose else Exactness.NO_WORSE):
+        return []
+
+    def reference() -> Any:
+        return float64_reference(pair.natural.jaxpr, pair.natural.consts, pair.args)
+
+    return [str(d) for d in compare(got, want, reference, exactness=pair.exactness, inputs=pair.args)]
+
+
+def failures(seeds: list[int], fired: "collections.Counter[str] | None" = None) -> list[str]:
+    """The programs of these seeds that differ, as texts; counts in how many each rule and pass fires."""
+    wide, pairs, found = is_wide(seeds[0]), [], []
+    with jax.enable_x64(wide), user_settings(), jax.enable_checks(False):
+        for seed in seeds:
+            program = draw_site(seed, wide)
+            if ONE:
+                sys.stdout.write(f"{program}\n")
+            try:
+                pair = pair_of(program)
+                _jax.check_jaxpr(pair.optimised.jaxpr)
+            except Exception as error:
+                error.add_note(f"{program}\n\nAEROGEL_SOUNDNESS_SEED={seed} repeats it")
+                raise
+            if fired is not None:
+                fired.update(pair.fired)
+            if not pair.weak:
+                found.append(f"{program}\n\n  weak types differ")
+            elif not same_program(pair.natural, pair.optimised):
+                pairs.append(pair)
+        forms = zip(*(results_of(pairs, which) for which in (lambda p: p.optimised, lambda p: p.natural)), strict=True)
+        for pair, (got, want) in zip(pairs, forms, strict=True):
+            lines = differences(pair, got, want)
+            if lines:
+                told = "\n  ".join([*lines, f"fired: {', '.join(sorted(pair.fired))}"])
+                found.append(f"{pair.program}\n\n  {told}\n  AEROGEL_SOUNDNESS_SEED={pair.program.seed} repeats it")
+    return found
+
+
+@pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_catalogue_programs_agree(seeds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program around a rule's pattern has, rewritten, the types and (to what fired promises) the numbers it had."""
+    free_prices(DIRECTIONS[seeds[0] // CHUNK % 2], monkeypatch.setattr)
+    free_rules(monkeypatch.setattr)
+    found = failures(seeds)
+    jax.clear_caches()  # programs are not used twice, and their code fills the memory
+    assert not found, "\n\n".join([f"{len(found)} of {len(seeds)} programs differ", *found])
+
+
+def test_every_rule_and_pass_fires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a program of this corpus in which it fires: what never fires was never judged."""
+    free_prices("out of loops", monkeypatch.setattr)
+    free_rules(monkeypatch.setattr)
+    assert set(FIRES) | ELSEWHERE == NAMES, "a rule or pass is new, or gone: say in which program it fires"
+    programs = {seed: fired_in(seed) for seed in set(FIRES.values())}
+    lost = {name for name, seed in FIRES.items() if name not in programs[seed]}
+    if lost:  # the programs are others than they were: where to look now
+        found = {name: seed for seed in range(1500, -1, -1) for name in fired_in(seed) & lost}
+        raise AssertionError(f"never: {sorted(lost - set(found))}; elsewhere: {found}")
+
+
+def fired_in(seed: int) -> frozenset[str]:
+    """What fires in a program."""
+    with jax.enable_x64(is_wide(seed)), user_settings(), jax.enable_checks(False):
+        return pair_of(draw_site(seed, is_wide(seed))).fired
+
+
+def test_the_rules_are_those_that_ship() -> None:
+    """No rule that comes with Aerogel is left out."""
+    named = {x.name for x in vars(rules).values() if isinstance(x, rules.Rule | rules.PrimitiveRule)}
+    assert named | {rule.name for rule in rules.default} == {rule.name for rule in CATALOGUE}
+
+
+def test_a_wrong_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that is a ten-thousandth too large is found in sixteen programs."""
+
+    @ag.rule(exactness="reassociates", reason="it is wrong", name="too-large")
+    def tanh(x: Any) -> Any:
+        return jnp.tanh(x)
+
+    tanh.to(lambda x: 1.0001 * jnp.sign(x) * (1 - 2 / (jnp.exp(2 * jnp.abs(x)) + 1)))
+    monkeypatch.setattr(sys.modules[__name__], "CATALOGUE", CATALOGUE + tanh)
+    assert failures(list(range(16)))
