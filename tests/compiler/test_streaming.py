@@ -18,7 +18,7 @@ from aerogel.compiler.program import inner_jaxprs
 from aerogel.compiler.stream_plan import Sizes
 from aerogel.compiler.unit_batches import without_unit_batches
 from compiler.loop_patterns import normal
-from compiler.programs_of import run, traced
+from compiler.programs_of import FAST, run, traced
 
 SIZES = Sizes(1 << 12, at_any_price=True)  # 4 KiB are large
 SMALL = Streaming(SIZES)
@@ -321,3 +321,22 @@ def test_an_array_that_a_program_closes_over_may_become_an_argument() -> None:
     assert len(jaxpr.constvars) == 1
     part = _jax.new_jaxpr(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
     assert len(_jax.drop_dead(part).invars) == 2
+
+
+def test_parts_of_one_kernel_are_not_written() -> None:
+    """XLA makes a stack of computed arrays and its sum in one kernel; blocks of it would read these from memory."""
+
+    def f(x: Any) -> Any:
+        parts = [x]
+        for _ in range(7):
+            parts.append(jnp.sin(parts[-1]) * 0.5)
+        return jnp.stack(parts).mean(0)
+
+    def given(*parts: Any) -> Any:
+        s = jnp.stack(parts)
+        return ((s - s.mean(0)) ** 2).sum(0)
+
+    x = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
+    left, done = (Streaming()(traced(g, *args), FAST)[1] for g, args in ((f, [x]), (given, [x] * 8)))
+    assert not any(d.fired for d in left)
+    assert any(d.fired for d in done)
