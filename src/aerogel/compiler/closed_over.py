@@ -15,7 +15,7 @@ from .program import Program
 def without_closures(program: Program) -> Program:
     """The program with the arrays of all its calls as its own constants; the same object if they have none.
 
-    Calls in the bodies of loops and branches keep theirs.
+    Calls in the bodies of loops and branches keep theirs, and so do those with effects.
     """
     return _Opening().program(program)
 
@@ -35,19 +35,20 @@ class _Opening:
 
     def _opened(self, closed: ClosedJaxpr) -> ClosedJaxpr:
         jaxpr = closed.jaxpr
-        known = {id(x): v for v, x in zip(jaxpr.constvars, closed.consts, strict=True)}
+        known = {(id(x), v.aval): v for v, x in zip(jaxpr.constvars, closed.consts, strict=True)}
         more: dict[Var, Any] = {}
         eqns: list[JaxprEqn] = []
         for eqn in jaxpr.eqns:
-            inner = self.program(eqn.params["jaxpr"]) if asks_nothing(eqn) else None
+            inner = self.program(eqn.params["jaxpr"]) if asks_nothing(eqn) and not eqn.effects else None
             if inner is None or not inner.consts:
                 eqns.append(eqn)
                 continue
-            for v, x in zip(inner.jaxpr.constvars, inner.consts, strict=True):
-                if id(x) not in known:
-                    known[id(x)] = _jax.new_var(v.aval)
-                    more[known[id(x)]] = x
-            eqns.append(_handed(eqn, self._body(inner), [known[id(x)] for x in inner.consts]))
+            held = [(id(x), v.aval) for v, x in zip(inner.jaxpr.constvars, inner.consts, strict=True)]
+            for key, x in zip(held, inner.consts, strict=True):
+                if key not in known:
+                    known[key] = _jax.new_var(key[1])
+                    more[known[key]] = x
+            eqns.append(_handed(eqn, self._body(inner), [known[key] for key in held]))
         if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return closed
         constvars = [*jaxpr.constvars, *more]
