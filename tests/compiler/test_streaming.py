@@ -18,7 +18,7 @@ from aerogel.compiler.program import inner_jaxprs
 from aerogel.compiler.stream_plan import Sizes
 from aerogel.compiler.unit_batches import without_unit_batches
 from compiler.loop_patterns import normal
-from compiler.programs_of import run, traced
+from compiler.programs_of import FAST, run, traced
 
 SIZES = Sizes(1 << 12, at_any_price=True)  # 4 KiB are large
 SMALL = Streaming(SIZES)
@@ -72,6 +72,17 @@ def column_softmax(q: Any, k: Any, v: Any) -> Any:
     return (jax.nn.softmax(s, axis=0) * s).sum(1)
 
 
+def dropout(q: Any, k: Any, v: Any) -> Any:
+    """Attention of which some is dropped."""
+    p = jax.nn.softmax(q @ k.T / 4, axis=-1)
+    return jnp.where(jax.random.bits(jax.random.key(7), p.shape, "uint32") > 2**29, p, 0) @ v
+
+
+def wide(x: Any, y: Any, v: Any) -> Any:
+    """A power of distances in five dimensions: its gradient reads arrays that are a fifth of the differences."""
+    return jnp.mean(jax.vmap(lambda a: jnp.sum((1 + 0.5 * jnp.sum((a - y) ** 2, -1)) ** -1.5 * v))(x) ** 2)
+
+
 POINTS = (normal(0, N, 3), normal(1, M, 3), normal(2, M))
 TOKENS = (normal(0, N, 16), normal(1, M, 16), normal(2, M, 5))
 Formula = Callable[..., Any]
@@ -90,6 +101,8 @@ SMOOTH: dict[str, tuple[Formula, tuple[Any, ...]]] = {
     "mixture": (mixture, POINTS),
     "attention": (attention, TOKENS),
     "causal": (causal, TOKENS),
+    "dropout": (dropout, TOKENS),
+    "five dimensions": (wide, (normal(0, N, 5), normal(1, M, 5), normal(2, M))),
     "heads": (heads, TOKENS),
     "column softmax": (column_softmax, TOKENS),
 }
@@ -321,3 +334,22 @@ def test_an_array_that_a_program_closes_over_may_become_an_argument() -> None:
     assert len(jaxpr.constvars) == 1
     part = _jax.new_jaxpr(jaxpr, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
     assert len(_jax.drop_dead(part).invars) == 2
+
+
+def test_parts_of_one_kernel_are_not_written() -> None:
+    """XLA makes a stack of computed arrays and its sum in one kernel; blocks of it would read these from memory."""
+
+    def f(x: Any) -> Any:
+        parts = [x]
+        for _ in range(7):
+            parts.append(jnp.sin(parts[-1]) * 0.5)
+        return jnp.stack(parts).mean(0)
+
+    def given(*parts: Any) -> Any:
+        s = jnp.stack(parts)
+        return ((s - s.mean(0)) ** 2).sum(0)
+
+    x = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
+    left, done = (Streaming()(traced(g, *args), FAST)[1] for g, args in ((f, [x]), (given, [x] * 8)))
+    assert not any(d.fired for d in left)
+    assert any(d.fired for d in done)

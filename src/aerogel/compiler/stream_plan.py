@@ -21,7 +21,7 @@ from .residuals import VECTOR_SECONDS
 from .short_axes import acts, entry_by_entry
 from .stream_growth import grow
 from .streaming import stream_loops
-from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, read_outside, scope_of
+from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, is_light, read_outside, scope_of
 
 # A last axis up to so long is taken apart (`passes/small_axes.py`): of a block, one entry is there at a time.
 SHORT = 8
@@ -33,6 +33,9 @@ LEAST_BLOCKS = 4
 # What must be gone of the memory that the equations take, and how much slower they may be predicted to become.
 FEWER_BYTES = 2
 SLOWER = 1.0
+# What takes so much memory may not run at all otherwise: then it may be so much slower.
+HUGE = 4 << 30
+SLOWER_THAN_HUGE = 4.0
 # The same along an axis of examples: what is left is cut along another one then.
 FEWER_EXAMPLES = 1.3
 SLOWER_EXAMPLES = 1.1
@@ -202,12 +205,24 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     new = _cost(loops, context)
     taken = max(old.peak_bytes, nbytes(seed.aval))  # the seed is written, though the model sees it fused
     fewer, slower = (FEWER_EXAMPLES, SLOWER_EXAMPLES) if stream.is_of_examples else (FEWER_BYTES, SLOWER)
-    if new.peak_bytes * fewer > taken and not sizes.at_any_price:
-        left = f"of the {taken / 1e6:.1f} MB of memory that it takes {new.peak_bytes / 1e6:.1f} MB would be left"
+    slower = max(slower, SLOWER_THAN_HUGE) if taken > HUGE else slower
+    would_be_left = new.peak_bytes + sum(nbytes(v.aval) for v in loops.invars if _is_written_for(stream, v))
+    if would_be_left * fewer > taken and not sizes.at_any_price:
+        left = f"of the {taken / 1e6:.1f} MB of memory that it takes {would_be_left / 1e6:.1f} MB would be left"
         return Left(left, looked_at)
     if new.seconds > slower * old.seconds and not sizes.at_any_price:
         return Left(f"it would take {1e3 * new.seconds:.1f} ms instead of {1e3 * old.seconds:.1f} ms", looked_at)
     return Form(stream, size, edit, max(0, old.peak_bytes - new.peak_bytes), new.seconds, looked_at)
+
+
+def _is_written_for(stream: Stream, v: Var) -> bool:
+    """Whether a value that the blocks read is in memory for them only: a part of a `stack`, all of it one kernel."""
+    level = stream.level
+    if v not in level.made_by:
+        return False
+    maker = level.eqns[level.made_by[v]]
+    others = [k for k in level.readers(v) if k not in stream.answers]
+    return is_light(maker) and not any(_reads_memory(level, k, maker) for k in others)
 
 
 def _made_whole(stream: Stream, place: int) -> list[Var]:
