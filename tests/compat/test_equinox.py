@@ -3,7 +3,6 @@
 import contextlib
 import io
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,14 +27,6 @@ def printed(code: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     with contextlib.redirect_stdout(out):
         exec(compile(code, str(file), "exec"), vars(module))
     return out.getvalue()
-
-
-@pytest.fixture
-def quick_to_compile() -> Iterator[None]:
-    """XLA optimises little, and so compiles in half the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.usefixtures("quick_to_compile")

@@ -35,6 +35,7 @@ from .context import trace_state_clean as trace_state_clean
 from .derivatives import BackwardRule as BackwardRule
 from .derivatives import backward_rule as backward_rule
 from .derivatives import forward_rule as forward_rule
+from .derivatives import with_backward_rule as with_backward_rule
 from .elementwise import elementwise_primitive as elementwise_primitive
 from .marker import marker_primitive as marker_primitive
 from .names import Atom as Atom
@@ -60,6 +61,7 @@ from .names import mlir as mlir
 from .names import original_jit as original_jit
 from .names import primitives as primitives
 from .names import shaped_abstractify as shaped_abstractify
+from .names import threefry2x32 as threefry2x32
 from .names import wraps as wraps
 from .places import is_place as is_place
 from .places import place_primitives as place_primitives
