@@ -149,7 +149,7 @@ def test_a_loop_without_results():
 
 
 def test_the_other_kind_of_custom_vjp():
-    """JAX's setting for another `jax.custom_vjp`, which is told of no zeros in forward mode, is for users' functions."""
+    """JAX's setting for another `jax.custom_vjp`, which knows no zeros in forward mode, is for users' functions."""
     jax.config.update("jax_custom_vjp3", True)
     try:
         f = ag.optimize(stacked_sum)
