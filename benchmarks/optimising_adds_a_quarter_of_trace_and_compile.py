@@ -32,9 +32,9 @@ from ._timing import Quartiles
 BOUND_ADDED = 0.25
 BOUND_WHOLE = 1.25
 BOUND_LINEAR = 1.5  # added seconds per equation, at 10,000 equations over at 1,000
-ROUNDS = {100: 20, 1_000: 6, 10_000: 3}
-COMPILED = {100: 20, 1_000: 6, 10_000: 0}  # in so many of the rounds; what is compiled in none, in a process apart
-COMPILE_LIMIT_S = 60.0
+ROUNDS = {100: 10, 1_000: 4, 10_000: 1}
+COMPILED = {100: 10, 1_000: 3, 10_000: 0}  # in so many of the rounds; what is compiled in none, in a process apart
+COMPILE_LIMIT_S = 20.0
 
 
 def straight(equations: int) -> Callable:

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,14 +27,6 @@ def printed(code: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     with contextlib.redirect_stdout(out):
         exec(compile(code, str(file), "exec"), vars(module))
     return out.getvalue()
-
-
-@pytest.fixture
-def quick_to_compile() -> Iterator[None]:
-    """XLA optimises little, and so compiles in half the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.usefixtures("quick_to_compile")
@@ -200,3 +191,24 @@ def test_files_of_equinox_are_read(tmp_path: Path) -> None:
     assert (tmp_path / "ours.eqx").read_bytes() == (tmp_path / "tree.eqx").read_bytes()
     with pytest.raises(RuntimeError, match=r"(?s)tree\['a'\].*bf16\[2\].*f32\[2\]"):
         ours.tree_deserialise_leaves(tmp_path / "tree.eqx", tree | {"a": jnp.ones(2)})
+
+
+def test_a_file_of_layers_is_read(tmp_path: Path) -> None:
+    """Of their arrays alone, which Equinox picks by `filter`; of the state as well."""
+
+    def made(eqx: Any, key: int) -> Any:
+        def make() -> Any:
+            one, two, three = jax.random.split(jax.random.key(key), 3)
+            norm = eqx.nn.BatchNorm(4, "batch", mode="batch")
+            attention = eqx.nn.MultiheadAttention(2, 4, dropout_p=0.1, key=one)
+            spectral = eqx.nn.SpectralNorm(eqx.nn.Linear(4, 4, key=two), "weight", key=three)
+            return eqx.nn.Sequential([attention, eqx.nn.AvgPool1d(2), eqx.nn.Dropout(), norm, spectral])
+
+        return eqx.nn.make_with_state(make)()
+
+    theirs = made(equinox, 1)
+    equinox.tree_serialise_leaves(tmp_path / "both.eqx", equinox.filter(theirs, equinox.is_array))
+    found = ours.tree_deserialise_leaves(tmp_path / "both.eqx", made(ours, 2))
+    wanted = jax.tree.leaves(equinox.filter(theirs, equinox.is_array))
+    assert len(wanted) == 13
+    assert all(map(np.array_equal, jax.tree.leaves(found), wanted))

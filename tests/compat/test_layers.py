@@ -113,6 +113,7 @@ def arrays(layer: Any) -> list[jax.Array]:
     return jax.tree.leaves(equinox.filter(layer, equinox.is_array))
 
 
+@pytest.mark.usefixtures("quick_to_compile")
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_is_equinox_s(name: str) -> None:
     """From one key the same parameters; the same result, and the same gradient by parameters and input."""

@@ -293,6 +293,26 @@ def test_declared_by_function(primitive: Primitive) -> None:
     assert isinstance(along_output(eqn, {0: Axis(0)}, 3), No)
 
 
+@pytest.mark.parametrize("width", [8, 32, 64])
+def test_words_of_one_key_are_drawn_by_their_number(width: int) -> None:
+    """A block of random words is bit by bit the same, along each dimension; of keys of another kind it is not made."""
+    key = jax.random.key(3)
+    with jax.enable_x64(True):
+
+        def draw(key: Any) -> Any:
+            return jax.random.bits(key, (6, 4, 5), dtype=f"uint{width}")
+
+        eqn, whole = _last(draw, key), draw(key)
+        for dim, length in enumerate(whole.shape):
+            answer = along_output(eqn, {0: Axis(dim)}, length)
+            assert isinstance(answer, Mapped)
+            (block,) = answer.block(np.int32(1), 2, key)
+            np.testing.assert_array_equal(block, lax.slice_in_dim(whole, 1, 3, axis=dim), strict=True)
+        assert isinstance(along_output(_last(draw, jax.random.key(3, impl="rbg")), {0: Axis(0)}, 6), No)
+        with jax.threefry_partitionable(False):
+            assert isinstance(along_output(_last(draw, key), {0: Axis(0)}, 6), No)
+
+
 @pytest.mark.parametrize(
     "options", [{"elementwise": True, "reduces": "axes"}, {"monoid": MAX}, {"along_output": lambda *a: No("no")}]
 )

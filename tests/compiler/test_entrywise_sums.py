@@ -84,14 +84,15 @@ def test_what_gains_nothing_is_reduced_step_by_step(name: str) -> None:
 
 
 def test_before_differentiation_steps_are_summed() -> None:
-    """Under a later `grad` the backward loop gets one number for all entries of a step."""
+    """Under a later derivative the loop has one number for all entries of a step, and one for its tangent."""
 
     def f(x: Any) -> Any:
         return COMPUTED["squared error"](outputs(x))
 
     agree(lambda x: jax.value_and_grad(ag.optimize(f))(x), 1e-4)
-    loop = next(e for e in jax.make_jaxpr(jax.grad(ag.optimize(f)))(X).eqns if e.primitive.name == "scan")
-    assert sorted(v.aval.shape for v in loop.outvars[: loop.params["num_carry"]]) == [(), SHAPE]
+    program = jax.make_jaxpr(lambda x: jax.jvp(ag.optimize(f), (x,), (x,)))(X)
+    loop = next(e for e in program.eqns if e.primitive.name == "scan")
+    assert sorted(v.aval.shape for v in loop.outvars[: loop.params["num_carry"]]) == [(), (), SHAPE, SHAPE]
 
 
 def test_what_a_step_computes_for_the_sum_alone() -> None:

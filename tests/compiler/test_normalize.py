@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import aerogel as ag
 from aerogel._jax import ClosedJaxpr, Jaxpr, evaluate, jaxprs_in_params
 from aerogel.compiler.agree import compare
 from aerogel.compiler.check import check_program
@@ -16,6 +17,7 @@ from aerogel.compiler.program import count_equations, inner_jaxprs
 from compiler.programs_of import bits, run, traced
 from strategies import draw_program
 
+X4 = np.linspace(-1, 1, 4, dtype=np.float32)
 X = np.array([[1.5, -0.0, np.nan], [np.inf, 1e-40, -3.0]], np.float32)
 K = np.array([[120, -128, 7], [1, 0, -1]], np.int8)
 
@@ -212,3 +214,36 @@ def test_dead_code_goes_from_bodies_too() -> None:
     assert len(after.eqns) == len(before.eqns)
     assert count_equations(after) == count_equations(before) - 1
     assert drop_dead(after) is after
+
+
+TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@jax.jit
+def looked_up(x: Any) -> Any:
+    """A function that closes over an array, and over one by a function that it calls."""
+    return jnp.tanh(x @ jnp.asarray(TABLE)) + shifted(x)
+
+
+@jax.jit
+def shifted(x: Any) -> Any:
+    """A function that closes over a part of the same array."""
+    column = jnp.asarray(TABLE[:, 0])
+    for _ in range(15):
+        x = jnp.sin(x * column)
+    return x.sum()
+
+
+def test_calls_do_not_close_over_arrays() -> None:
+    """Called once, a function is inlined with its arrays; called twice, it is one function that is given them."""
+    once = normalize(traced(lambda x: looked_up(x) * 2, X4))[0]
+    assert "jit" not in {eqn.primitive.name for eqn in once.jaxpr.eqns}
+    twice = normalize(traced(lambda x: looked_up(x) + looked_up(x + 1), X4))[0]
+    calls = [eqn for eqn in twice.jaxpr.eqns if eqn.primitive.name == "jit"]
+    assert len({id(eqn.params["jaxpr"]) for eqn in calls}) < len(calls)
+    assert not any(eqn.params["jaxpr"].consts for eqn in calls)
+    assert len(twice.consts) == 2
+    assert normalize(twice)[0] is twice
+    f = lambda x: jax.grad(lambda x: (looked_up(x) * looked_up(2 * x)).sum())(x)  # noqa: E731
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(X4), f(X4), rtol=1e-5)
+    np.testing.assert_allclose(jax.vmap(ag.optimize(f))(X4[None]), f(X4)[None], rtol=1e-5)

@@ -151,3 +151,17 @@ def test_small_loops_are_left() -> None:
     """Residuals that stay in the cache are not worth a change."""
     f, args = loss("logistic map", False), arguments((4, 8))
     assert not [d for d in ag.explain(f)(*args).fired if d.rule == "residual-choice"]
+
+
+def test_rows_of_a_map_are_made_again() -> None:
+    """A sum over the coordinates of points is made again, and what a step multiplies and adds up is not stacked."""
+
+    def kernel(x: Any, y: Any, b: Any) -> Any:
+        return jnp.mean(lax.map(lambda p: jnp.exp(-jnp.sum((p - y) ** 2, -1)) @ b, x) ** 2)
+
+    f, rows, columns = jax.value_and_grad(kernel, (0, 1, 2)), 4096, 8192
+    large = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 3), (columns, 3), (columns,))]
+    natural, optimised = (jax.make_jaxpr(g)(*large).jaxpr for g in (f, ag.optimize(f)))
+    assert stacked(natural, rows * columns)
+    assert not stacked(optimised, rows * columns)
+    ag.verify(f)(normal(0, 512, 3), normal(1, 2048, 3), normal(2, 2048))

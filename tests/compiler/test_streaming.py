@@ -72,6 +72,17 @@ def column_softmax(q: Any, k: Any, v: Any) -> Any:
     return (jax.nn.softmax(s, axis=0) * s).sum(1)
 
 
+def dropout(q: Any, k: Any, v: Any) -> Any:
+    """Attention of which some is dropped."""
+    p = jax.nn.softmax(q @ k.T / 4, axis=-1)
+    return jnp.where(jax.random.bits(jax.random.key(7), p.shape, "uint32") > 2**29, p, 0) @ v
+
+
+def wide(x: Any, y: Any, v: Any) -> Any:
+    """A power of distances in five dimensions: its gradient reads arrays that are a fifth of the differences."""
+    return jnp.mean(jax.vmap(lambda a: jnp.sum((1 + 0.5 * jnp.sum((a - y) ** 2, -1)) ** -1.5 * v))(x) ** 2)
+
+
 POINTS = (normal(0, N, 3), normal(1, M, 3), normal(2, M))
 TOKENS = (normal(0, N, 16), normal(1, M, 16), normal(2, M, 5))
 Formula = Callable[..., Any]
@@ -90,6 +101,8 @@ SMOOTH: dict[str, tuple[Formula, tuple[Any, ...]]] = {
     "mixture": (mixture, POINTS),
     "attention": (attention, TOKENS),
     "causal": (causal, TOKENS),
+    "dropout": (dropout, TOKENS),
+    "five dimensions": (wide, (normal(0, N, 5), normal(1, M, 5), normal(2, M))),
     "heads": (heads, TOKENS),
     "column softmax": (column_softmax, TOKENS),
 }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import aerogel as ag
 from aerogel._jax import ClosedJaxpr, evaluate
 from aerogel.compiler.normalize import normalize
 
@@ -18,6 +19,7 @@ SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "split": ("split", lambda x: jnp.split(x, (2, 5))),
     "row by an array": ("gather", lambda x: jnp.take(x, 3, axis=0)),
     "rows at one distance": ("gather", lambda x: x[jnp.arange(1, 6, 2)]),
+    "many columns": ("gather", lambda x: jnp.tile(x, 1000)[:, jnp.arange(500, 3500)]),
     "reversed broadcast": ("rev", lambda x: jnp.broadcast_to(x[0], (5, 4))[::-1]),
     "a row of what was written": ("scatter", lambda x: x.at[3].set(x[0])[3:4]),
     "rows beside what was written": ("scatter", lambda x: x.at[0].set(7.0)[1:]),
@@ -46,6 +48,18 @@ def test_parts_are_slices(name: str) -> None:
     for got, want in zip(evaluate(program, [jnp.asarray(X)]), evaluate(natural, [jnp.asarray(X)]), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_part_of_a_reversed_array_is_a_reversed_part() -> None:
+    """Along one dimension and both, with strides: the slice comes first, and takes what it took."""
+    parts = [np.s_[:2], np.s_[1:], np.s_[2:5, 1:], np.s_[::2], np.s_[1:6:3, ::2], np.s_[4:4]]
+    for turned in ((0,), (0, 1)):
+        for part in parts:
+            program, _ = normalize(jax.make_jaxpr(lambda x, t=turned, p=part: lax.rev(x, t)[p])(X))
+            np.testing.assert_array_equal(evaluate(program, [jnp.asarray(X)])[0], np.flip(X, turned)[part])
+            assert names(program) in (["slice", "rev"], ["rev", "slice"] if part == np.s_[4:4] else [])
+    report = ag.explain(lambda x: jnp.sort(x)[::-1][:10], rules=ag.rules.default)(jnp.arange(1000.0))
+    assert [d.rule for d in report.fired] == ["last-of-sorted"]
 
 
 @pytest.mark.parametrize("first", range(5))

@@ -146,3 +146,14 @@ def test_a_loop_without_results():
         return jnp.abs(ys - ys[0]).max()
 
     assert_same(f, start())
+
+
+def test_the_other_kind_of_custom_vjp():
+    """JAX's setting for another `jax.custom_vjp`, which knows no zeros in forward mode, is for users' functions."""
+    jax.config.update("jax_custom_vjp3", True)
+    try:
+        f = ag.optimize(stacked_sum)
+        gradient = jax.grad(jax.jit(lambda x: jax.jit(f)(x).sum()))(start())
+    finally:
+        jax.config.update("jax_custom_vjp3", False)
+    np.testing.assert_allclose(gradient, jax.grad(lambda x: stacked_sum(x).sum())(start()), rtol=1e-5)

@@ -5,6 +5,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aerogel.module.files import _together
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -123,3 +129,22 @@ def test_two_processes_save_and_load(tmp_path: Path) -> None:
     last_lines = [out.splitlines()[-1:] for out, _ in told]  # before them come those of JAX's collectives
     assert last_lines == [["done"]] * 2, "\n".join(error for _, error in told)
     assert [each.returncode for each in processes] == [0, 0]
+
+
+def test_the_others_hear_of_any_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a process fails with, it tells those that wait for it, and then fails with that; no file is left."""
+    heard: list[bool] = []
+
+    def gather(went_well: Any) -> np.ndarray:
+        heard.append(bool(went_well))
+        return np.array([went_well])
+
+    def parts() -> Any:
+        raise ZeroDivisionError("an array that cannot be computed")
+        yield
+
+    monkeypatch.setattr(_together, "process_allgather", gather)
+    with pytest.raises(ZeroDivisionError):
+        _together.write_together(tmp_path / "file", b"", 8, parts())
+    assert heard == [True, False]
+    assert not list(tmp_path.iterdir())

@@ -39,6 +39,15 @@ def test_inference_and_train_views(layer: Any) -> None:
     assert (np.asarray(calm(x, key=KEY, inference=False)) != x).any()
 
 
+def test_inference_reaches_layers_in_structure() -> None:
+    """A layer in a static field is no part of the tree, and is told all the same."""
+
+    class Holder(ag.Module):
+        drop: nn.Dropout = ag.field(static=True)
+
+    assert ag.inference([Holder(nn.Dropout())])[0].drop.inference
+
+
 def test_dropout_keeps_the_mean_and_the_dtype() -> None:
     """A fraction p of the entries is zero, and the others are scaled by 1 / (1 - p)."""
     out = nn.Dropout(0.25)(jnp.ones(20_000, jnp.bfloat16), key=KEY)

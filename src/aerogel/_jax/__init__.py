@@ -4,6 +4,7 @@ This is the only package that imports `jax.extend` or `jax._src`. Each name says
 on jax 0.10.2 and 0.12.0.1. When JAX changes, the change ends here; where the two differ, a comment says how.
 """
 
+from .calls import UNSPECIFIED as UNSPECIFIED
 from .calls import argument_names as argument_names
 from .calls import can_be_traced as can_be_traced
 from .calls import check_callable as check_callable
@@ -34,6 +35,7 @@ from .context import trace_state_clean as trace_state_clean
 from .derivatives import BackwardRule as BackwardRule
 from .derivatives import backward_rule as backward_rule
 from .derivatives import forward_rule as forward_rule
+from .derivatives import with_backward_rule as with_backward_rule
 from .elementwise import elementwise_primitive as elementwise_primitive
 from .marker import marker_primitive as marker_primitive
 from .names import Atom as Atom
@@ -59,6 +61,7 @@ from .names import mlir as mlir
 from .names import original_jit as original_jit
 from .names import primitives as primitives
 from .names import shaped_abstractify as shaped_abstractify
+from .names import threefry2x32 as threefry2x32
 from .names import wraps as wraps
 from .places import is_place as is_place
 from .places import place_primitives as place_primitives

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax._src import api, api_util, core, pjit, util
+from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED  # of an argument that is added to a call
 from jax._src.sharding_impls import UnspecifiedValue
 
 # What `jax.jit` and `pjit` are thin wrappers of. Called at the same depth, its warnings name the user's line.

@@ -17,6 +17,7 @@ from jax.extend.core import Var as Var
 from jax.extend.core import check_jaxpr as check_jaxpr
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.core import jaxprs_in_params as jaxprs_in_params
+from jax.extend.random import threefry2x32_p
 
 # The original functions, taken at import: `aerogel run` replaces `jax.jit`, and we would call ourselves.
 original_jit = jax.jit
@@ -32,6 +33,8 @@ Atom = Var | Literal
 computed_on = extend_compute_type
 
 wraps = util.wraps
+# Words from a key's two words and the two halves of their numbers: what `random_bits` computes.
+threefry2x32 = threefry2x32_p.bind
 convert_element_type = lax_internal._convert_element_type
 JaxprTypeError = core.JaxprTypeError
 

@@ -47,7 +47,8 @@ def tree_serialise_leaves(
     """Writes the leaves of a tree to a file.
 
     The structure of Aerogel modules is not in it: where Equinox has a leaf for a number or an option of a module, this
-    has none. Files of Equinox can be read if these fields are declared static.
+    has none. Files that Equinox wrote of `eqx.filter(model, eqx.is_array)` can be read; those of a whole model can if
+    these fields are declared static.
 
     Args:
         path_or_file: a path, ".eqx" is added to one without a suffix; or a binary file.

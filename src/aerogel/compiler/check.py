@@ -3,14 +3,12 @@
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Iterable, Iterator
 
-import numpy as np
-
 from aerogel import _jax
 from aerogel._errors import ProgramCheckError
 from aerogel._jax import Jaxpr, JaxprEqn, Var
 
-from .cost.primitives import ELEMENTWISE_FLOPS, REDUCE
-from .program import Program, bodies, inner_jaxprs, is_var
+from .cost.alike import kind_of
+from .program import Program, bodies, is_var
 
 
 def check_program(program: Program, like: Program) -> None:
@@ -67,7 +65,7 @@ def _unknown_part(jaxpr: Jaxpr, known: Container[int]) -> Jaxpr:
         if not made.isdisjoint(outs):
             raise ProgramCheckError(what="a variable is made twice.", got=str(eqn))
         made.update(outs)
-        if id(eqn) not in known and (settings, _kind(eqn)) not in _well_typed:
+        if id(eqn) not in known and (settings, kind_of(eqn)) not in _well_typed:
             new.append(eqn)
             reads.update(dict.fromkeys(inputs))
     if not made.issuperset(x for x in jaxpr.outvars if is_var(x)):
@@ -82,27 +80,10 @@ _well_typed: OrderedDict[Hashable, None] = OrderedDict()  # kinds of equations t
 
 def _remember(eqns: Iterable[JaxprEqn]) -> None:
     settings = _jax.trace_key()
-    kinds = (_kind(eqn) for eqn in eqns)
+    kinds = (kind_of(eqn) for eqn in eqns)
     _well_typed.update(((settings, kind), None) for kind in kinds if kind is not None)
     while len(_well_typed) > KEPT:
         _well_typed.popitem(last=False)
-
-
-# What is well typed wherever it stands, with the same parameters and operands of the same types.
-_SIMPLE = frozenset((*ELEMENTWISE_FLOPS, *REDUCE, "dot_general", "reshape", "squeeze")) - {"axis_index"}
-
-
-def _kind(eqn: JaxprEqn) -> Hashable | None:
-    """Equal for simple equations that differ in their variables alone; None for others."""
-    if eqn.primitive.name not in _SIMPLE or inner_jaxprs(eqn):
-        return None
-    types = [x.aval if is_var(x) else (x.aval, type(x.val), np.shape(x.val)) for x in eqn.invars]
-    kind = (eqn.primitive, *types, *(v.aval for v in eqn.outvars), *eqn.params.items(), eqn.ctx)
-    try:
-        hash(kind)
-    except TypeError:
-        return None
-    return kind
 
 
 def _is_per_device(body: Jaxpr) -> bool:

@@ -175,6 +175,8 @@ class _Reader:
     def _is_known(self, atom: Atom, dims: Dims) -> bool:
         """Multiplies by a value that facts describe; whether they do."""
         known = self.facts.of(atom)
+        if not known:
+            return False
         constant, identity, picked = the(Constant, known), the(Identity, known), the(OneHot, known)
         if constant is not None and not isinstance(constant.value, complex) and np.isfinite(constant.value):
             self.network.coefficient *= float(constant.value)

@@ -14,6 +14,7 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from .closed_over import asks_nothing, without_closures
 from .identities import simplify_equation
 from .program import (
     Builder,
@@ -48,6 +49,7 @@ def normalize(program: Program, over_devices: bool = False) -> tuple[Program, li
     array may want it in different places. The decisions tell where a loop lost something that it stacked or carried:
     XLA does not do that.
     """
+    program = without_closures(program)
     jaxpr, decisions = program.jaxpr, list[Decision]()
     while True:
         live = drop_dead(jaxpr)  # first: what is dead calls nobody
@@ -189,21 +191,15 @@ def holds_calls(jaxpr: Jaxpr) -> bool:
 
 
 def is_plain_call(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a `jit` that asks nothing of the compiler: no shardings, layouts, donation, options."""
-    if eqn.primitive.name != "jit":
+    """Whether an equation is a `jit` that can be inlined: it asks nothing of the compiler, and closes over nothing."""
+    if not asks_nothing(eqn):
         return False
-    p = eqn.params
+    inner = eqn.params["jaxpr"]
     return (
-        not p["jaxpr"].consts
-        and not p["jaxpr"].jaxpr.constvars
-        and not any(p["donated_invars"])
-        and all(_jax.is_unspecified(s) for s in (*p["in_shardings"], *p["out_shardings"]))
-        and all(x is None for x in (*p["in_layouts"], *p["out_layouts"]))
-        and not p["compiler_options_kvs"]
-        and not p["keep_unused"]
-        and not _jax.is_kept_for_xla(eqn)
+        not inner.consts
+        and not inner.jaxpr.constvars
         # a ref that lives inside is no effect of the call, which may be dropped; its equations may not
-        and (_jax.has_effects(eqn) or not any(_jax.has_effects(one) for one in p["jaxpr"].jaxpr.eqns))
+        and (_jax.has_effects(eqn) or not any(_jax.has_effects(one) for one in inner.jaxpr.eqns))
     )
 
 

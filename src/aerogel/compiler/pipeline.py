@@ -58,6 +58,9 @@ class Pass(Protocol):
     accepts it; outputs agree to the pass's stated exactness; a decision with `fired` stands for every change, and a
     program to which nothing was done is returned as the same object.
 
+    A pass that says `early = True` is applied to a function before its gradient is taken, too: what it writes has the
+    better gradient.
+
     Where values may be spread over devices, only passes run that say `keeps_devices = True`: their rewrites never need
     a collective that the program did not.
     """

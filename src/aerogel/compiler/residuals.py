@@ -29,6 +29,8 @@ from .program import copy_equation, is_var, substitute
 
 # Computed again without a kernel of their own: they are fused into what reads them.
 AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"))
+# So are sums over so few entries: of the coordinates of a point, say.
+SHORT_SUM = 8
 # Of these, what does not round.
 EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim reshape squeeze expand_dims".split())
 # By entry of float32, what the default rules make vector code of at the very end (rules/elementary).
@@ -197,7 +199,7 @@ def _graph(
     for x, v in zip(loop.xs, loop.body_xs, strict=True):
         graph.edge(("need", v), SINK, _stored_seconds(v, _exists(level, x, loop), loop, machine, fresh))
     for eqn in loop.body.eqns:
-        cheap = eqn.primitive.name in AGAIN or _turns_an_input(eqn, loop)
+        cheap = is_light(eqn) or _turns_an_input(eqn, loop)
         again = cheap and not eqn.effects and fixed.isdisjoint(eqn.outvars)
         for v in eqn.outvars:
             other = ("again", v) if again else SINK
@@ -210,6 +212,13 @@ def _graph(
             for x in filter(is_var, eqn.invars):
                 graph.implies(("run", id(eqn)), ("need", x))
     return graph
+
+
+def is_light(eqn: JaxprEqn) -> bool:
+    """Whether an equation is computed again without a kernel of its own."""
+    if eqn.primitive.name == "reduce_sum":
+        return eqn.invars[0].aval.size <= SHORT_SUM * eqn.outvars[0].aval.size
+    return eqn.primitive.name in AGAIN
 
 
 def _turns_an_input(eqn: JaxprEqn, loop: Loop) -> bool:
@@ -231,6 +240,8 @@ def _exists(level: Level, x: Atom, loop: Loop) -> bool:
 
 def _arithmetic(eqn: JaxprEqn, machine: Machine) -> float:
     """Time of one step to compute a fused value: its arithmetic, without a kernel and without memory."""
+    if eqn.primitive.name == "reduce_sum":
+        return eqn.invars[0].aval.size / machine.vector_flops_per_second
     if eqn.primitive.name not in ELEMENTWISE:
         return 0.0
     if eqn.primitive.name in DEAR:

@@ -33,6 +33,9 @@ LEAST_BLOCKS = 4
 # What must be gone of the memory that the equations take, and how much slower they may be predicted to become.
 FEWER_BYTES = 2
 SLOWER = 1.0
+# What takes so much memory may not run at all otherwise: then it may be so much slower.
+HUGE = 4 << 30
+SLOWER_THAN_HUGE = 4.0
 # The same along an axis of examples: what is left is cut along another one then.
 FEWER_EXAMPLES = 1.3
 SLOWER_EXAMPLES = 1.1
@@ -202,6 +205,7 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     new = _cost(loops, context)
     taken = max(old.peak_bytes, nbytes(seed.aval))  # the seed is written, though the model sees it fused
     fewer, slower = (FEWER_EXAMPLES, SLOWER_EXAMPLES) if stream.is_of_examples else (FEWER_BYTES, SLOWER)
+    slower = max(slower, SLOWER_THAN_HUGE) if taken > HUGE else slower
     would_be_left = new.peak_bytes + sum(nbytes(v.aval) for v in loops.invars if _is_written_for(stream, v))
     if would_be_left * fewer > taken and not sizes.at_any_price:
         left = f"of the {taken / 1e6:.1f} MB of memory that it takes {would_be_left / 1e6:.1f} MB would be left"

@@ -43,7 +43,8 @@ class _Walk:
 
     def keep(self, eqn: JaxprEqn) -> None:
         """Takes an equation over as it is."""
-        self.eqns.append(rename(eqn, {x: self.whole(x) for x in eqn.invars if is_var(x)}))
+        changed = [x for x in eqn.invars if is_var(x) and (x in self._short or x in self._whole)]
+        self.eqns.append(rename(eqn, {x: self.whole(x) for x in changed}) if changed else eqn)
 
     def call(self, like: JaxprEqn, fun: Callable[..., Any], atom: Atom) -> Atom:
         """The result of a small function, in the place of the equation `like`."""

@@ -1,7 +1,7 @@
 """Equations that only show a part of a value, in their simplest form: a `slice`.
 
 A `split` is its slices; a `gather` at indices that are known and evenly spaced is a slice; a slice of a broadcast is a
-smaller broadcast. The passes then have one form to know.
+smaller broadcast, that of a reversed array a reversed slice. The passes then have one form to know.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from .program import Builder, is_var, with_equations
 
 # Arrays of indices of at most this many elements are followed.
-LARGEST_KNOWN = 256
+LARGEST_KNOWN = 4096
 
 
 class Views:
@@ -44,15 +44,18 @@ class Views:
         if name == "split":
             return [one for part in _of_split(eqn) for one in self._simplest(part)]
         if name == "gather":
-            return _of_gather(eqn, self.known)
+            found = _of_gather(eqn, self.known)
+            return found if found[-1] is eqn else [one for part in found for one in self._simplest(part)]
+        if name == "slice" and set(eqn.params["strides"] or ()) == {1}:  # `None` says the same
+            eqn = eqn.replace(params=eqn.params | {"strides": None})
         x = eqn.invars[0]
         maker = self.makers.get(x) if is_var(x) else None
         if maker is None:
             return [eqn]
         if maker.primitive.name == "broadcast_in_dim":
             return _of_broadcast(eqn, maker)
-        if maker.primitive.name == "scatter" and name == "slice":
-            found = _of_written(eqn, maker, self.known)
+        if maker.primitive.name in ("rev", "scatter") and name == "slice":
+            found = _of_reversed(eqn, maker) if maker.primitive.name == "rev" else _of_written(eqn, maker, self.known)
             return [eqn] if found is None else [one for part in found for one in self._simplest(part)]
         return [eqn]
 
@@ -128,6 +131,23 @@ def _of_broadcast(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn]:
     if any(kept.get(d, 1) != 1 for d in cut):
         return [eqn]
     return _named(eqn, eqn.outvars[0], lambda v: lax.broadcast_in_dim(v, shape, to), source) or [eqn]
+
+
+def _of_reversed(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn] | None:
+    """A slice of a reversed array: the reversal of a slice, which is what is left of the work."""
+    (source,), out = maker.invars, eqn.outvars[0]
+    starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
+    strides = eqn.params["strides"] or (1,) * len(starts)
+    if out.aval.size == 0:
+        return None
+    for d in maker.params["dimensions"]:
+        last = starts[d] + (out.aval.shape[d] - 1) * strides[d]
+        starts[d], limits[d] = source.aval.shape[d] - 1 - last, source.aval.shape[d] - starts[d]
+
+    def reversed_part(x: Any) -> Any:
+        return lax.rev(lax.slice(x, starts, limits, strides), maker.params["dimensions"])
+
+    return _named(eqn, out, reversed_part, source)
 
 
 def _of_written(eqn: JaxprEqn, maker: JaxprEqn, known: Mapping[Var, np.ndarray]) -> list[JaxprEqn] | None:

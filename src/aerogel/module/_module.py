@@ -38,7 +38,16 @@ class ModuleMeta(ABCMeta):
     _construction: tuple[bool, bool, tuple[Callable[[Any], None], ...]]
     _abstract_fields: frozenset[str]
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> "ModuleMeta":
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        is_abstract: bool = False,
+        strict: bool = False,  # classes written for Equinox have it; it means nothing there any more either
+        **kwargs: Any,
+    ) -> "ModuleMeta":
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         if bases:
             _check_names(cls)
@@ -46,6 +55,8 @@ class ModuleMeta(ABCMeta):
         dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
         cls.__doc__ = namespace.get("__doc__")  # `dataclass` writes one without arguments: it does not know `__init__`
         _require(cls, abstract)  # after `dataclass`, which counts the abstract methods anew
+        if is_abstract:  # by a name that no class has, so subclasses are concrete again
+            cls.__abstractmethods__ |= {"is_abstract"}
         declared = dataclasses.fields(cls)  # type: ignore[arg-type]
         cls._fields_in_order = tuple(f.name for f in declared)
         cls._static_fields = frozenset(f.name for f in declared if spec_of(f).static)
@@ -247,6 +258,9 @@ class Module(metaclass=ModuleMeta):
     `__init__` is written from the fields unless the class, or a base of it, has its own. After `__init__` the
     `__check_init__` of every class in the MRO runs, if there is one, and nothing can be set any more. An array or a
     module that `__init__` leaves in two places is one leaf, or one subtree: see `ties`.
+
+    A class has no objects of its own while a method or field of it is abstract, and with `is_abstract=True` in its
+    head: `class Layer(ag.Module, is_abstract=True)`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> class Linear(ag.Module):

@@ -35,9 +35,10 @@ class Improver:
     decisions: Sequence[Decision]
 
     def first(self, program: Program) -> Outcome:
-        """The program as it is differentiated: after the rules of the first stage."""
+        """The program as it is differentiated: after the rules of the first stage, and the passes that are `early`."""
         context = replace(self.pipeline.context, before_differentiation=True)
-        return run_passes(program, (Rules(self.pipeline.rules),), context, self.pipeline.function)
+        early = (one for one in self.pipeline.passes if getattr(one, "early", False))
+        return run_passes(program, (Rules(self.pipeline.rules), *early), context, self.pipeline.function)
 
     def __call__(self, program: Program) -> Program:
         """The program, better; itself if nothing was done."""

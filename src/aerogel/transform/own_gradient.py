@@ -74,8 +74,7 @@ def _with_gradient(program: ClosedJaxpr, improve: Improver) -> Callable[..., lis
         found = iter(_jax.evaluate(second, [*values, *kept, *some]))
         return tuple(next(found) if yes else None for yes in moved.value)
 
-    rule = jax.custom_vjp(run)
-    rule.defvjp(forward, backward, symbolic_zeros=True)
+    rule = _jax.with_backward_rule(run, forward, backward)
 
     def differentiated(*args: Any) -> list[Any]:
         moved = tuple(_jax.is_moved(x) and is_smooth(x) for x in args)

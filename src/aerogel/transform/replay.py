@@ -115,9 +115,7 @@ def _gradient(loop: Loop, *args: Any) -> tuple[list[Any], list[Any]]:
         values, found, moved = residuals
         return tuple(_cotangents(loop, values, found, moved.value, cotangents[0]))
 
-    rule = jax.custom_vjp(kept)
-    rule.defvjp(forward, backward, symbolic_zeros=True)
-    return rule(*args)
+    return _jax.with_backward_rule(kept, forward, backward)(*args)
 
 
 def _cotangents(loop: Loop, values: Values, kept: Values, moved: Sequence[bool], cotangents: Values) -> list[Any]:

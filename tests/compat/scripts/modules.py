@@ -64,3 +64,19 @@ def step(model, state):
 
 
 print(step(jnp.ones(2), jnp.ones(2)), step.lower(jnp.ones(2), jnp.ones(2)) is not None)
+
+
+class Base(eqx.Module, is_abstract=True):
+    weight: jax.Array
+
+
+class Final(Base, strict=True):
+    def __call__(self, x):
+        return self.weight * x
+
+
+try:
+    Base(jnp.ones(2))
+except TypeError:
+    print("abstract")
+print(Final(jnp.ones(2))(3.0))

@@ -1,6 +1,6 @@
 """State that is handed from call to call, by Equinox's names. Aerogel's own way is `ag.Variable` and `ag.stateful`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, NoReturn, TypeVar
 
 import jax
@@ -10,7 +10,6 @@ from aerogel.module import Module, field
 from aerogel.module._containers import FrozenDict, FrozenList, FrozenTuple
 from aerogel.module._display import show
 from aerogel.module._paths import show_path
-from aerogel.module._steps import nodes_below
 
 from .._errors import CompatError
 from .._tree import tree_equal
@@ -42,8 +41,8 @@ def _is_index(node: Any) -> bool:
     return isinstance(node, StateIndex)
 
 
-def _indices(tree: Any) -> Iterator[StateIndex[Any]]:
-    return (node for _, node in nodes_below(tree) if _is_index(node))
+def _indices(tree: Any) -> list[StateIndex[Any]]:
+    return [node for node in jax.tree.leaves(tree, is_leaf=_is_index) if _is_index(node)]
 
 
 @jax.tree_util.register_pytree_with_keys_class

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ..._jax import JaxprEqn, prng_name
+from . import words
 from .answer import Axis, Mapped, No
 from .elementwise import ELEMENTWISE
 from .entry import Answer, Entry
@@ -79,12 +80,21 @@ def _per_key(entry: Entry) -> Entry:
     return Entry(along, along_output)
 
 
+def _words(entry: Entry) -> Entry:
+    """Of many keys, each draws its own; of one, each word is drawn by its number."""
+
+    def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped | No:
+        return (entry.along_output if shape_of(eqn.invars[0]) else words.along_output)(eqn, outs, length)
+
+    return Entry(entry.along, along_output)
+
+
 ENTRIES: dict[str, Entry] = {
     **{name: _problems(core_rank) for name, core_rank in LINEAR_ALGEBRA.items()},
     "triangular_solve": labelled(_solve),
     "tridiagonal_solve": labelled(_solve),
     "fft": labelled(_fft),
-    "random_bits": _per_key(labelled(_keys_to_words)),
+    "random_bits": _words(_per_key(labelled(_keys_to_words))),
     "random_split": _per_key(labelled(_keys_to_words)),
     "random_fold_in": _per_key(ELEMENTWISE),
     "random_gamma": _per_key(ELEMENTWISE),

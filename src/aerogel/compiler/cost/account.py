@@ -43,7 +43,7 @@ def equation_cost(eqn: JaxprEqn) -> Cost:
     `scan` counts flops and bytes `length` times and its peak once, plus the stacked results; `while` counts
     `ASSUMED_TRIPS` trips; `cond` the largest of its branches, figure by figure; calls what they call.
     """
-    return _total(equation_kernels(eqn))
+    return total(equation_kernels(eqn))
 
 
 def jaxpr_cost(jaxpr: Any) -> Cost:
@@ -114,11 +114,12 @@ def _body_cost(jaxpr: Jaxpr, owned: slice) -> Cost:
     known = _costs.setdefault(jaxpr, {})
     key = (owned.start, owned.stop)
     if key not in known:
-        known[key] = _total(body_kernels(jaxpr, owned))
+        known[key] = total(body_kernels(jaxpr, owned))
     return known[key]
 
 
-def _total(found: list[Kernel]) -> Cost:
+def total(found: list[Kernel]) -> Cost:
+    """Cost of kernels, one after the other."""
     flops = bytes_moved = live = peak = 0
     for kernel in found:
         cost = kernel_cost(kernel)

@@ -7,6 +7,7 @@ value no larger than the cache moves at the cache's speed, and a slice moves as 
 
 import math
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 from aerogel import _jax
@@ -16,12 +17,13 @@ from .account import (
     ASSUMED_TRIPS,
     body_kernels,
     carry_slice,
-    equation_cost,
     equation_kernels,
     forwarded_bytes,
     jaxpr_cost,
     nested_programs,
+    total,
 )
+from .alike import kind_of
 from .flat import open_jaxpr
 from .kernels import Kernel
 from .machine import Machine
@@ -41,8 +43,25 @@ def jaxpr_seconds(jaxpr: Any, machine: Machine) -> float:
 
 def equation_seconds(eqn: JaxprEqn, machine: Machine) -> float:
     """Seconds that one equation takes when it runs alone; a `scan` takes length * (step price + body)."""
-    seconds = sum(kernel_seconds(kernel, machine) for kernel in equation_kernels(eqn))
-    return seconds + _fresh_seconds(equation_cost(eqn).peak_bytes, machine)
+    kind = kind_of(eqn)
+    if kind is None:
+        return _seconds_alone(eqn, machine)
+    key = machine, kind
+    if key not in _known:
+        _known[key] = _seconds_alone(eqn, machine)
+        if len(_known) > KEPT:
+            del _known[next(iter(_known))]
+    return _known[key]
+
+
+KEPT = 4096
+_known: dict[Hashable, float] = {}
+
+
+def _seconds_alone(eqn: JaxprEqn, machine: Machine) -> float:
+    found = equation_kernels(eqn)
+    seconds = sum(kernel_seconds(kernel, machine) for kernel in found)
+    return seconds + _fresh_seconds(total(found).peak_bytes, machine)
 
 
 def kernel_seconds(kernel: Kernel, machine: Machine) -> float:

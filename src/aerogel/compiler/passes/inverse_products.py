@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ WIDEST = 4
 @dataclass(frozen=True)
 class InverseProducts:
     """The pass. Bound: each inverse is looked at once."""
+
+    early: ClassVar = True  # the gradient of a solve has no inverse in it
 
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES

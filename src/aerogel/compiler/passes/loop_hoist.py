@@ -142,6 +142,8 @@ def _gather(work: _Work, loop: Loop) -> None:
             work.note(one.eqn, what, "each step sums up enough terms already")
         elif saved[one.carry] < LEAST_SECONDS:
             work.note(one.eqn, what, "stacking its factors costs more than it saves")
+        elif _stacked_bytes(loop, one) > work.terms.machine.fresh_bytes:
+            work.note(one.eqn, what, "a step adds a multiple of what it has: stacked, that takes more memory than time")
         elif widens(loop, one):
             work.note(one.eqn, what, "its factors, stacked, would be more than half of all that the steps read")
         else:
@@ -149,6 +151,13 @@ def _gather(work: _Work, loop: Loop) -> None:
             work.note(one.eqn, what, "no step reads the sum", Exactness.REASSOCIATES)
     if paying:
         work.replace(sink(loop, paying))
+
+
+def _stacked_bytes(loop: Loop, one: Sum) -> int:
+    """The bytes of all the rows that are added up, if each step has a number and a row to multiply; else 0."""
+    assert one.eqn is not None
+    number, row = sorted((x.aval for x in one.eqn.invars), key=lambda aval: aval.size)
+    return loop.length * nbytes(row) if number.size == 1 else 0
 
 
 def _leaves(one: Sum, terms: Terms) -> bool:

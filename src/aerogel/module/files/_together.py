@@ -35,7 +35,7 @@ def write_together(path: str | os.PathLike[str], start: bytes, nbytes: int, part
         parts: what this process has, one after the other.
 
     Raises:
-        OSError: this process could not write.
+        OSError: this process could not write; or what else it failed with.
         SaveError: another one could not.
     """
     is_first = jax.process_index() == 0
@@ -63,17 +63,15 @@ def write_together(path: str | os.PathLike[str], start: bytes, nbytes: int, part
 
 def _in_all(step: Callable[[], None], path: str | os.PathLike[str]) -> None:
     """Takes a step, and waits until all processes have; if one could not, it ends in all of them."""
-    error: OSError | SaveError | None = None
+    is_done = False
     try:
         step()
-    except (OSError, SaveError) as found:
-        error = found
-    went_well = process_allgather(np.array(error is None)).reshape(-1)
-    if error is not None:
-        raise error
-    if not went_well.all():
+        is_done = True
+    finally:  # whatever it failed with: the others wait for this process, and would for ever
+        done = process_allgather(np.array(is_done)).reshape(-1)
+    if not done.all():
         raise SaveError(
-            what=f"process {int(np.argmin(went_well))} could not write its part.",
+            what=f"process {int(np.argmin(done))} could not write its part.",
             place=os.fsdecode(path),
             to_fix="look at the error in that process; all processes must reach the same file system",
         )
