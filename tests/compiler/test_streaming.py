@@ -257,7 +257,10 @@ def test_near_misses() -> None:
     assert "it is a result" in reasons(lambda x, y: jnp.exp(-distances(x, y)), x, y)
     assert reasons(SMOOTH["broadcast"][0], x, y, v, sizes=Sizes(1 << 20)) == ""
     assert "sort" in reasons(lambda q, k: jnp.sort((q @ k.T).reshape(-1))[-5:], q, k)
-    assert "MB" in reasons(attention, q, k, w, sizes=Sizes(1 << 14))
+    assert "products" in reasons(attention, q, k, w, sizes=Sizes(1 << 14))
+    windows = lambda x: x[:, 0][jnp.arange(len(x) - 64)[:, None] + jnp.arange(64)].mean(1)  # noqa: E731
+    assert "gathers" in reasons(windows, x, sizes=Sizes(1 << 13))
+    assert streamed(windows, x)[1]
     both = lambda d: d.min(0).sum() + d.min(1).sum()  # noqa: E731
     assert "last bit" in reasons(jax.grad(lambda x, y: both(distances(x, y))), x, y, sizes=Sizes(1 << 12))
 

@@ -53,16 +53,17 @@ class Sizes:
     least_bytes: int = 16 << 20
     at_any_price: bool = False
 
-    def least_with(self, products: Sequence[JaxprEqn]) -> int:
-        """The size from which on a stream with these products of matrices is taken.
+    def least_with(self, products: Sequence[JaxprEqn], gathers: bool = False) -> int:
+        """The size from which on a stream with these products of matrices, or with large gathers, is taken.
 
         Several cores share a large product better than one block after the other, and batched ones better still
         (measured with 2 and 4 cores, scores of attention of 256 MiB: 0.6 to 0.9 of plain JAX's time, and 0.8 to 1.4).
+        So do they with a gather (windows of a series, 26 MB of places: up to 2).
         """
         if self.at_any_price:
             return self.least_bytes
         batched = any(dot_shape(eqn)[0] > 1 for eqn in products)
-        return self.least_bytes * (64 if batched else 16 if products else 1)
+        return self.least_bytes * (64 if batched else 16 if products or gathers else 1)
 
     def block_bytes(self, products: Sequence[JaxprEqn]) -> int:
         """What the largest value of a block may take: several cores share a product that has many rows."""
@@ -162,11 +163,13 @@ def _too_short(stream: Stream) -> str | None:
 
 
 def _too_small(stream: Stream, seed: Var, sizes: Sizes) -> str | None:
-    """Why a stream with products of matrices is left as it is."""
-    least = sizes.least_with(_products(stream))
+    """Why a stream with products of matrices, or with large gathers, is left as it is."""
+    products, gathers = _products(stream), _gathers(stream, sizes)
+    least = sizes.least_with(products, gathers)
     if nbytes(seed.aval) >= least:
         return None
-    return f"with products of matrices in it, it would have to take {least / 1e6:.0f} MB"
+    what = "products of matrices" if products else "large gathers"
+    return f"with {what} in it, it would have to take {least / 1e6:.0f} MB"
 
 
 def _monoids(context: Context) -> frozenset[str] | None:
@@ -260,6 +263,11 @@ def block_size(stream: Stream, seed: Var, sizes: Sizes) -> int:
 
 def _products(stream: Stream) -> list[JaxprEqn]:
     return [eqn for k in stream.answers if _is_product(eqn := stream.level.eqns[k])]
+
+
+def _gathers(stream: Stream, sizes: Sizes) -> bool:
+    eqns = (stream.level.eqns[k] for k in stream.answers)
+    return any(eqn.primitive.name == "gather" and nbytes(eqn.outvars[0].aval) >= sizes.least_bytes for eqn in eqns)
 
 
 def _is_product(eqn: JaxprEqn) -> bool:
