@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.loop import Loop
 from compiler.loop_patterns import normal
 
 LENGTH, SHAPE = 40, (64, 512)
@@ -92,7 +93,7 @@ def test_before_differentiation_steps_are_summed() -> None:
     agree(lambda x: jax.value_and_grad(ag.optimize(f))(x), 1e-4)
     program = jax.make_jaxpr(lambda x: jax.jvp(ag.optimize(f), (x,), (x,)))(X)
     loop = next(e for e in program.eqns if e.primitive.name == "scan")
-    assert sorted(v.aval.shape for v in loop.outvars[: loop.params["num_carry"]]) == [(), (), SHAPE, SHAPE]
+    assert sorted(v.aval.shape for v in loop.outvars[: len(Loop(loop).init)]) == [(), (), SHAPE, SHAPE]
 
 
 def test_what_a_step_computes_for_the_sum_alone() -> None:

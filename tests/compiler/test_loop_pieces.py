@@ -200,7 +200,7 @@ def test_a_gradient_of_the_optimised_function_adds_no_array_of_all_steps_in_a_st
     for got, want in zip(optimised(*args), plain(*args), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     for eqn in loops(optimised, *args):
-        carries = eqn.outvars[: eqn.params["num_carry"]]
+        carries = eqn.outvars[: len(Loop(eqn).init)]
         assert all(v.aval.size < args[1].size for v in carries), eqn
     tangents = jax.tree.map(jnp.ones_like, args)
     got, want = (jax.jit(lambda *a, g=g: jax.jvp(g, a, tangents))(*args) for g in (optimised, plain))
