@@ -11,6 +11,7 @@ from jax import lax
 
 import aerogel as ag
 from aerogel._jax import JaxprEqn, jaxprs_in_params
+from aerogel.compiler.loop import Loop
 from aerogel.compiler.passes.loop_pieces import LoopPieces
 from compiler.loop_patterns import normal
 
