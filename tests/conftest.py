@@ -53,14 +53,14 @@ def pytest_report_header() -> str:
 # them, and so does a run that names files.
 SHARES = {
     "test_examples": 3,
-    "audit": 2,
+    "audit": 3,
     "compat": 4,
-    "compiler": 16,
-    "contract": 6,
+    "compiler": 20,
+    "contract": 8,
     "laws": 8,
     "module": 4,
     "nn": 6,
-    "rules": 6,
+    "rules": 8,
     "test_soundness": 60,
     "train": 2,
     "transform": 6,

@@ -36,6 +36,7 @@ from .derivatives import BackwardRule as BackwardRule
 from .derivatives import backward_rule as backward_rule
 from .derivatives import forward_rule as forward_rule
 from .derivatives import with_backward_rule as with_backward_rule
+from .elementwise import OURS as OURS
 from .elementwise import elementwise_primitive as elementwise_primitive
 from .marker import marker_primitive as marker_primitive
 from .names import Atom as Atom

@@ -9,6 +9,8 @@ from jax._src import core, dispatch
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
 
+OURS: set[str] = set()  # the names of those that were made
+
 
 def elementwise_primitive(
     name: str, natural: Callable[..., Any], run: Callable[..., Any], operands: int
@@ -19,6 +21,7 @@ def elementwise_primitive(
     derivative is that of `natural`.
     """
     primitive = core.Primitive(name)
+    OURS.add(name)
     names = tuple(f"x{i}" for i in range(operands))
     info = core.DebugInfo("aerogel", name, names, None)
 

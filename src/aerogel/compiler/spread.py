@@ -52,7 +52,7 @@ def is_entrywise(jaxpr: Jaxpr) -> bool:
 def _is_entrywise(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name == "bitcast_convert_type":  # else it splits entries, or joins them
         return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
-    return eqn.primitive.name in _LOCAL
+    return eqn.primitive.name in _LOCAL or eqn.primitive.name in _jax.OURS
 
 
 def stays_local(eqn: JaxprEqn, axis: Axis | None) -> bool:
