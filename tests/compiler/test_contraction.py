@@ -398,3 +398,9 @@ def test_drawn_networks_keep_their_numbers(always: None, seeds: range) -> None:
             error = np.abs(np.asarray(g, np.float64) - np.asarray(w, np.float64))
             assert np.all(error <= 1e-5 * np.asarray(limit) + 1e-6), (seed, program.jaxpr, after.jaxpr)
     assert changed >= len(seeds) - 1
+
+
+def test_factors_that_leave_a_sum_are_for_finite_numbers() -> None:
+    """A chain in another order is `finite`: a product of infinity with a sum is no sum of products."""
+    report = ag.explain(lambda a, b, v: a @ b @ v)(jnp.ones((400, 300)), jnp.ones((300, 500)), jnp.ones(500))
+    assert {d.exactness for d in report.fired if d.rule == "contraction"} == {"finite"}

@@ -221,7 +221,8 @@ def _emitted(contractions: list[Contraction], dim: int | None, builder: Builder,
 
 
 def _exactness(contractions: Sequence[Contraction]) -> Exactness:
-    finite = any(one.network.is_finite or _picks(one.tree) for one in contractions)
+    """Another order of three factors takes one out of a sum: `inf * (a + b)` may not be `inf * a + inf * b`."""
+    finite = any(len(one.network.factors) > 2 or one.network.is_finite or _picks(one.tree) for one in contractions)
     return Exactness.FINITE if finite else Exactness.REASSOCIATES
 
 
