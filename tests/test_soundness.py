@@ -122,7 +122,7 @@ def differences(pair: Pair, got: list[Any], want: list[Any]) -> list[str]:
     against float64, which takes longer than all else here; of the short floats that would be half of it.
     """
     fine = all(x.dtype.itemsize >= 4 for x in (*pair.args, *want))
-    loose = pair.exactness is Exactness.REASSOCIATES and fine
+    loose = pair.exactness in (Exactness.REASSOCIATES, Exactness.FINITE) and fine  # one is the other, of finite numbers
     if not compare(got, want, exactness=Exactness.REASSOCIATES if loose else Exactness.NO_WORSE):
         return []
 
