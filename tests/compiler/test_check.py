@@ -1,6 +1,5 @@
 """What `check_program` finds: every way to break a program, also in the part that its predecessor held."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from aerogel._errors import ProgramCheckError
 from aerogel._jax import ClosedJaxpr, JaxprEqn, ShapedArray, new_var
 from aerogel.compiler import check
 from aerogel.compiler.check import check_program
+from aerogel.compiler.kept import Kept
 from aerogel.compiler.normalize import map_inner
 from aerogel.compiler.program import with_equations
 from compiler.programs_of import traced
@@ -131,7 +131,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, after: ClosedJaxpr, before: ClosedJax
 
 def test_equations_that_are_as_they_were_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX is shown what is new, and of the bodies of loops the new equations too."""
-    monkeypatch.setattr(check, "_well_typed", OrderedDict())
+    monkeypatch.setattr(check, "_well_typed", Kept(4096))
     assert shown(monkeypatch, PROGRAM, PROGRAM) == []
     new = changed(lambda eqns: [eqns[0].replace(outvars=[new_var(eqns[0].outvars[0].aval)]), *eqns])
     assert shown(monkeypatch, new, PROGRAM) == [["sin"]]
@@ -140,7 +140,7 @@ def test_equations_that_are_as_they_were_are_not_checked_again(monkeypatch: pyte
 
 def test_equations_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of other variables alone: other types, parameters or settings make another equation. Loops are all looked at."""
-    monkeypatch.setattr(check, "_well_typed", OrderedDict())
+    monkeypatch.setattr(check, "_well_typed", Kept(4096))
     nothing = traced(lambda x: x, ONES)
     assert shown(monkeypatch, traced(lambda x: jnp.sin(x), ONES), nothing) == [["sin"]]
     assert shown(monkeypatch, traced(lambda x: jnp.sin(jnp.sin(x)), ONES), nothing) == []

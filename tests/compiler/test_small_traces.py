@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 from aerogel._jax import JaxprEqn, ShapedArray
-from aerogel.compiler import small_traces
 from aerogel.compiler.axes.monoid import ADD, MAX
 from aerogel.compiler.reorder import reorder
 from aerogel.compiler.small_traces import plain_key, traced
@@ -105,18 +104,3 @@ def test_functions_of_others_are_traced_each_time() -> None:
     """A user's function reads globals of the user's, which may change."""
     scale = 2.0
     assert plain_key(lambda x: x * scale) is None
-
-
-def test_no_more_than_a_bounded_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest unused one goes."""
-    monkeypatch.setattr(small_traces, "KEPT", 2)
-    monkeypatch.setattr(small_traces, "_known", type(small_traces._known)())
-    like = equation()
-    shape = ShapedArray((2, 1, 1), np.dtype("float32"))
-    orders = [(0, 1, 2), (1, 0, 2), (2, 1, 0)]
-    first = traced(turn(orders[0]), [shape], like)
-    traced(turn(orders[1]), [shape], like)
-    assert traced(turn(orders[0]), [shape], like) is first
-    traced(turn(orders[2]), [shape], like)
-    assert len(small_traces._known) == 2
-    assert traced(turn(orders[0]), [shape], like) is first

@@ -1,13 +1,13 @@
 """The judge of types: is a rewritten program well formed, and of the same type as the original?"""
 
-from collections import OrderedDict
-from collections.abc import Container, Hashable, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from aerogel import _jax
 from aerogel._errors import ProgramCheckError
 from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from .cost.alike import kind_of
+from .kept import Kept
 from .program import Program, bodies, is_var
 
 
@@ -65,7 +65,7 @@ def _unknown_part(jaxpr: Jaxpr, known: Container[int]) -> Jaxpr:
         if not made.isdisjoint(outs):
             raise ProgramCheckError(what="a variable is made twice.", got=str(eqn))
         made.update(outs)
-        if id(eqn) not in known and (settings, kind_of(eqn)) not in _well_typed:
+        if id(eqn) not in known and not _well_typed.get((settings, kind_of(eqn))):
             new.append(eqn)
             reads.update(dict.fromkeys(inputs))
     if not made.issuperset(x for x in jaxpr.outvars if is_var(x)):
@@ -74,16 +74,14 @@ def _unknown_part(jaxpr: Jaxpr, known: Container[int]) -> Jaxpr:
     return _jax.new_jaxpr(jaxpr, [x for x in reads if x not in own], [], new)
 
 
-KEPT = 4096
-_well_typed: OrderedDict[Hashable, None] = OrderedDict()  # kinds of equations that JAX was shown
+_well_typed = Kept[bool](4096)  # kinds of equations that JAX was shown
 
 
 def _remember(eqns: Iterable[JaxprEqn]) -> None:
     settings = _jax.trace_key()
-    kinds = (kind_of(eqn) for eqn in eqns)
-    _well_typed.update(((settings, kind), None) for kind in kinds if kind is not None)
-    while len(_well_typed) > KEPT:
-        _well_typed.popitem(last=False)
+    for kind in map(kind_of, eqns):
+        if kind is not None:
+            _well_typed.put((settings, kind), True)
 
 
 def _is_per_device(body: Jaxpr) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from aerogel._jax import JaxprEqn
 
+from .kept import Kept
 from .orders import (
     Order,
     carry,
@@ -168,15 +169,14 @@ class Multiplying(Price):
 
 
 P = TypeVar("P", bound=Price)
-KEPT = 1024
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices, each made once for all equations that are alike; the first ones go when there are many."""
+    """Prices, each made once for all equations that are alike."""
 
     platform: str
-    _made: dict[Hashable, Any] = field(default_factory=dict)
+    _made: Kept[Any] = field(default_factory=lambda: Kept(1024))
 
     def reading(self, aval: Any, rank: int, chain: Sequence[JaxprEqn], linked: bool) -> Reading:
         """That of reading, by way of the broadcasts `chain`, a value of type `aval` as one of `rank` dimensions."""
@@ -201,11 +201,7 @@ class Prices:
 
     def _find(self, key: Hashable, make: Callable[[], P]) -> P:
         found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = make()
-            if len(self._made) > KEPT:
-                del self._made[next(iter(self._made))]
-        return found
+        return self._made.put(key, make()) if found is None else found
 
 
 @cache

@@ -5,7 +5,6 @@ few different `order`s. Tracing takes JAX a quarter of a millisecond; so what a 
 where that is plain data, the program of last time is taken.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -17,8 +16,9 @@ import numpy as np
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, JaxprEqn
 
-KEPT = 1024
-_known: OrderedDict[Hashable, ClosedJaxpr] = OrderedDict()
+from .kept import Kept
+
+_known = Kept[ClosedJaxpr](1024)
 
 
 def traced(fun: Callable[..., Any], avals: Sequence[Any], like: JaxprEqn) -> ClosedJaxpr:
@@ -33,13 +33,8 @@ def traced(fun: Callable[..., Any], avals: Sequence[Any], like: JaxprEqn) -> Clo
         if said is None:
             return _jax.trace_small(flat, avals)
         key = (said, tuple(avals), like.ctx, _jax.trace_key())
-        found = _known.pop(key, None)
-        if found is None:
-            found = _jax.trace_small(flat, avals)
-        _known[key] = found
-        if len(_known) > KEPT:
-            _known.popitem(last=False)
-        return found
+        found = _known.get(key)
+        return _known.put(key, _jax.trace_small(flat, avals)) if found is None else found
 
 
 def plain_key(x: Any) -> Hashable | None:

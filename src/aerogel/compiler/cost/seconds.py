@@ -7,12 +7,12 @@ value no larger than the cache moves at the cache's speed, and a slice moves as 
 
 import math
 import weakref
-from collections.abc import Hashable
 from typing import Any
 
 from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn, Literal
 
+from ..kept import Kept
 from .account import (
     ASSUMED_TRIPS,
     body_kernels,
@@ -46,16 +46,11 @@ def equation_seconds(eqn: JaxprEqn, machine: Machine) -> float:
     kind = kind_of(eqn)
     if kind is None:
         return _seconds_alone(eqn, machine)
-    key = machine, kind
-    if key not in _known:
-        _known[key] = _seconds_alone(eqn, machine)
-        if len(_known) > KEPT:
-            del _known[next(iter(_known))]
-    return _known[key]
+    seconds = _known.get((machine, kind))
+    return _known.put((machine, kind), _seconds_alone(eqn, machine)) if seconds is None else seconds
 
 
-KEPT = 4096
-_known: dict[Hashable, float] = {}
+_known = Kept[float](4096)
 
 
 def _seconds_alone(eqn: JaxprEqn, machine: Machine) -> float:

@@ -11,6 +11,7 @@ from ... import _jax
 from ..._errors import UsageError
 from ..._jax import Atom, JaxprEqn, Literal
 from ..exactness import Exactness
+from ..kept import Kept
 from ..program import inner_jaxprs
 from ..same import literal_key, param_key
 from .errors import RuleError
@@ -21,7 +22,7 @@ from .site import Site
 from .stage import Stage, platforms_of, stage_of
 from .traces import REFUSALS, Pattern, as_pattern
 
-KEPT = 512  # traces of each rule
+MOST = 512  # traces of one equation, and equations
 
 
 @dataclass(eq=False)
@@ -51,7 +52,7 @@ class PrimitiveRule:
     profit: Profit = None
     fires_on: tuple[Any, ...] = field(init=False, default=(), repr=False)
     leaves_alone: tuple[Any, ...] = field(init=False, default=(), repr=False)
-    kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
+    kept: Kept[list[Any]] = field(init=False, default_factory=lambda: Kept(MOST), repr=False)
 
     def __post_init__(self) -> None:
         found = inspect.signature(self.function, follow_wrapped=False).parameters.items()
@@ -87,17 +88,15 @@ class PrimitiveRule:
             RuleError: the function raises, or returns other types than the equation has.
         """
         key = _key(eqn)
-        known = self.kept.setdefault(key, []) if key is not None else []
+        known = self.kept.get(key) or []
         for answers, outcome in known:
             if site.agrees(answers):
                 return outcome
         # only what the function asks is what its outcome depends on
         asking = site.anew()
         outcome = self._traced(eqn, asking)
-        known.append((asking.answers(), outcome))
-        del known[:-KEPT]
-        if len(self.kept) > KEPT:
-            del self.kept[next(iter(self.kept))]
+        if key is not None:
+            self.kept.put(key, [*known[1 - MOST :], (asking.answers(), outcome)])
         return outcome
 
     def _traced(self, eqn: JaxprEqn, site: Site) -> Pattern | str:

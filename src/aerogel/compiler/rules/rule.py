@@ -8,6 +8,7 @@ from typing import Any
 
 from ..._errors import UsageError
 from ..exactness import Exactness
+from ..kept import Kept
 from .derivative import Derivative
 from .errors import RuleError
 from .place import is_own, place_of
@@ -67,7 +68,9 @@ class Rule:
     spellings: list[Callable[..., Any]] = field(init=False, default_factory=list, repr=False)
     arrays: tuple[str, ...] = field(init=False)
     parameters: dict[str, Any] = field(init=False)
-    kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # what `before` and `after` trace to
+    kept: Kept[Any] = field(
+        init=False, default_factory=lambda: Kept(512), repr=False
+    )  # what `before` and `after` trace to
 
     def __post_init__(self) -> None:
         self.arrays, self.parameters = _arguments(self)

@@ -160,25 +160,27 @@ def result_index(eqn: JaxprEqn, x: Atom) -> int:
 
 def skeletons(rule: Rule) -> list[Skeleton]:
     """The different graphs of a rule, which are found once; in the order of its spellings, then of the examples."""
-    if "skeletons" not in rule.kept:
-        found: dict[object, Skeleton] = {}
-        for before in rule.spellings:
-            stale = 0
-            for ranks, pattern in examples(rule, before):
-                one = Skeleton(rule, before, pattern)
-                is_new = bool(one.path) and found.setdefault(one.key(), one) is one
-                stale = 0 if is_new else stale + (len(set(ranks)) > 1)
-                if stale == MOST_STALE:
-                    break
-        rule.kept["skeletons"] = list(found.values())
-    return rule.kept["skeletons"]
+    known = rule.kept.get("skeletons")
+    if known is not None:
+        return known
+    found: dict[object, Skeleton] = {}
+    for before in rule.spellings:
+        stale = 0
+        for ranks, pattern in examples(rule, before):
+            one = Skeleton(rule, before, pattern)
+            is_new = bool(one.path) and found.setdefault(one.key(), one) is one
+            stale = 0 if is_new else stale + (len(set(ranks)) > 1)
+            if stale == MOST_STALE:
+                break
+    return rule.kept.put("skeletons", list(found.values()))
 
 
 def starts_of(rule: Rule) -> dict[str, list[Skeleton]]:
     """The graphs of a rule by the operation that a search for them begins at."""
-    if "starts" not in rule.kept:
-        found: dict[str, list[Skeleton]] = {}
-        for one in skeletons(rule):
-            found.setdefault(operation(one.path[0]), []).append(one)
-        rule.kept["starts"] = found
-    return rule.kept["starts"]
+    known = rule.kept.get("starts")
+    if known is not None:
+        return known
+    found: dict[str, list[Skeleton]] = {}
+    for one in skeletons(rule):
+        found.setdefault(operation(one.path[0]), []).append(one)
+    return rule.kept.put("starts", found)

@@ -22,7 +22,6 @@ from .rule import Rule
 # What a function may raise when it is traced at types that it is not meant for.
 REFUSALS = (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, AttributeError, NotImplementedError)
 LIBRARIES = tuple(os.path.dirname(str(module.__file__)) for module in (jax, np))
-KEPT = 512  # traces of each rule
 Map = tuple[tuple[int | None, ...], tuple[int, ...]]
 
 
@@ -80,14 +79,12 @@ def pattern_of(
     """
     types = tuple(literal_key(x) if _is_number(x) else (x.aval, _is_weak(x)) for x in atoms)
     key = (function, types, tuple(sorted((k, type(v), v) for k, v in parameters.items())), reading, _jax.trace_key())
-    if key not in rule.kept:
-        if len(rule.kept) >= KEPT:
-            del rule.kept[next(iter(rule.kept))]
+    found = rule.kept.get(key)
+    if found is None:
         try:
-            rule.kept[key] = _traced(function, atoms, parameters, reading)
+            found = rule.kept.put(key, _traced(function, atoms, parameters, reading))
         except (AttributeError, AssertionError) as error:
             raise mistake(rule, error) from error
-    found = rule.kept[key]
     if isinstance(found, str):
         raise Refused(found)
     return found
@@ -244,7 +241,7 @@ def examples(rule: Rule, before: Callable[..., Any]) -> Iterator[tuple[tuple[int
             yield ranks, pattern
         if found:
             return
-    rule.kept["untraceable"] = reason
+    rule.kept.put("untraceable", reason)
 
 
 def at_size(rule: Rule, before: Callable[..., Any], example: Pattern, size: int) -> Pattern | None:
