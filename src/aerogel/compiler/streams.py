@@ -21,6 +21,25 @@ from .program import is_var
 ORDERLESS = ("max", "min", "and", "or", "xor", "argmax", "argmin")
 
 
+# What moves entries and computes nothing.
+MOVES = frozenset("broadcast_in_dim reshape squeeze expand_dims".split())
+
+
+@dataclass(frozen=True)
+class Search:
+    """A comparison that looks for the places of a minimum or maximum over the blocks, which an earlier loop found.
+
+    Attributes:
+        operand: the operand that holds the minimum, by position.
+        reduction: the place of the equation that found it.
+        moves: the places of the equations that give it the shape of the operand, in order.
+    """
+
+    operand: int
+    reduction: int
+    moves: tuple[int, ...]
+
+
 @dataclass
 class Stream:
     """Equations that run block by block along one axis.
@@ -35,6 +54,8 @@ class Stream:
         compared: small values that a large one is compared with for equality (the gradient of a maximum looks for its
             place so). A loop that makes the large one again makes these again too: in another kernel the last bit may
             be another, and nothing is equal.
+        searches: by place, comparisons with what is known at the end of a loop only. A later loop makes the minimum of
+            each block again, and compares with it in the blocks where the earlier one found the minimum of all.
     """
 
     level: Level
@@ -45,6 +66,7 @@ class Stream:
     refusals: dict[int, str] = field(default_factory=dict)
     phase: dict[int, int] = field(default_factory=dict)
     compared: set[Var] = field(default_factory=set)
+    searches: dict[int, Search] = field(default_factory=dict)
 
     def maker(self, x: Atom, axis: Axis | None) -> int | None:
         """The place of the equation whose blocks of `x` along `axis` are wanted; None for what comes from outside."""
