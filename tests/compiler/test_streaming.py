@@ -225,6 +225,24 @@ def test_what_is_only_reduced(name: str) -> None:
     close(out, jax.jit(f)(*TOKENS), in_float64(f, TOKENS))
 
 
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_mask_that_heads_share(drops: bool) -> None:
+    """The mask of a causal attention is made head by head, in blocks; a random one once, for all of them."""
+
+    def f(q: Any, k: Any, v: Any) -> Any:
+        if not drops:
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        mask = jax.random.bernoulli(jax.random.key(0), 0.9, (q.shape[1], k.shape[1]))
+        return jax.nn.dot_product_attention(q, k, v, mask=mask)
+
+    large = jax.ShapeDtypeStruct((1, 8192, 4, 16), jnp.float32)
+    assert (max(sizes_in(traced(ag.optimize(f), large, large, large).jaxpr)) < 8192 * 8192 // 10) != drops
+    args = [normal(k, 1, 128, 3, 16) for k in range(3)]
+    out, fired = streamed(f, *args)
+    assert fired
+    close(out, jax.jit(f)(*args), in_float64(f, args))
+
+
 def test_memory() -> None:
     """The temporary memory of value and gradient falls to a fifteenth and less."""
     f, args = SMOOTH["broadcast"]

@@ -18,8 +18,8 @@ from .axes.rebind import bind
 from .level import Edit
 from .loop import LoopBuilder
 from .producers import blocks_in_front
-from .program import Builder, is_var
-from .streams import Search, Stream, needed, results_of
+from .program import Builder, copy_equation, is_var
+from .streams import Search, Stream, made_again, needed, results_of
 from .unit_batches import without_unit_batches
 from .window import Window
 
@@ -61,6 +61,7 @@ class _Phase:
     roots: set[int]
     blocks: dict[tuple[Atom, Axis], Atom] = field(default_factory=dict)
     rest: dict[tuple[Atom, Axis], Atom] = field(default_factory=dict)
+    shared: dict[Var, Atom] = field(default_factory=dict)  # in the body, what it makes again and of what
 
     def __post_init__(self) -> None:
         stream, size = self.whole.stream, self.whole.size
@@ -143,9 +144,9 @@ class _Phase:
     def _block(self, x: Atom, axis: Axis | None) -> Atom:
         if isinstance(x, Literal):
             return x
-        seen = self._seen(x)
         if axis is None:
-            return self.new.const(seen)
+            return self._shared(x)
+        seen = self._seen(x)
         if (x, axis) not in self.blocks:
             length, steps, covered, size = self.stream.length, self.steps, self.covered, self.whole.size
             wide = Axis(axis.dim, axis.outer, axis.inner * size)
@@ -155,6 +156,18 @@ class _Phase:
             assert is_var(rows)
             self.blocks[x, axis] = self.new.x(rows)
         return self.blocks[x, axis]
+
+    def _shared(self, x: Var) -> Atom:
+        """What all blocks share: a constant of the loop, or made again in each block."""
+        again = made_again(self.stream, x, self.whole.size)
+        if not again:
+            return self.new.const(self._seen(x))
+        if x not in self.shared:
+            made = {v for eqn in again for v in eqn.outvars}
+            read = (v for eqn in again for v in eqn.invars if is_var(v) and v not in made)
+            self.shared.update((v, self.new.const(self._seen(v))) for v in read)
+            self.new.body.eqns += [copy_equation(eqn, self.shared) for eqn in again]
+        return self.shared[x]
 
     def _rest_of(self, x: Atom, axis: Axis | None) -> Atom:
         if isinstance(x, Literal):

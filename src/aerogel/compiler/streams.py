@@ -13,6 +13,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from .axes import Axis, Mapped, Reduced
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import nbytes
+from .cost.primitives import DEAR
 from .exactness import Exactness
 from .level import Level
 from .program import is_var
@@ -21,6 +22,8 @@ from .program import is_var
 ORDERLESS = ("max", "min", "and", "or", "xor", "argmax", "argmin")
 
 
+# What is so many times smaller than what is made of it may exist.
+SMALLER = 16
 # What moves entries and computes nothing.
 MOVES = frozenset("broadcast_in_dim reshape squeeze expand_dims".split())
 
@@ -114,6 +117,30 @@ class Stream:
         return place in self.answers and all(axis == self.where.get(v) for x, axis in self.reads(place) if x is v)
 
 
+def made_again(stream: Stream, x: Var, size: int) -> list[JaxprEqn]:
+    """The equations that make again, in each block, what all blocks of `size` indices share.
+
+    None, but for what is as large as a block, cheap, and made of what is small: a mask that heads share would exist as
+    long as the loop runs.
+    """
+    level = stream.level
+    block = max(v.aval.size for v in stream.large) // stream.length * size
+    if x.aval.size < block or any(k not in stream.answers for k in level.readers(x)):
+        return []
+    places: set[int] = set()
+    stack = [x]
+    while stack:
+        v = stack.pop()
+        place = level.made_by.get(v)
+        if place in places or v.aval.size * SMALLER <= x.aval.size:
+            continue
+        if place is None or place in stream.answers or not _is_cheap(level.eqns[place]):
+            return []
+        places.add(place)
+        stack += [y for y in level.eqns[place].invars if is_var(y)]
+    return [level.eqns[place] for place in sorted(places)]
+
+
 Group = tuple[frozenset[Var], frozenset[int]]
 
 
@@ -179,6 +206,10 @@ LIGHT = frozenset(ELEMENTWISE) | VIEWS | REDUCTIONS
 def is_light(eqn: JaxprEqn) -> bool:
     """Whether an equation costs little beside a product or a loop."""
     return eqn.primitive.name in LIGHT
+
+
+def _is_cheap(eqn: JaxprEqn) -> bool:
+    return is_light(eqn) and eqn.primitive.name not in DEAR and not eqn.effects
 
 
 def results_of(stream: Stream) -> list[set[int]]:
