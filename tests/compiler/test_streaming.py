@@ -362,9 +362,7 @@ def as_written(x: Any, y: Any) -> Any:
 
 
 EXTREMES: dict[str, Formula] = {
-    "one way": lambda x, y: distances(x, y).min(1).sum(),
     "Chamfer": lambda x, y: distances(x, y).min(1).mean() + distances(x, y).min(0).mean(),
-    "Chamfer, of roots": lambda x, y: sum(jnp.sqrt(distances(x, y) + 1).min(k).mean() for k in (0, 1)),
     "Hausdorff": hausdorff,
     "of all": lambda x, y: distances(x, y).max(),
     "as written": as_written,

@@ -68,7 +68,7 @@ class Sizes:
 
     def block_bytes(self, products: Sequence[JaxprEqn]) -> int:
         """What the largest value of a block may take: several cores share a product that has many rows."""
-        return self.least_bytes // (2 if products else 8)
+        return self.least_bytes // (4 if products else 8)
 
 
 def sizes_of(machine: Machine, memory_limit: int | None = None) -> Sizes:
