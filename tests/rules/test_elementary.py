@@ -105,6 +105,7 @@ def test_of_many_numbers_is_the_nearest_float32_nearly_everywhere(name: str) -> 
 
 
 def truth_of(name: str, x: np.ndarray) -> np.ndarray:
+    """The function in float64."""
     with np.errstate(all="ignore"):
         return ONE[name](x.astype(np.float64))
 

@@ -45,8 +45,8 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
 
     @on(primitive, stage="final", platforms=("cpu",), exactness="no_worse", reason=_REASON, name=name)
     def vectorised(*xs: Any, accuracy: Any = None, site: Site) -> Any:
-        many = of_many is not None and xs[0].size >= MANY and not site.over_devices
-        return _refusal(xs, accuracy, site) or (of_many if many else function)(*xs)
+        chosen = function if of_many is None or xs[0].size < MANY or site.over_devices else of_many
+        return _refusal(xs, accuracy, site) or chosen(*xs)
 
     return vectorised
 
