@@ -62,6 +62,7 @@ ELSEWHERE = {
     "loop-segments",
     "loop-split",
     "memory-limit",
+    "short-rows",
 }
 _ORDER = list(Exactness)
 

@@ -20,6 +20,7 @@ from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
+from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
 from .pipeline import Pass
@@ -47,4 +48,5 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),
+    ShortRows(),
 )
