@@ -10,6 +10,7 @@ from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 
 from .axes import Mapped, Reduced
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
+from .cost.vector_code import is_vector_search
 from .cut import SINK, SOURCE, Graph
 from .dear import repeated_seconds
 from .delays import seconds_to_delay
@@ -228,6 +229,14 @@ def seconds_to_reduce(level: Level, site: Site, machine: Machine) -> float:
     return seconds
 
 
+def _searches_slowly(site: Site) -> bool:
+    """Whether a site is an `argmax` or `argmin` that stays scalar code in a step."""
+    if site.eqn.primitive.name not in ("argmax", "argmin"):
+        return False
+    (x,), (axis,) = site.reads, site.eqn.params["axes"]
+    return not is_vector_search(x.aval.dtype, x.aval.size // site.window.count, x.aval.shape[axis])
+
+
 def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
     """How much slower the steps of a site are than the whole of it: nothing for what fuses, much for small products."""
     if not isinstance(site.answer, (Mapped, Reduced)):
@@ -236,8 +245,7 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
     if isinstance(site.answer, Reduced) and site.late:
         # its kernels are those of its centre, a reduction of the same values
         return sum(x.aval.size for x in site.reads if is_var(x)) * CENTERED_SECONDS
-    serial = site.eqn.primitive.name in ("argmax", "argmin") and machine.name == "cpu" and region.block is None
-    if isinstance(site.answer, Mapped) and serial:
+    if isinstance(site.answer, Mapped) and machine.name == "cpu" and region.block is None and _searches_slowly(site):
         # scalar code: many steps at once run on several cores (measured: 1.6 to 2 times faster on four)
         return equation_seconds(site.eqn, machine) / 2
     if _fuses(site.eqn):

@@ -8,8 +8,7 @@ anyway, it is read from there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,25 +32,12 @@ AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expa
 SHORT_SUM = 8
 # Of these, what does not round.
 EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim reshape squeeze expand_dims".split())
-# By entry of float32, what the default rules make vector code of at the very end (rules/elementary).
-VECTOR_SECONDS = {
-    **dict.fromkeys(("sin", "tan"), 1.4e-9),
-    **dict.fromkeys(("cos", "atan", "asin", "acos"), 9e-10),
-    **dict.fromkeys(("atan2", "cbrt", "pow"), 1.9e-9),
-}
 # XLA computes a fused value once for each of its readers; a residual commonly has two.
 READERS = 2
 # Less than this stays in the cache, where nothing is gained.
 SMALLEST_SAVING = 2**20
 # The new way must be predicted this much better.
 WORTH = 0.95
-
-
-@lru_cache(maxsize=8)
-def with_vector_code(machine: Machine) -> Machine:
-    """The machine with elementary functions as they are when all passes and rules are done."""
-    vector = VECTOR_SECONDS if machine.name == "cpu" else {}
-    return replace(machine, element_seconds={**machine.element_seconds, **vector})
 
 
 @dataclass(frozen=True)
