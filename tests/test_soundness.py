@@ -53,7 +53,16 @@ FIRES = {
 }
 # fmt: on
 # What rewrites loops by what is stacked, and what keeps a limit, has its programs in test_differential.py and laws/.
-ELSEWHERE = {"loop-linear", "loop-once", "loop-parts", "loop-pieces", "loop-segments", "loop-split", "memory-limit"}
+ELSEWHERE = {
+    "loop-commoning",
+    "loop-linear",
+    "loop-once",
+    "loop-parts",
+    "loop-pieces",
+    "loop-segments",
+    "loop-split",
+    "memory-limit",
+}
 _ORDER = list(Exactness)
 
 

@@ -6,6 +6,7 @@ from .passes.equal_cases import EqualCases
 from .passes.full_sums import FullSums
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
+from .passes.loop_commoning import LoopCommoning
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
 from .passes.loop_linear import LoopLinear
@@ -32,6 +33,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     InPlace(),
     LoopSlots(),
     LoopLinear(),
+    LoopCommoning(),
     LoopHoist(),
     LoopSplit(),
     LoopParts(),
