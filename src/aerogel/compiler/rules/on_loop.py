@@ -125,7 +125,6 @@ def on_loop(
     >>> [decision.what for decision in ag.explain(f, rules=[no_step])(1.0).fired]
     ['`scan` becomes a value that is there']
     """
-
     if function is not None:
         raise without_parentheses(function, "has nothing said of it.", "@on_loop()")
 
