@@ -70,7 +70,7 @@ class Inner(Module):
 
 class Wrapper(Module):
     inner: Any
-    scale: Any
+    head: Any
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -84,12 +84,12 @@ def test_a_getattr_that_asks_another_module_is_asked_for_its_attributes_only() -
 
         def __init__(self) -> None:
             inner = ag.tie(Inner(jnp.ones((2, 3)), jnp.ones((3, 2))), "head", "kernel", via=jnp.transpose)
-            self.wrapper = Wrapper(inner, jnp.ones(2))
-            self.wrapper.scale = jnp.zeros(2)
+            self.wrapper = Wrapper(inner, jnp.ones(5))
+            self.wrapper.head = jnp.zeros(5)
 
     wrapper = Outer().wrapper
-    for each in (wrapper, crossed(wrapper), crossed(Outer()).wrapper, ag.at(wrapper).scale.set(jnp.zeros(2))):
-        assert (each.scale.shape, each.kernel.shape, each.head.shape) == ((2,), (2, 3), (3, 2))
+    for each in (wrapper, crossed(wrapper), crossed(Outer()).wrapper, ag.at(wrapper).head.set(jnp.zeros(5))):
+        assert (each.head.shape, each.kernel.shape, each.inner.head.shape) == ((5,), (2, 3), (3, 2))
         assert each == wrapper
     with pytest.raises(AttributeError, match="'Inner' object has no attribute 'nothing'"):
         _ = wrapper.nothing
