@@ -88,7 +88,8 @@ def test_a_getattr_that_asks_another_module_is_asked_for_its_attributes_only() -
             self.wrapper.head = jnp.zeros(5)
 
     wrapper = Outer().wrapper
-    for each in (wrapper, crossed(wrapper), crossed(Outer()).wrapper, ag.at(wrapper).head.set(jnp.zeros(5))):
+    edited = ag.at(wrapper).head.set(jnp.zeros(5))
+    for each in (wrapper, crossed(wrapper), crossed(Outer()).wrapper, edited, crossed(edited)):
         assert (each.head.shape, each.kernel.shape, each.inner.head.shape) == ((5,), (2, 3), (3, 2))
         assert each == wrapper
     with pytest.raises(AttributeError, match="'Inner' object has no attribute 'nothing'"):
