@@ -167,8 +167,8 @@ class _Rule:
         sizes = [n if n % parts == 0 else 0 for n in leaf.shape]
         if not any(sizes):
             return PartitionSpec()
-        # The last of several: of a square weight [out, in] the axis that is summed over. XLA gathers such a weight; split
-        # along `out` it adds up activations, 1.6 times the bytes in a stack of transformer blocks.
+        # The last of several: of a square weight [out, in] the axis that is summed over. XLA gathers such a weight; one
+        # that is split along `out` has it add up activations, 1.6 times the bytes in a stack of transformer blocks.
         largest = max(range(len(sizes)), key=lambda k: (sizes[k], k))
         return PartitionSpec(*[None] * largest, axes)
 
