@@ -6,7 +6,9 @@ It exposes `CASES`, programs in natural and expert form, or `findings(quick)`, r
 CLAIMS = (
     "issue_4968_examples_need_no_stack",
     "formulas_over_all_pairs_take_no_memory",
+    "formulas_over_all_pairs_of_65536_fit_in_a_gigabyte",
     "gradients_of_loops_store_half",
+    "a_gradient_from_outside_costs_what_one_inside_costs",
     "a_reduced_scan_output_is_never_stacked",
     "a_partly_used_scan_output_costs_what_is_used",
     "a_trajectory_seen_through_views_is_never_stacked",
