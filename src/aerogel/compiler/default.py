@@ -6,6 +6,7 @@ from .passes.equal_cases import EqualCases
 from .passes.full_sums import FullSums
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
+from .passes.loop_commoning import LoopCommoning
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
 from .passes.loop_linear import LoopLinear
@@ -19,6 +20,7 @@ from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
+from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
 from .pipeline import Pass
@@ -32,6 +34,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     InPlace(),
     LoopSlots(),
     LoopLinear(),
+    LoopCommoning(),
     LoopHoist(),
     LoopSplit(),
     LoopParts(),
@@ -45,4 +48,5 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),
+    ShortRows(),
 )

@@ -10,6 +10,7 @@ from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 from .axes import Axis, Reduced
 from .cost import Machine, jaxpr_seconds, nbytes
 from .cost.account import jaxpr_cost
+from .cost.vector_code import VECTOR_SECONDS, with_vector_code
 from .cost.work import dot_shape
 from .exactness import Exactness
 from .level import Edit, Level
@@ -18,7 +19,6 @@ from .loop import is_float
 from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
-from .residuals import VECTOR_SECONDS
 from .short_axes import acts, entry_by_entry
 from .stream_growth import grow
 from .streaming import stream_loops
@@ -34,6 +34,9 @@ LEAST_BLOCKS = 4
 # What must be gone of the memory that the equations take, and how much slower they may be predicted to become.
 FEWER_BYTES = 2
 SLOWER = 1.0
+# What leaves so little may be predicted a little slower: a prediction is no better than that.
+MUCH_FEWER_BYTES = 8
+NEARLY_AS_FAST = 1.1
 # What takes so much memory may not run at all otherwise: then it may be so much slower.
 HUGE = 4 << 30
 SLOWER_THAN_HUGE = 4.0
@@ -211,6 +214,8 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     fewer, slower = (FEWER_EXAMPLES, SLOWER_EXAMPLES) if stream.is_of_examples else (FEWER_BYTES, SLOWER)
     slower = max(slower, SLOWER_THAN_HUGE) if taken > HUGE else slower
     would_be_left = new.peak_bytes + sum(nbytes(v.aval) for v in loops.invars if _is_written_for(stream, v))
+    if would_be_left * MUCH_FEWER_BYTES <= taken:
+        slower = max(slower, NEARLY_AS_FAST)
     if would_be_left * fewer > taken and not sizes.at_any_price:
         left = f"of the {taken / 1e6:.1f} MB of memory that it takes {would_be_left / 1e6:.1f} MB would be left"
         return Left(left, looked_at)
@@ -250,7 +255,7 @@ def _alone(level: Level, eqns: Sequence[JaxprEqn], outs: Sequence[Atom]) -> Jaxp
 
 
 def _cost(jaxpr: Jaxpr, context: Context) -> _Cost:
-    return _Cost(jaxpr_seconds(jaxpr, context.machine), jaxpr_cost(jaxpr).peak_bytes)
+    return _Cost(jaxpr_seconds(jaxpr, with_vector_code(context.machine)), jaxpr_cost(jaxpr).peak_bytes)
 
 
 def block_size(stream: Stream, seed: Var, sizes: Sizes) -> int:

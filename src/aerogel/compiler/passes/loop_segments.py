@@ -11,6 +11,7 @@ from aerogel._jax import ClosedJaxpr, Jaxpr
 
 from ..cost import jaxpr_seconds
 from ..cost.account import jaxpr_cost
+from ..cost.vector_code import with_vector_code
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
@@ -18,7 +19,7 @@ from ..loop import Loop, as_loop
 from ..pipeline import Context, broken_limit
 from ..program import Program, is_var, where
 from ..report import Decision
-from ..residuals import compared, needed_by_loops, with_vector_code
+from ..residuals import compared, needed_by_loops
 from ..segments import Pair, in_segments
 from ..stream_plan import HUGE
 from .residual_choice import choose_residuals

@@ -11,7 +11,7 @@ from ..exactness import Exactness
 from ..kept import Kept
 from .derivative import Derivative
 from .errors import RuleError
-from .place import is_own, place_of
+from .place import is_own, name_of, place_of, without_parentheses
 from .profit import profit_of
 from .stage import Stage, platforms_of, stage_of
 
@@ -238,9 +238,11 @@ def _arguments(rule: Rule) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 def rule(
+    before: None = None,
+    /,
     *,
-    exactness: str,
-    reason: str,
+    exactness: str = "",
+    reason: str = "",
     name: str | None = None,
     shared: bool = False,
     stage: str = "before",
@@ -264,7 +266,8 @@ def rule(
 
     Raises:
         UsageError: `exactness`, `stage`, `platforms` or `profit` is something else.
-        RuleError: the function has arguments that a rule cannot bind.
+        RuleError: the function has arguments that a rule cannot bind, or stands under `@ag.rule` alone, where nothing
+            is claimed of it.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> @ag.rule(exactness="reassociates", reason="a solve costs a third of an inverse and loses fewer digits")
@@ -280,15 +283,18 @@ def rule(
     >>> f(2 * jnp.eye(2), jnp.ones(2))
     Array([1.5, 1.5], dtype=float32)
     """
+    if before is not None:
+        claim = '@ag.rule(exactness="reassociates", reason="why the other form is better")'
+        raise without_parentheses(before, "has no exactness and no reason.", claim)
     words = [e.value for e in Exactness]
     if exactness not in words:
         raise UsageError(argument="exactness", got=exactness, wanted=words, function="rule")
+    if not reason:
+        wanted = "a clause that says why the other form is better"
+        raise UsageError(argument="reason", got=reason, wanted=wanted, function="rule")
     settled = stage_of(stage, "rule"), platforms_of(platforms, "rule"), profit_of(profit, "rule")
 
     def decorate(before: Callable[..., Any]) -> Rule:
-        said = name or getattr(before, "__name__", "").strip("_").replace("_", "-")
-        if not said or said == "<lambda>":
-            raise UsageError(argument="name", got=name, wanted="a name, since the function has none", function="rule")
-        return Rule(said, before, Exactness(exactness), reason, shared, *settled)
+        return Rule(name or name_of(before, "rule"), before, Exactness(exactness), reason, shared, *settled)
 
     return decorate
