@@ -115,7 +115,7 @@ FIXED = {"into ones": 1, "two buffers": 1}
 
 @pytest.mark.parametrize("name", TOUCHED)
 def test_gradients(name: str) -> None:
-    """Gradients of the rewritten loop, and the rewritten gradient, are those of the natural one, and carry no buffer."""
+    """Gradients of the rewritten loop, and the rewritten gradient, are the natural one's, and carry no buffer."""
 
     def f(g):
         return lambda x: sum((jnp.cos(y) * y).sum() for y in jax.tree.leaves(g(x)))

@@ -5,7 +5,17 @@ from importlib import import_module
 from typing import Any
 
 from aerogel.compiler import choose, contractions, hoist_plan, hoistable, producers, residuals, rules, short_axes
-from aerogel.compiler.passes import branch_guard, full_sums, in_place, loop_hoist, loop_split, reroll, streaming
+from aerogel.compiler.kept import Kept
+from aerogel.compiler.passes import (
+    branch_guard,
+    excerpts,
+    full_sums,
+    in_place,
+    loop_hoist,
+    loop_split,
+    reroll,
+    streaming,
+)
 from aerogel.compiler.rules import cumulative, extrema, fourier, selection, small_products, small_solves
 from aerogel.compiler.stream_plan import Sizes
 
@@ -40,7 +50,7 @@ def free_rules(put: Callable[[Any, str, Any], None] = setattr) -> None:
         assert hasattr(module, name), f"{module.__name__} has no {name} any more: it would free nothing"
         put(module, name, value)
     for rule in CATALOGUE:
-        put(rule, "kept", {})
+        put(rule, "kept", Kept(512))
 
 
 def _is_anything(eqn: Any, heavy: Callable[[Any], bool] = hoistable.is_heavy) -> bool:
@@ -90,6 +100,9 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (reroll, "FEWEST_PRODUCTS", 4),
     (branch_guard, "LEAST_SECONDS", 0.0),
     (branch_guard, "LEAST_RATIO", 0.0),
+    (excerpts, "LEAST_SECONDS", -1.0),
+    (excerpts, "MARGIN", 1.5),
+    (excerpts, "FUSED", frozenset(("slice", "dynamic_slice", "pad"))),
     (full_sums, "MARGIN", 1.5),
     (full_sums, "LEAST_SECONDS", -1.0),
     (full_sums, "FEWEST", 1),
