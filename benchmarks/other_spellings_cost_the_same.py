@@ -44,7 +44,6 @@ spelt(
     lambda t, i: t[i],
     TABLE,
     (0,),
-    Bounds(over_hand=1.10, memory_over_hand=1.55),
 )
 spelt(
     "contraction",
@@ -107,6 +106,7 @@ spelt(
     lambda x: jnp.sort(x, 1)[:, :, 3],
     lambda x: jnp.sort(x[:, :, 3], 1),
     lambda: (normal(0, 64, 256, 64),),
+    bounds=Bounds(over_hand=1.10, memory_over_hand=None),  # keys and places of one sort in 64 bits: 0.1 of 4.2 MB
 )
 
 
@@ -137,7 +137,8 @@ def euler_by_hand(x):
     return jnp.concatenate([x[:1], ys])
 
 
-BACK = Bounds(over_hand=1.40, memory_over_hand=1.30)  # the whole buffer is put together from what was read and made
+# Forwards XLA's writes in place are as fast: the rows are put together once more.
+BACK = Bounds(over_hand=1.25, over_natural=1.10)
 spelt("loop-slots", "the row before is read back", read_back, read_back_by_hand, STEPS, (0,), BACK)
 spelt("loop-slots", "a running sum in its buffer", summed_up, summed_up_by_hand, STEPS, (0,))
 spelt("loop-slots", "Euler's steps in a buffer", euler, euler_by_hand, STEPS, (0,))
