@@ -218,6 +218,27 @@ REDUCTIONS = (
         bounds=SAVES,
     ),
     Case(
+        "mean of products with the start, time kept",
+        lambda x: jnp.mean(trajectory(x) * x, -1),
+        {
+            "partial per step": lambda x: per_step(lambda y: jnp.mean(y * x), lambda p: p)(x),
+            "16 partials per step": lambda x: per_step(lambda y: in_blocks(jnp.mean)(y * x), lambda p: p.mean(-1))(x),
+        },
+        start(B),
+        grad=(0,),
+        bounds=SAVES,
+    ),
+    Case(
+        "whether there is a nan",
+        lambda x: jnp.any(jnp.isnan(trajectory(x))),
+        {
+            "partial per step": per_step(lambda y: jnp.any(jnp.isnan(y)), jnp.any),
+            "array carry": carried(lambda x: x != x, lambda acc, y, _: acc | (y != y), jnp.any),
+        },
+        start(B),
+        bounds=SAVES,
+    ),
+    Case(
         "logsumexp over all",
         lambda x: jax.nn.logsumexp(trajectory(x)),
         {"partial per step": per_step(jax.nn.logsumexp, jax.nn.logsumexp)},

@@ -164,3 +164,16 @@ def test_a_barrier_with_other_values_stays_outside() -> None:
     args = normal(0, 8), normal(1, 16, 8), normal(2, 3)
     assert [eqn for eqn in jax.make_jaxpr(ag.optimize(f))(*args).eqns if eqn.primitive.name == "optimization_barrier"]
     ag.verify(f)(*args)
+
+
+def test_no_carry_has_a_dimension_of_the_length_one() -> None:
+    """The sum over time and batch adds up rows; each step would copy a row that it sees as a matrix."""
+
+    def f(x: Any, targets: Any) -> Any:
+        ys = lax.scan(lambda c, _: (c - c * c, c - c * c), x, None, length=64)[1]
+        return jnp.mean(jnp.square(ys - targets))
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((100_000,), (64, 100_000))]
+    (scan,) = (eqn for eqn in program(ag.optimize(f), args).eqns if eqn.primitive.name == "scan")
+    carries = scan.outvars[: _jax.scan_counts(scan.params)[1]]
+    assert [v.aval.shape for v in carries] == [(100_000,), (100_000,)]

@@ -71,3 +71,16 @@ def test_under_vmap_and_grad() -> None:
             jax.tree.leaves(jax.vmap(ag.optimize(f))(x)), jax.tree.leaves(jax.vmap(f)(x)), strict=True
         ):
             np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "stays"), [(8192, False), (1024, True)])
+def test_a_place_within_each_step_is_looked_for_there_where_that_is_vector_code(size: int, stays: bool) -> None:
+    """The outputs of all steps then never exist; a small step is scalar code, and all of them are shared by cores."""
+
+    def f(x: Any) -> Any:
+        return jnp.argmax(lax.scan(lambda c, _: (c - 0.05 * c * c, c), x, None, length=2 * T)[1], 1)
+
+    x = normal(2, size)
+    (scan,) = (eqn for eqn in jax.make_jaxpr(ag.optimize(f))(x).eqns if eqn.primitive.name == "scan")
+    assert any(v.aval.shape == (2 * T, size) for v in scan.outvars) == stays
+    np.testing.assert_array_equal(jax.jit(ag.optimize(f))(x), jax.jit(f)(x))

@@ -16,11 +16,18 @@ from aerogel.compiler.passes import (
     reroll,
     streaming,
 )
-from aerogel.compiler.rules import cumulative, extrema, fourier, selection, small_products, small_solves
+from aerogel.compiler.rules import (
+    convolution_rows,
+    cumulative,
+    extrema,
+    fourier,
+    selection,
+    small_products,
+    small_solves,
+)
 from aerogel.compiler.stream_plan import Sizes
 
-# Packages have rules of these names in their place.
-thin = import_module("aerogel.compiler.rules.thin_convolution")
+# The package has a rule of this name in its place.
 elementary = import_module("aerogel.compiler.rules.elementary.rules")
 
 DIRECTIONS = ("into loops", "out of loops")
@@ -50,7 +57,7 @@ def free_rules(put: Callable[[Any, str, Any], None] = setattr) -> None:
         assert hasattr(module, name), f"{module.__name__} has no {name} any more: it would free nothing"
         put(module, name, value)
     for rule in CATALOGUE:
-        put(rule, "kept", Kept(512))
+        put(rule, "kept", Kept(rule.kept.most))
 
 
 def _is_anything(eqn: Any, heavy: Callable[[Any], bool] = hoistable.is_heavy) -> bool:
@@ -108,8 +115,8 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (full_sums, "FEWEST", 1),
     (in_place, "SMALLEST", 1),
     (in_place, "LEAST_RATIO", 0),
-    (extrema, "SHORTEST", 4),
-    (extrema, "FEWEST", 1),
+    (extrema, "SHORTEST_SEARCH", 4),
+    (extrema, "FEWEST_SEARCHED", 1),
     (selection, "FEWEST", 1),
     (selection, "MOST", 1),
     (cumulative, "SHORTEST", 2),
@@ -123,6 +130,9 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (elementary, "FEWEST", MANY),
     (elementary, "FEWEST_ALONE", MANY),
     (fourier, "FEWEST", 1),
-    (thin, "FEWEST_PRODUCTS", 1),
-    (thin, "MOST_AMPLIFIED", 1 << 30),
+    (convolution_rows, "FEWEST_PRODUCTS", 1),
+    (convolution_rows, "FEWEST_OF_A_ROW", 1),
+    (convolution_rows, "SHORTEST_RUN", 1),
+    (convolution_rows, "SHORTEST_SUMMED_RUN", 1),
+    (convolution_rows, "NS_OF_THE_LIBRARY", 1e9),
 )

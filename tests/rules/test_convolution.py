@@ -71,7 +71,7 @@ NEAR_MISSES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "half precision": (
         conv(),
         (IMAGE.astype("float16"), ONE.astype("float16")),
-        "it is of float16 and float16, not of float32",
+        "it is not of float32 alone",
     ),
     "no window": (conv(padding="VALID"), (IMAGE[:, :, :2], ONE), "it has no entries"),
 }

@@ -159,6 +159,27 @@ def test_effects_happen_once() -> None:
     assert seen == [1.0]
 
 
+def test_effects_of_a_backward_rule_wait_for_it() -> None:
+    """One that reads no cotangent could run with the value; but the gradient may never be asked for."""
+    seen: list[str] = []
+
+    @jax.custom_vjp
+    def f(x: Any) -> Any:
+        return jnp.sin(x) * 2
+
+    def backward(x: Any, ct: Any) -> Any:
+        jax.debug.callback(lambda: seen.append("backward"))
+        return (ct * jnp.cos(x) * 2,)
+
+    f.defvjp(lambda x: (f(x), x), backward)
+    _, back = jax.vjp(ag.optimize(f, rules=[twice]), 1.0)
+    jax.effects_barrier()
+    assert seen == []
+    back(1.0)
+    jax.effects_barrier()
+    assert seen == ["backward"]
+
+
 def test_halves_make_the_whole() -> None:
     """The first half gives results without cotangents, the second the rest; a loop that serves both is in both."""
 

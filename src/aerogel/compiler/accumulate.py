@@ -26,12 +26,27 @@ SMALL = 128
 def accumulate(new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window: Window, step_size: int) -> list[Atom]:
     """The combined partial results of the steps in `window`, as atoms after the loop.
 
+    They are combined without their dimensions of the length one: XLA's CPU backend (jaxlib 0.10.2) copies a carry that
+    each step sees in another shape.
+
     Args:
         new: the loop under construction; `partial` are atoms of its body.
         monoid: how two of them combine.
         window: the steps that count.
         step_size: elements that one step reduces, to tell whether its partial results are small beside them.
     """
+    shape, *others = (x.aval.shape for x in partial)
+    ones = tuple(d for d, n in enumerate(shape) if n == 1)
+    if not ones or any(other != shape for other in others):
+        return _accumulated(new, monoid, partial, window, step_size)
+    short = new.body.call(lambda *values: [lax.squeeze(x, ones) for x in values], *partial)
+    totals = _accumulated(new, monoid, short, window, step_size)
+    return new.after.call(lambda *values: [lax.expand_dims(x, ones) for x in values], *totals)
+
+
+def _accumulated(
+    new: LoopBuilder, monoid: Monoid, partial: Sequence[Atom], window: Window, step_size: int
+) -> list[Atom]:
     avals = [strong(x.aval) for x in partial]
     start = new.before.call(lambda: list(monoid.identity(avals)))
     hit = is_hit(new, window)

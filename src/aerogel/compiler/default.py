@@ -7,6 +7,7 @@ from .passes.excerpts import Excerpts
 from .passes.full_sums import FullSums
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
+from .passes.loop_commoning import LoopCommoning
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
 from .passes.loop_linear import LoopLinear
@@ -20,6 +21,7 @@ from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
+from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
 from .pipeline import Pass
@@ -34,6 +36,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     InPlace(),
     LoopSlots(),
     LoopLinear(),
+    LoopCommoning(),
     LoopHoist(),
     LoopSplit(),
     LoopParts(),
@@ -47,4 +50,5 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),
+    ShortRows(),
 )

@@ -8,8 +8,7 @@ anyway, it is read from there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,25 +32,13 @@ AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expa
 SHORT_SUM = 8
 # Of these, what does not round.
 EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim reshape squeeze expand_dims".split())
-# By entry of float32, what the default rules make vector code of at the very end (rules/elementary).
-VECTOR_SECONDS = {
-    **dict.fromkeys(("sin", "tan"), 1.4e-9),
-    **dict.fromkeys(("cos", "atan", "asin", "acos"), 9e-10),
-    **dict.fromkeys(("atan2", "cbrt", "pow"), 1.9e-9),
-}
-# XLA computes a fused value once for each of its readers; a residual commonly has two.
-READERS = 2
+# What is stored also drives other values out of the caches: so much of the time that its transfer takes (a selective
+# state space model whose exponentials are computed again takes 0.8 of the time, and 0.6 of the memory).
+DRIVEN_OUT = 0.25
 # Less than this stays in the cache, where nothing is gained.
 SMALLEST_SAVING = 2**20
 # The new way must be predicted this much better.
 WORTH = 0.95
-
-
-@lru_cache(maxsize=8)
-def with_vector_code(machine: Machine) -> Machine:
-    """The machine with elementary functions as they are when all passes and rules are done."""
-    vector = VECTOR_SECONDS if machine.name == "cpu" else {}
-    return replace(machine, element_seconds={**machine.element_seconds, **vector})
 
 
 @dataclass(frozen=True)
@@ -207,8 +194,7 @@ def _graph(
             if again:
                 graph.implies(other, ("run", id(eqn)))
         if again:
-            times = readers * (READERS if eqn.primitive.name in DEAR else 1)
-            graph.edge(("run", id(eqn)), SINK, times * loop.length * _arithmetic(eqn, machine))
+            graph.edge(("run", id(eqn)), SINK, readers * loop.length * _arithmetic(eqn, machine))
             for x in filter(is_var, eqn.invars):
                 graph.implies(("run", id(eqn)), ("need", x))
     return graph
@@ -230,7 +216,7 @@ def _stored_seconds(v: Var, exists: bool, loop: Loop, machine: Machine, fresh: b
     """Time to read a value back step by step, and to write it unless it exists anyway."""
     size = loop.length * nbytes(v.aval)
     once = size / (machine.bytes_per_second if size > machine.cache_bytes else machine.cache_bytes_per_second)
-    return once if exists else 2 * once + fresh * size * machine.seconds_per_fresh_byte
+    return once if exists else (2 + 2 * DRIVEN_OUT) * once + fresh * size * machine.seconds_per_fresh_byte
 
 
 def _exists(level: Level, x: Atom, loop: Loop) -> bool:

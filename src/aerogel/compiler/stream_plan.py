@@ -1,5 +1,6 @@
 """Whether a stream pays, along which axis, and how large its blocks are."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 from .axes import Axis, Reduced
 from .cost import Machine, jaxpr_seconds, nbytes
 from .cost.account import jaxpr_cost
+from .cost.vector_code import VECTOR_SECONDS, with_vector_code
 from .cost.work import dot_shape
 from .exactness import Exactness
 from .level import Edit, Level
@@ -17,7 +19,6 @@ from .loop import is_float
 from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
-from .residuals import VECTOR_SECONDS
 from .short_axes import acts, entry_by_entry
 from .stream_growth import grow
 from .streaming import stream_loops
@@ -33,6 +34,9 @@ LEAST_BLOCKS = 4
 # What must be gone of the memory that the equations take, and how much slower they may be predicted to become.
 FEWER_BYTES = 2
 SLOWER = 1.0
+# What leaves so little may be predicted a little slower: a prediction is no better than that.
+MUCH_FEWER_BYTES = 8
+NEARLY_AS_FAST = 1.1
 # What takes so much memory may not run at all otherwise: then it may be so much slower.
 HUGE = 4 << 30
 SLOWER_THAN_HUGE = 4.0
@@ -67,7 +71,7 @@ class Sizes:
 
     def block_bytes(self, products: Sequence[JaxprEqn]) -> int:
         """What the largest value of a block may take: several cores share a product that has many rows."""
-        return self.least_bytes // (2 if products else 8)
+        return self.least_bytes // (4 if products else 8)
 
 
 def sizes_of(machine: Machine, memory_limit: int | None = None) -> Sizes:
@@ -210,6 +214,8 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     fewer, slower = (FEWER_EXAMPLES, SLOWER_EXAMPLES) if stream.is_of_examples else (FEWER_BYTES, SLOWER)
     slower = max(slower, SLOWER_THAN_HUGE) if taken > HUGE else slower
     would_be_left = new.peak_bytes + sum(nbytes(v.aval) for v in loops.invars if _is_written_for(stream, v))
+    if would_be_left * MUCH_FEWER_BYTES <= taken:
+        slower = max(slower, NEARLY_AS_FAST)
     if would_be_left * fewer > taken and not sizes.at_any_price:
         left = f"of the {taken / 1e6:.1f} MB of memory that it takes {would_be_left / 1e6:.1f} MB would be left"
         return Left(left, looked_at)
@@ -249,15 +255,19 @@ def _alone(level: Level, eqns: Sequence[JaxprEqn], outs: Sequence[Atom]) -> Jaxp
 
 
 def _cost(jaxpr: Jaxpr, context: Context) -> _Cost:
-    return _Cost(jaxpr_seconds(jaxpr, context.machine), jaxpr_cost(jaxpr).peak_bytes)
+    return _Cost(jaxpr_seconds(jaxpr, with_vector_code(context.machine)), jaxpr_cost(jaxpr).peak_bytes)
 
 
 def block_size(stream: Stream, seed: Var, sizes: Sizes) -> int:
-    """How many indices a block holds: its largest value stays in a cache; the last block is whole if that is near."""
+    """How many indices a block holds: its largest value stays in a cache; the last block is whole if that is near.
+
+    What searches look for is kept of each block: no more of them than indices in one.
+    """
     per_index = max(_bytes_of_entry(v, SHORT) for v in stream.large) // stream.length
     most_bytes = min(sizes.block_bytes(_products(stream)), nbytes(seed.aval) // LEAST_BLOCKS)
     least_blocks = 2 if stream.is_of_examples else LEAST_BLOCKS
-    most = max(1, min(stream.length // least_blocks, most_bytes // max(1, per_index)))
+    fitting = max(most_bytes // max(1, per_index), math.isqrt(stream.length) if stream.searches else 1)
+    most = max(1, min(stream.length // least_blocks, fitting))
     return next((b for b in range(most, max(1, most // 2), -1) if stream.length % b == 0), most)
 
 
@@ -271,11 +281,11 @@ def _gathers(stream: Stream, sizes: Sizes) -> bool:
 
 
 def _is_product(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a product of matrices, not of one with a vector nor the outer product of two vectors."""
+    """Whether an equation is a product of matrices, not of one with a vector nor outer products of vectors."""
     if eqn.primitive.name != "dot_general":
         return False
-    batch, m, n, k = dot_shape(eqn)
-    return min(m, n) > 1 and (k > 1 or batch > 1)
+    _, m, n, k = dot_shape(eqn)
+    return min(m, n, k) > 1
 
 
 def _bytes_of_entry(v: Var, longest: int) -> int:

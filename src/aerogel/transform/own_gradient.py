@@ -36,11 +36,9 @@ def evaluate(program: Program, args: Sequence[Any], improve: Improver) -> list[A
 
 
 def _has_other_values(program: Program) -> bool:
-    """Whether a program has effects, which would happen in each half, or takes what is no array."""
+    """Whether a program takes or returns what is no array."""
     atoms = (*program.jaxpr.invars, *program.jaxpr.constvars, *program.jaxpr.outvars)
-    return bool(program.jaxpr.effects) or any(
-        not isinstance(x.aval, _jax.ShapedArray) or x.aval.dtype == jax.dtypes.float0 for x in atoms
-    )
+    return any(not isinstance(x.aval, _jax.ShapedArray) or x.aval.dtype == jax.dtypes.float0 for x in atoms)
 
 
 def _with_gradient(program: ClosedJaxpr, improve: Improver) -> Callable[..., list[Any]]:
@@ -102,7 +100,7 @@ def _halves(program: ClosedJaxpr, moved: tuple[bool, ...], improve: Improver) ->
 
     with _jax.inside_optimize(True):
         joint = _jax.traced(both, [*program.in_avals, *(aval.to_ct_aval() for aval in outs)])
-    if joint.jaxpr.effects:
+    if joint.jaxpr.effects:  # which half they belong to is not known
         return None
     return halves(improve.gradient(joint, first.decisions), len(outs), len(program.out_avals))
 

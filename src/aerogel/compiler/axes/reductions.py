@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -44,31 +45,20 @@ def _arg_reduction(over: monoid.Monoid) -> Entry:
         index_dtype = np.dtype(eqn.params["index_dtype"])
 
         def block(start: Any, size: int, x: Any) -> list[Any]:
-            # Integers have no derivative, and JAX has none for the variadic reduction below.
-            x = lax.stop_gradient(x)
+            x = lax.stop_gradient(x)  # the result is an integer
             first = lax.convert_element_type(start, index_dtype) * index_dtype.type(axis.inner)
             if size * axis.inner * axis.outer == 1:
                 value = lax.squeeze(x, [axis.dim])
                 return [value, lax.broadcast(first, value.shape)]
-            here = lax.iota(index_dtype, x.shape[axis.dim])
+            (place,) = bind(eqn, [x], eqn.params | {"axes": (axis.dim,)})
+            value = jnp.take_along_axis(x, lax.expand_dims(place, [axis.dim]), axis.dim, mode="promise_in_bounds")
             if axis.outer > 1:
-                here = here // (size * axis.inner) * stride + here % (size * axis.inner)
-            index = lax.broadcast_in_dim(here + first, x.shape, [axis.dim])
-            value, index = lax.reduce(
-                (x, index),
-                tuple(identity.reshape(()) for identity in over.identity([_scalar(x.dtype), _scalar(index_dtype)])),
-                over.combine,
-                [axis.dim],
-            )
-            return [value, index]
+                place = place // (size * axis.inner) * stride + place % (size * axis.inner)
+            return [lax.squeeze(value, [axis.dim]), place + first]
 
         return Reduced(ins, over, block, lambda value, index: [index], uses_start=True)
 
     return labelled(_reduce, reduced=reduced)
-
-
-def _scalar(dtype: Any) -> Any:
-    return np.empty((), dtype)
 
 
 def _reduce_by_function(eqn: JaxprEqn) -> Labels:

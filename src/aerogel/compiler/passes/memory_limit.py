@@ -6,12 +6,12 @@ from aerogel._jax import ClosedJaxpr
 
 from ..cost import jaxpr_seconds
 from ..cost.account import jaxpr_cost
+from ..cost.vector_code import with_vector_code
 from ..exactness import Exactness
 from ..pipeline import Context, broken_limit
 from ..program import Program
 from ..recompute import recomputed
 from ..report import Decision
-from ..residuals import with_vector_code
 
 NAME = "memory-limit"
 SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24)

@@ -1,6 +1,6 @@
 """Rules: what to write in place of what, as two ordinary functions. `default` is the set that runs unless told."""
 
-from .convolution import few_term_convolution as few_term_convolution
+from .convolution_rows import convolution_by_rows as convolution_by_rows
 from .cumulative import cumlogsumexp_by_rows as cumlogsumexp_by_rows
 from .cumulative import cumlogsumexp_in_a_loop as cumlogsumexp_in_a_loop
 from .cumulative import cummax_by_rows as cummax_by_rows
@@ -13,6 +13,7 @@ from .errors import RuleCheckError as RuleCheckError
 from .errors import RuleError as RuleError
 from .extrema import argmax_by_blocks as argmax_by_blocks
 from .extrema import argmin_by_blocks as argmin_by_blocks
+from .few_terms import few_term_convolution as few_term_convolution
 from .fourier import real_convolution as real_convolution
 from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
@@ -48,4 +49,3 @@ from .small_solves import small_solve as small_solve
 from .small_solves import small_triangular_solve as small_triangular_solve
 from .sorting import sort_places as sort_places
 from .stage import Stage as Stage
-from .thin_convolution import thin_convolution as thin_convolution

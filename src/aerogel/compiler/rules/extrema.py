@@ -9,13 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..cost.vector_code import FEWEST_SEARCHED, SHORTEST_SEARCH
 from .on import on
 from .places import spread, taken
 from .site import Site
 
-# Measured borders: docs/reference/catalogue-order.md.
-SHORTEST = 64  # elements along the axis
-FEWEST = 4096  # elements
 _REASON = "XLA looks for value and place one element after the other; extrema of blocks come from vector instructions"
 
 
@@ -72,10 +70,10 @@ def cannot_block(x: Any, axis: int, site: Site) -> str | None:
     """Why the search is done as it stands; None where blocks pay."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return "XLA looks for the extremum of integers with vector instructions"
-    if x.shape[axis] < SHORTEST:
-        return f"{x.shape[axis]} elements along the axis, fewer than {SHORTEST}"
-    if math.prod(x.shape) < FEWEST:
-        return f"{math.prod(x.shape)} elements, fewer than {FEWEST}"
+    if x.shape[axis] < SHORTEST_SEARCH:
+        return f"{x.shape[axis]} elements along the axis, fewer than {SHORTEST_SEARCH}"
+    if math.prod(x.shape) < FEWEST_SEARCHED:
+        return f"{math.prod(x.shape)} elements, fewer than {FEWEST_SEARCHED}"
     return spread(site)
 
 

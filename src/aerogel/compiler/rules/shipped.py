@@ -1,6 +1,6 @@
 """The rules that run unless a user gives others. Each comes with a measurement that it pays: docs/reference."""
 
-from .convolution import few_term_convolution
+from .convolution_rows import convolution_by_rows
 from .cumulative import (
     cumlogsumexp_by_rows,
     cumlogsumexp_in_a_loop,
@@ -11,6 +11,7 @@ from .cumulative import (
 )
 from .elementary import rules as elementary
 from .extrema import argmax_by_blocks, argmin_by_blocks
+from .few_terms import few_term_convolution
 from .kernel_gradient import depthwise_kernel_gradient
 from .pooling import max_pool_gradient
 from .reductions import last_of_cumsum
@@ -20,7 +21,6 @@ from .small_determinants import small_det, small_log_det, small_slogdet
 from .small_products import small_product
 from .small_solves import small_cholesky, small_lu, small_solve, small_triangular_solve
 from .sorting import sort_places
-from .thin_convolution import thin_convolution
 
 default = RuleSet(
     (
@@ -50,7 +50,7 @@ default = RuleSet(
         # elementary functions, convolutions and pooling: catalogue-elementary.md
         *elementary,
         max_pool_gradient,
-        thin_convolution,
+        convolution_by_rows,
         few_term_convolution,
         depthwise_kernel_gradient,
     )

@@ -1,0 +1,33 @@
+"""What operations cost that rules make vector code of at the very end, when all passes are done."""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax.numpy as jnp
+
+from .machine import Machine
+
+# By entry of float32: rules/elementary, and for the places of extrema rules/extrema.
+VECTOR_SECONDS = {
+    **dict.fromkeys(("sin", "tan"), 1.4e-9),
+    **dict.fromkeys(("cos", "atan", "asin", "acos"), 9e-10),
+    **dict.fromkeys(("atan2", "cbrt", "pow"), 1.9e-9),
+    **dict.fromkeys(("argmax", "argmin"), 8e-10),
+}
+
+# The place of an extremum, from so many elements along its axis and in all on (docs/reference/catalogue-order.md).
+SHORTEST_SEARCH = 64
+FEWEST_SEARCHED = 4096
+
+
+def is_vector_search(dtype: Any, size: int, length: int) -> bool:
+    """Whether an `argmax` of `size` elements, `length` of them along its axis, becomes vector code on a CPU."""
+    return jnp.issubdtype(dtype, jnp.floating) and length >= SHORTEST_SEARCH and size >= FEWEST_SEARCHED
+
+
+@lru_cache(maxsize=8)
+def with_vector_code(machine: Machine) -> Machine:
+    """The machine with these operations as they are when all passes and rules are done."""
+    vector = VECTOR_SECONDS if machine.name == "cpu" else {}
+    return replace(machine, element_seconds={**machine.element_seconds, **vector})

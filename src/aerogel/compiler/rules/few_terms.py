@@ -1,0 +1,91 @@
+"""Convolutions of few terms: XLA's CPU backend hands them to a library that is made for many channels.
+
+An output entry is a sum over the places of the kernel and the input channels of one group. Where those are few, the
+sum is written out: each term is a slice of the input times a column of the kernel, and XLA makes one loop of them all.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from .convolution import Convolution
+from .on import on
+from .once import once
+
+# What was measured to pay (docs/reference/catalogue-elementary.md). Where all outputs share their inputs, the library
+# needs fewer reads for more of them; and where the channels are not the last axis, the derivative of the kernel reads
+# the result in another order, which XLA makes by computing it in that order, entry by entry.
+MOST_TERMS, MOST_TERMS_OF_A_GROUP = 160, 64
+MOST_CHANNELS, MOST_PRODUCTS = 6, 160
+MOST_LAST_CHANNELS, MOST_PRODUCTS_OF_LAST = 4, 450
+
+
+@on(
+    lax.conv_general_dilated_p,
+    stage="final",
+    platforms=("cpu",),
+    exactness="reassociates",
+    reason="a sum of few shifted products is one loop",
+)
+def few_term_convolution(lhs: Any, rhs: Any, **params: Any) -> Any:
+    """The convolution as a sum of products."""
+    conv = Convolution.of(lhs, rhs, params)
+    if not conv.is_float32:
+        return "it is not of float32 alone"
+    if conv.batch_groups != 1:
+        return "its batch has groups: it is the derivative of a kernel"
+    if conv.groups == 1 and conv.inputs > 1 and max(conv.strides, default=1) > 1:
+        return "it has strides and several channels"  # 0.9 to 1.4 of the library's time
+    refusal = _too_many(conv)
+    if refusal is not None or not conv.products:
+        return refusal or "it has no entries"
+    whole, axes = conv.padded(lhs), [axis for axis in range(lhs.ndim) if axis != conv.out[1]]
+    total = None
+    for channel, *place in itertools.product(range(conv.inputs), *map(range, conv.places)):
+        part = lax.transpose(
+            _shifted(whole, conv, channel, place), [conv.data[conv.out.index(k)] for k in range(lhs.ndim)]
+        )
+        column = lax.expand_dims(_column(rhs, conv.kernel, channel, place), axes)
+        term = _wide(part, conv.out[1], conv.outputs) * column
+        total = term if total is None else total + term
+    return once(total)
+
+
+def _too_many(conv: Convolution) -> str | None:
+    """Why the library is as fast; None if it is not."""
+    if conv.groups > 1:
+        return None if conv.terms <= MOST_TERMS_OF_A_GROUP else f"its entries are sums of {conv.terms} terms"
+    channels_last = conv.data[1] == len(conv.data) - 1
+    products = MOST_PRODUCTS_OF_LAST if channels_last else MOST_PRODUCTS
+    if conv.inputs > (MOST_LAST_CHANNELS if channels_last else MOST_CHANNELS):
+        return f"it has {conv.inputs} input channels"
+    if conv.terms > MOST_TERMS or conv.terms * conv.outputs > products:
+        return f"its entries are sums of {conv.terms} terms, and there are {conv.outputs} of them at each place"
+    return None
+
+
+def _shifted(whole: Any, conv: Convolution, channel: int, place: Sequence[int]) -> Any:
+    """One channel of each group, at one place of each window."""
+    start, limit, step = [0] * whole.ndim, list(whole.shape), [1] * whole.ndim
+    axis = conv.data[1]
+    start[axis], limit[axis], step[axis] = channel, channel + (conv.groups - 1) * conv.inputs + 1, conv.inputs
+    for axis, p, d, n, s in zip(conv.data[2:], place, conv.dilation, conv.made, conv.strides, strict=True):
+        start[axis], limit[axis], step[axis] = p * d, p * d + (n - 1) * s + 1, s
+    return lax.slice(whole, start, limit, step)
+
+
+def _column(rhs: Any, spec: Sequence[int], channel: int, place: Sequence[int]) -> Any:
+    """What the kernel has for one input channel at one place: a number for each output channel."""
+    start, limit = [0] * rhs.ndim, list(rhs.shape)
+    for axis, at in zip(spec[1:], (channel, *place), strict=True):
+        start[axis], limit[axis] = at, at + 1
+    return lax.reshape(lax.slice(rhs, start, limit), (rhs.shape[spec[0]],))
+
+
+def _wide(part: Any, axis: int, outputs: int) -> Any:
+    """One channel of each group, repeated for the outputs of the group; that of the only group is broadcast anyway."""
+    groups = part.shape[axis]
+    return part if groups in (1, outputs) else jnp.repeat(part, outputs // groups, axis)
