@@ -26,6 +26,7 @@ CLAIMS = (
     "sums_of_products_cost_their_cheapest_order",
     "gates_of_an_input_are_read_one_by_one",
     "every_vmap_order_of_matvec_costs_the_best_einsum",
+    "other_spellings_cost_the_same",
     "an_inverse_in_a_product_costs_a_solve",
     "small_matrices_cost_a_few_loops",
     "a_short_last_axis_costs_what_its_entries_cost",

@@ -201,6 +201,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["linear"] = jax.grad(softened), (normal(0, 48, 48), normal(1, 48))
     found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
     found["layers"] = jax.grad(layers, (0, 1)), ([normal(k, 64, 64) / 8 for k in range(8)], normal(8, 8192, 64))
+    found["excerpt"] = jax.grad(lambda a, b: jnp.tanh((a @ b)[3]).sum()), (normal(0, 96, 96), normal(1, 96, 96))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

@@ -3,6 +3,7 @@
 from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
+from .passes.excerpts import Excerpts
 from .passes.full_sums import FullSums
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
@@ -28,6 +29,7 @@ from .pipeline import Pass
 DEFAULT_PASSES: tuple[Pass, ...] = (
     Reroll(),
     EqualCases(),
+    Excerpts(),
     InverseProducts(),
     FullSums(),
     ContractionOrder(),

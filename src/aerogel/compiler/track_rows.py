@@ -79,14 +79,18 @@ class TrackRows:
         if track.ahead < 0:
             parts, lowest = parts[::-1], lowest - len(left)
         if track.only_adds:
-            parts = [lax.slice_in_dim(init, lowest, lowest + length, axis=dim) + part]
+            parts = [_cut(init, lowest, lowest + length, dim) + part]
         end = lowest + length + len(left)
         if track.only_adds and end - lowest < init.shape[dim]:
             return lax.dynamic_update_slice_in_dim(init, parts[0], np.int32(lowest), dim)
         # parts side by side: what reads them need not know of the whole
-        ends = lax.slice_in_dim(init, 0, lowest, axis=dim), lax.slice_in_dim(init, end, init.shape[dim], axis=dim)
+        ends = _cut(init, 0, lowest, dim), _cut(init, end, init.shape[dim], dim)
         every = [x for x in (ends[0], *parts, ends[1]) if x.shape[dim]]
         return lax.concatenate(every, dim) if len(every) > 1 else every[0]
+
+
+def _cut(x: Any, start: int, end: int, dim: int) -> Any:
+    return x if (start, end) == (0, x.shape[dim]) else lax.slice_in_dim(x, start, end, axis=dim)
 
 
 def read_in_turn(new: LoopBuilder, source: Atom, place: Affine, dim: int) -> Var:
@@ -94,7 +98,7 @@ def read_in_turn(new: LoopBuilder, source: Atom, place: Affine, dim: int) -> Var
 
     def rows(x: Any) -> Any:
         lowest, highest = place.bounds(new.length)
-        part = lax.slice_in_dim(x, lowest, highest + 1, axis=dim)
+        part = _cut(x, lowest, highest + 1, dim)
         if place.scale < 0:
             part = lax.rev(part, [dim])
         return lax.transpose(part, (dim, *(d for d in range(part.ndim) if d != dim))) if dim else part

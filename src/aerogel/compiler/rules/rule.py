@@ -33,6 +33,7 @@ class Rule:
         stage: where in the compiler it has its place.
         platforms: the backends that it is for; None for all.
         profit: None, "model", or a function of the site.
+        shapes: of arrays at which the function is first looked at; None where small ones of equal sizes will do.
         after: the function that stands in its place; `to` sets it.
         derivative: of what stands in its place, if JAX's own is not wanted; `defjvp` or `defvjp` sets it.
         condition: of the operands, whether the rule fires; `when` sets it.
@@ -59,6 +60,7 @@ class Rule:
     stage: Stage = Stage.BEFORE
     platforms: tuple[str, ...] | None = None
     profit: Any = None
+    shapes: tuple[tuple[int, ...], ...] | None = None
     after: Callable[..., Any] | None = None
     derivative: Derivative | None = None
     condition: Callable[..., Any] | None = None
@@ -248,6 +250,7 @@ def rule(
     stage: str = "before",
     platforms: Sequence[str] | None = None,
     profit: Any = None,
+    shapes: Sequence[tuple[int, ...]] | None = None,
 ) -> Callable[..., Rule]:
     """Decorator that makes a `Rule` of the function to look for; `.to` and `.when` of the result complete it.
 
@@ -263,6 +266,8 @@ def rule(
         profit: "model", if the rule is to fire only where what it writes takes less time than what goes, by the model
             of the machine; or a function of the site (`aerogel.compiler.Site`) that returns True, or the reason
             against it. Without it the rule fires wherever it matches.
+        shapes: one for each array, at which the function is looked at before any site is known; where it does not
+            take small arrays of equal sizes, because one is as long as two others multiplied, say.
 
     Raises:
         UsageError: `exactness`, `stage`, `platforms` or `profit` is something else.
@@ -295,6 +300,12 @@ def rule(
     settled = stage_of(stage, "rule"), platforms_of(platforms, "rule"), profit_of(profit, "rule")
 
     def decorate(before: Callable[..., Any]) -> Rule:
-        return Rule(name or name_of(before, "rule"), before, Exactness(exactness), reason, shared, *settled)
+        said = name or name_of(before, "rule")
+        sizes = None if shapes is None else tuple(map(tuple, shapes))
+        made = Rule(said, before, Exactness(exactness), reason, shared, *settled, sizes)
+        if sizes is not None and len(sizes) != len(made.arrays):
+            wanted = f"{len(made.arrays)} shapes, of {', '.join(made.arrays)}"
+            raise UsageError(argument="shapes", got=shapes, wanted=wanted, function="rule")
+        return made
 
     return decorate
