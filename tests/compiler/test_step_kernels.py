@@ -10,8 +10,13 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.exactness import allowed
+from aerogel.compiler.loop import Loop
 from aerogel.compiler.partials import OF_ALL
+from aerogel.compiler.passes.loop_fusion import LoopFusion
+from aerogel.compiler.pipeline import Context
 from compiler.loop_patterns import made
+from compiler.programs_of import scans
 
 STEPS = 1000
 
@@ -87,3 +92,36 @@ def test_sums_that_share_accumulators_pay_once() -> None:
     """A variance's accumulators hold its mean: both move to steps in which three accumulators would not pay."""
     report = ag.explain(lambda x: (lambda ys: (ys, ys.var(0)))(states(x)))(jnp.ones(2000))
     assert len([d for d in report.fired if "reduce_sum" in d.what]) == 2
+
+
+@pytest.mark.parametrize(("row", "flat"), [(2, False), (3, True), (24, True), (32, False), (33, False)])
+@pytest.mark.parametrize(
+    "reduce",
+    [lambda ys: jnp.abs(ys).max(0), lambda ys: ((ys - ys.mean(0)) ** 2).sum(0), lambda ys: ys[5:].argmin(0)],
+    ids=["max", "squares", "argmin"],
+)
+def test_short_rows_are_accumulated_in_one_dimension(reduce: Callable[[Any], Any], row: int, flat: bool) -> None:
+    """Points in space, `[n, 3]`: XLA goes over rows of three numbers ten times slower than over one long row."""
+    x = np.random.default_rng(0).normal(size=(64, row)).astype(np.float32)
+    optimised = ag.optimize(lambda x: reduce(states(jnp.sin(x))))
+    (loop,) = scans(jax.make_jaxpr(optimised)(x))
+    accumulators = [v.aval.shape for v in Loop(loop).init[1:] if v.aval.size == x.size]
+    assert accumulators
+    assert all(shape == ((x.size,) if flat else x.shape) for shape in accumulators)
+    if row == 3:
+        np.testing.assert_allclose(jax.jit(optimised)(x), reduce(states(jnp.sin(x))), rtol=1e-4, atol=1e-6)
+
+
+def test_rows_that_may_lie_on_several_devices_are_not_flattened() -> None:
+    """A reshape that joins dimensions would gather what is spread over devices."""
+    program: Any = jax.make_jaxpr(lambda x: states(x).max(0))(jnp.ones((8, 3)))
+    context = Context(allowed("fast"), "cpu", over_devices=True)
+    fused, _ = LoopFusion()(program, context)
+    (loop,) = scans(fused)
+    assert {v.aval.shape for v in Loop(loop).init} == {(8, 3)}
+
+
+def test_what_a_step_divides_is_in_the_cache() -> None:
+    """A quotient that each accumulator computes anew costs its arithmetic, not the memory of all steps at once."""
+    jaxpr = jax.make_jaxpr(ag.optimize(lambda x: jax.nn.logsumexp(states(x) / 10, axis=0)))(jnp.ones(4000)).jaxpr
+    assert not made(jaxpr, STEPS * 4000)

@@ -69,6 +69,7 @@ class Plan:
     seconds: float
     searched: frozenset[int] = frozenset()  # the sites that look for the place of a maximum in few of the steps
     by_entry: frozenset[int] = frozenset()  # the sites that are accumulated entry by entry, and reduced after the loop
+    flat: bool = False  # whether accumulators of short rows are kept in one dimension
 
 
 def choose(level: Level, region: Region, machine: Machine, before_differentiation: bool = False) -> Plan:
@@ -86,7 +87,9 @@ def choose(level: Level, region: Region, machine: Machine, before_differentiatio
     searched = frozenset(site.index for site in sites if is_searched(site, machine))
     # The gradient of a sum by entry would carry an entry for each through the backward loop.
     by_entry = frozenset[int]() if before_differentiation else summed_by_entry(region, sites, machine)
-    return Plan(region, sites, seconds, searched, by_entry)
+    # Elsewhere the rows may be tiled, or lie on several devices.
+    flat = machine.name == "cpu" and not level.over_devices
+    return Plan(region, sites, seconds, searched, by_entry, flat)
 
 
 def is_product(eqn: JaxprEqn) -> bool:

@@ -25,7 +25,7 @@ def repeated_seconds(region: Region, machine: Machine) -> dict[Var, float]:
         name = site.eqn.primitive.name
         if isinstance(site.answer, Mapped) and name in FUSED:
             inputs = sum(found.get(x, 0.0) for x in site.reads if is_var(x))
-            own = equation_seconds(site.eqn, machine) if name in DEAR else 0.0
+            own = equation_seconds(site.eqn, machine.in_cache()) if name in DEAR else 0.0
             found.update(dict.fromkeys(site.eqn.outvars, inputs + own))
     return found
 

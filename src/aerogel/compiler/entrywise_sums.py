@@ -99,9 +99,9 @@ def _arithmetic(x: Atom, makers: dict[Var, Site], steps: dict[Var, Loop], found:
     return True
 
 
-def by_entry(new: LoopBuilder, answer: Reduced, block: Atom, window: Window) -> Sequence[Atom]:
+def by_entry(new: LoopBuilder, answer: Reduced, block: Atom, window: Window, flat: bool) -> Sequence[Atom]:
     """The combined partial results of the steps in `window`, as atoms after the loop; `block` is of its body."""
     monoid: Monoid = answer.monoid
     size = int(np.prod(block.aval.shape))
-    (total,) = accumulate(new, monoid, [block], window, size)
+    (total,) = accumulate(new, monoid, [block], window, size, flat)
     return new.after.call(lambda x: answer.block(np.int32(0), 1, x), total)

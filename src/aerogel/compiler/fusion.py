@@ -29,7 +29,7 @@ from .window import Window, position
 
 def fuse(level: Level, plan: Plan) -> tuple[Edit, JaxprEqn]:
     """The edit that carries out a plan, and the new loop, which stacks what others still read."""
-    return _Fusion(level, plan.region, plan.sites, plan.searched, plan.by_entry).run()
+    return _Fusion(level, plan.region, plan.sites, plan.searched, plan.by_entry, plan.flat).run()
 
 
 @dataclass
@@ -39,6 +39,7 @@ class _Fusion:
     sites: Sequence[Site]
     searched: Collection[int]
     by_entry: Collection[int]
+    flat: bool
     blocks: dict[Var, Atom] = field(default_factory=dict)  # a value of the region -> its block in the body
     results: dict[Var, Atom] = field(default_factory=dict)  # a variable of the program -> what replaces it
 
@@ -169,7 +170,7 @@ class _Fusion:
             body.like = self.loop.eqn
             return
         if isinstance(answer, Reduced) and site.index in self.by_entry:
-            self._finish(site, answer, by_entry(self.new, answer, ins[0], site.window))
+            self._finish(site, answer, by_entry(self.new, answer, ins[0], site.window, self.flat))
             return
         outs = self._run_step(site, answer, ins)
         if isinstance(answer, Mapped):
@@ -209,7 +210,7 @@ class _Fusion:
     def _reduce(self, site: Site, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom]) -> None:
         step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
         self.new.body.like = site.eqn
-        totals = accumulate(self.new, answer.monoid, parts, site.window, step_size)
+        totals = accumulate(self.new, answer.monoid, parts, site.window, step_size, self.flat)
         self.new.body.like = self.loop.eqn
         if site.late and answer.monoid.name in (MOMENTS, SOFTMAX):  # ties are counted in the type of their sum
             self.totals[_held(site)] = totals

@@ -71,6 +71,10 @@ class Machine:
         """The machine whose kernels share no work."""
         return replace(self, cores=1.0)
 
+    def in_cache(self) -> "Machine":
+        """The machine as a loop sees it that goes over a large value in small steps: these stay in the cache."""
+        return replace(self, bytes_per_second=self.cache_bytes_per_second)
+
 
 # One core of a Zen 4 server, jaxlib 0.10.2, measured on a 4-core machine of that kind, 2026-11, as minima, by what is
 # now benchmarks/machine_constants.py (which prints them next to these); memory, gemm, page faults and sin to rsqrt
