@@ -41,7 +41,7 @@ FIRES = {
     "argmax-by-blocks": 103, "argmin-by-blocks": 433, "branch-guard": 29, "contraction": 0, "convolution-by-rows": 125,
     "cumlogsumexp-by-rows": 52, "cumlogsumexp-in-a-loop": 403, "cummax-by-rows": 96, "cummin-by-rows": 92,
     "cumprod-by-rows": 276, "cumsum-by-rows": 18, "depthwise-kernel-gradient": 185, "equal-cases": 596,
-    "few-term-convolution": 23, "first-of-argsorted": 1061, "first-of-sorted": 44, "full-sums": 4,
+    "excerpts": 75, "few-term-convolution": 23, "first-of-argsorted": 1061, "first-of-sorted": 44, "full-sums": 4,
     "half-power": 76, "in-place": 581, "inverse-products": 516, "inverse-times": 190, "last-of-cumsum": 152,
     "last-of-sorted": 768, "loop-fusion": 11, "loop-hoist": 3, "loop-slots": 32,
     "max-pool-gradient": 78, "orientation": 2, "real-convolution": 185, "reroll": 32, "residual-choice": 295,
@@ -53,7 +53,17 @@ FIRES = {
 }
 # fmt: on
 # What rewrites loops by what is stacked, and what keeps a limit, has its programs in test_differential.py and laws/.
-ELSEWHERE = {"loop-linear", "loop-once", "loop-parts", "loop-pieces", "loop-segments", "loop-split", "memory-limit"}
+ELSEWHERE = {
+    "loop-commoning",
+    "loop-linear",
+    "loop-once",
+    "loop-parts",
+    "loop-pieces",
+    "loop-segments",
+    "loop-split",
+    "memory-limit",
+    "short-rows",
+}
 _ORDER = list(Exactness)
 
 

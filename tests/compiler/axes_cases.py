@@ -307,6 +307,7 @@ INDEXING = [
         for name in ("scatter", "scatter-add")
         for mode in ("drop", "clip")
     ),
+    Case("scatter-add", _scatter("scatter-add", SCATTER_ROWS), [((3, 4), bf16), ((5,), i32), ((5, 4), bf16)], "narrow"),
     Case("scatter-add", _scatter("scatter-add", SCATTER_ALONG), [((3, 4), i32), ((3, 2), i32), ((3, 2), i32)], "along"),
 ]
 

@@ -155,3 +155,22 @@ def test_the_prediction_decides() -> None:
     assert [d.fired for d in ag.explain(roll)(c).decisions if d.rule == SEGMENTS.name] == [True]
     product = f(lambda c: jnp.sin(c @ jnp.ones((400, 400))))
     assert [d.fired for d in ag.explain(product)(c).decisions if d.rule == SEGMENTS.name] == [False]
+
+
+def test_what_is_huge_may_take_longer() -> None:
+    """A table of all pairs that is filled entry by entry, as time warping does, is made again from 4 GiB on."""
+
+    def warping(x: Any, y: Any) -> Any:
+        def row(above: Any, a: Any) -> tuple[Any, None]:
+            def entry(left: Any, pair: Any) -> tuple[Any, Any]:
+                now = (a - pair[0]) ** 2 + jax.nn.logsumexp(jnp.stack([left, pair[1]]))
+                return now, now
+
+            return lax.scan(entry, 1e9, (y, above))[1], None
+
+        return lax.scan(row, y, x)[0][-1]
+
+    for n, fires in ((8192, False), (1 << 16, True)):
+        x = jax.ShapeDtypeStruct((n,), np.float32)
+        found = ag.explain(jax.grad(warping))(x, x).decisions
+        assert [d.fired for d in found if d.rule == SEGMENTS.name][:1] == [fires]

@@ -224,3 +224,13 @@ def test_one_outermost_step_is_no_buffer(place: int, reverse: bool) -> None:
     assert len(Loop(loop).init) == 4 + (is_last and 3)  # the state, three reductions; zs, hits, ones
     assert not Loop(loop).ys
     agree(f, 1e-5)
+
+
+def test_a_stack_that_is_wanted_is_not_turned() -> None:
+    """A sum in the loop does not pay where it takes a transpose along, which would be undone after the loop."""
+
+    def f(x0: Any) -> Any:
+        return jnp.cov(trajectory(x0, False)[0].reshape(-1, SHAPE[1]).T)
+
+    (loop,) = scans(jax.make_jaxpr(ag.optimize(f))(X0))
+    assert [v.aval.shape for v in Loop(loop).ys] == [(LENGTH, *SHAPE)]

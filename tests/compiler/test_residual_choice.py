@@ -35,6 +35,12 @@ def of_inputs(c: Any, x: Any) -> tuple[Any, Any]:
     return 0.9 * c * (1 + 0.1 * x * x), c
 
 
+def forgetting(c: Any, x: Any) -> tuple[Any, Any]:
+    """An exponential of an input takes less time than to store it and read it back."""
+    c = jnp.exp(-x * x) * c + x
+    return c, c
+
+
 def two_carries(state: Any, x: Any) -> tuple[Any, Any]:
     """Leapfrog: position and momentum."""
     q, p = state
@@ -54,6 +60,7 @@ STEPS: dict[str, tuple[Step, bool, int]] = {
     "logistic map": (logistic_map, False, 1),
     "gated": (gated, True, 3),
     "of inputs": (of_inputs, True, 1),
+    "forgetting": (forgetting, True, 1),
     "two carries": (two_carries, False, 2),
     "narrow": (narrow, True, 2),
 }

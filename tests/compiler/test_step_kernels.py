@@ -1,5 +1,6 @@
 """A reduction within a step is a kernel of its own: where it moves, and how its partial results combine."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -66,3 +67,23 @@ def test_logsumexp_of_all_steps(special: list[float]) -> None:
         jnp.append(jnp.where(jnp.isfinite(y), 1.0, jnp.where(y == -jnp.inf, 0.0, y)), 0.0),
     )
     np.testing.assert_allclose(jnp.log(total) + jnp.where(jnp.isfinite(most), most, 0), jax.nn.logsumexp(y), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "moves"), [(1000, False), (8192, True)])
+@pytest.mark.parametrize("reduce", [lambda ys: ys.sum(0), lambda ys: ys.std(0)], ids=["sum", "std"])
+def test_sums_over_time_beside_a_stack(reduce: Callable[[Any], Any], size: int, moves: bool) -> None:
+    """Where the stack is returned, accumulators of short rows cost each step more than XLA's sum after the loop."""
+
+    def both(x: Any) -> Any:
+        ys = states(x)
+        return ys, reduce(ys)
+
+    fired = [d.what for d in ag.explain(both)(jnp.ones(size)).fired if "reduce_sum" in d.what]
+    assert bool(fired) == moves
+    assert not made(jax.make_jaxpr(ag.optimize(lambda x: reduce(states(x))))(jnp.ones(size)).jaxpr, STEPS * size)
+
+
+def test_sums_that_share_accumulators_pay_once() -> None:
+    """A variance's accumulators hold its mean: both move to steps in which three accumulators would not pay."""
+    report = ag.explain(lambda x: (lambda ys: (ys, ys.var(0)))(states(x)))(jnp.ones(2000))
+    assert len([d for d in report.fired if "reduce_sum" in d.what]) == 2

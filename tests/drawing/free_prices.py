@@ -6,7 +6,16 @@ from typing import Any
 
 from aerogel.compiler import choose, contractions, hoist_plan, hoistable, producers, residuals, rules, short_axes
 from aerogel.compiler.kept import Kept
-from aerogel.compiler.passes import branch_guard, full_sums, in_place, loop_hoist, loop_split, reroll, streaming
+from aerogel.compiler.passes import (
+    branch_guard,
+    excerpts,
+    full_sums,
+    in_place,
+    loop_hoist,
+    loop_split,
+    reroll,
+    streaming,
+)
 from aerogel.compiler.rules import (
     convolution_rows,
     cumulative,
@@ -98,6 +107,9 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (reroll, "FEWEST_PRODUCTS", 4),
     (branch_guard, "LEAST_SECONDS", 0.0),
     (branch_guard, "LEAST_RATIO", 0.0),
+    (excerpts, "LEAST_SECONDS", -1.0),
+    (excerpts, "MARGIN", 1.5),
+    (excerpts, "FUSED", frozenset(("slice", "dynamic_slice", "pad"))),
     (full_sums, "MARGIN", 1.5),
     (full_sums, "LEAST_SECONDS", -1.0),
     (full_sums, "FEWEST", 1),

@@ -86,6 +86,24 @@ def joined(x0: Any, xs: Any) -> Any:
     return jnp.tanh(jnp.sin(zs) * 2)[-1], zs.sum(0)
 
 
+def integrated(q: Any, p: Any) -> Any:
+    """Velocity Verlet, whose last force of a step is the first one of the next."""
+
+    def body(state: Any, _: Any) -> Any:
+        q, p = state
+        p = p - 0.05 * jnp.sin(q)
+        q = q + 0.1 * p
+        return (q, p - 0.05 * jnp.sin(q)), None
+
+    return jax.lax.scan(body, (q, p), None, length=8)[0]
+
+
+def entries(x: Any, y: Any) -> Any:
+    """Work on the entries of arrays with short rows, around a sum of all."""
+    z = jnp.exp(x) * y
+    return z - jnp.sum(z * z) / z.size, jnp.where(x > y, x, 0.5)
+
+
 def gates(x0: Any, xs: Any) -> Any:
     """A gated state: its gradient stores values that are functions of each other."""
 
@@ -165,6 +183,8 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
         f = list(SURROUNDINGS.values())[k % 5](f)
         found[pattern.name] = f, pattern.args(bool(k % 2), SMALL_STATE)
     found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
+    found["integrated"] = integrated, (normal(0, 4096), normal(1, 4096))
+    found["entries"] = entries, (normal(0, 1024, 28), normal(1, 1024, 28))
     found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 64, 4096))
     found["sums of products"] = sums_of_products, (normal(0, 200, 200), normal(1, 200, 200), normal(2, 200))
     found["cut"] = cut, (normal(0, 2, 16), normal(1, 10, 2, 48), normal(2, 16, 48) / 4)
@@ -181,6 +201,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["linear"] = jax.grad(softened), (normal(0, 48, 48), normal(1, 48))
     found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
     found["layers"] = jax.grad(layers, (0, 1)), ([normal(k, 64, 64) / 8 for k in range(8)], normal(8, 8192, 64))
+    found["excerpt"] = jax.grad(lambda a, b: jnp.tanh((a @ b)[3]).sum()), (normal(0, 96, 96), normal(1, 96, 96))
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])

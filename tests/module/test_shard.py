@@ -86,6 +86,7 @@ CASES: dict[str, tuple[Callable[[], Any], Any, dict[str, P]]] = {
         {"**": "model"},
         {"weight": P(None, "model"), "bias": P("model")},
     ),
+    "the last of the largest": (lambda: jnp.ones((8, 8, 4)), {jax.Array: "model"}, {"": P(None, "model")}),
     "the largest axis that divides": (lambda: jnp.ones((4, 6, 9)), {jax.Array: "model"}, {"": P("model")}),
     "over both": (
         lambda: nn.Linear(8, 4, key=KEY),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aerogel as ag
-from aerogel.compiler import DEFAULT_PASSES, PassFailedWarning, RewriteCycle, RuleError, RuleSet
+from aerogel.compiler import DEFAULT_PASSES, PassFailedWarning, RewriteCycle, RuleError, RuleSet, on_loop
 from rules.rules_under_test import fired, log1p, made, normal, refusals, regular, report_of, scale_first
 
 inverse_times = ag.rules.inverse_times
@@ -207,6 +207,29 @@ def test_mistakes_of_a_rule_are_not_hidden() -> None:
     assert fired(lambda x: (2.0 + x) * 3, shaped, X) == 1  # the number was tried for `x` first
 
 
+def test_decorators_without_parentheses_say_how() -> None:
+    """`@ag.rule` and `@on_loop` alone name the function, its line and what to write; an empty claim is an error too."""
+    bare: Any = ag.rule
+    with pytest.raises(RuleError, match=r"'log-of' has no exactness(.*\n)*.*driver.py:\d+\n.*@ag.rule\(exactness="):
+
+        @bare
+        def log_of(x: Any) -> Any:
+            return jnp.log(x)
+
+    loops: Any = on_loop
+    with pytest.raises(RuleError, match=r"'unrolled' (.*\n)*.*write @on_loop\(\) above it"):
+
+        @loops
+        def unrolled(loop: Any) -> Any:
+            return loop.init, ()
+
+    for words in ({}, {"exactness": "bitwise"}, {"reason": "it is"}):
+        with pytest.raises(ag.UsageError, match="`exactness`" if "exactness" not in words else "`reason`"):
+            bare(**words)
+    with pytest.raises(ag.UsageError, match="a name, since the function has none"):
+        bare(exactness="bitwise", reason="it is")(lambda x: x)
+
+
 def test_sets_are_values() -> None:
     """`+` and `-` make new sets; a rule stands in a set once, in the order of the first time."""
     both = RuleSet() + log1p + [scale_first, log1p]
@@ -220,7 +243,7 @@ def test_sets_are_values() -> None:
     with pytest.raises(ag.UsageError, match="`rules`"):
         ag.optimize(jnp.exp, rules=[no_rule])
     with pytest.raises(ag.UsageError, match="'exact'"):
-        ag.rule(exactness="exact", reason="")
+        ag.rule(exactness="exact", reason="it is")
 
 
 def test_fingerprint() -> None:

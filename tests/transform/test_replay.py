@@ -1,6 +1,7 @@
 """Loops with chosen memory: the derivatives of plain ones, the number of steps and of carries that was promised."""
 
 from collections.abc import Callable
+from functools import partial
 from math import comb
 from typing import Any
 
@@ -151,6 +152,18 @@ WAYS: dict[str, Callable[[Loss], Any]] = {
 def test_every_derivative_is_that_of_the_plain_loop(make: Any, way: str) -> None:
     """First and second derivatives of all orders of modes, under and around other transformations."""
     agree(jax.jit(lambda: WAYS[way](make(2)))(), jax.jit(lambda: WAYS[way](make("all")))())
+
+
+def test_a_linear_loop_is_transposed() -> None:
+    """`jax.linear_transpose` goes through a loop with snapshots as through a plain one, in a compiled function too."""
+
+    def run(checkpoint: Any, c: Any, xs: Any) -> Any:
+        return ag.scan(lambda c, x: (W @ c + x, c), c, xs, checkpoint=checkpoint)[1]
+
+    def of(checkpoint: Any) -> Any:
+        return jax.jit(jax.linear_transpose(partial(run, checkpoint), C, jnp.stack([C, C])))(jnp.stack([C, 2 * C]))
+
+    agree(of(1), of("all"))
 
 
 @pytest.mark.parametrize("checkpoint", ["sqrt", 1, 2, 100])

@@ -1,5 +1,6 @@
 """Programs that reverse mode takes through another function: the same results, another way back."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,11 @@ from jax._src.lax.eval_jaxpr import eval_jaxpr_p
 from jax.extend.core import ClosedJaxpr
 
 from .trace import trace_flat
+
+# What `eval_jaxpr` calls its program: "jaxpr" in jax 0.10, "call_jaxpr" in 0.12.
+_BODY = next(
+    name for name in inspect.signature(ad.primitive_linearizations[eval_jaxpr_p]).parameters if "jaxpr" in name
+)
 
 Flat = Callable[..., Sequence[Any]]
 Anew = Callable[[ClosedJaxpr], Flat]
@@ -131,7 +137,7 @@ def _forward_mode(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, how: _How)
 
 def _linearized(is_vjp: bool, nonzero: Any, *primals: Any, jaxpr: ClosedJaxpr, how: _How) -> Any:
     if not is_vjp:  # what `jax.linearize` returns is evaluated
-        return ad.primitive_linearizations[eval_jaxpr_p](is_vjp, nonzero, *primals, jaxpr=jaxpr)
+        return ad.primitive_linearizations[eval_jaxpr_p](is_vjp, nonzero, *primals, **{_BODY: jaxpr})
 
     def with_tangents(values: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
         given = [type(t) is not ad.Zero for t in tangents]
@@ -186,9 +192,9 @@ def _divided_in_checkpoint(saveable: Any, unknown: Any, instantiated: Any, eqn: 
     return eqn, eqn, [False] * len(eqn.outvars), [True] * len(eqn.outvars), read
 
 
-def _transposed(cotangents: Any, *args: Any, jaxpr: ClosedJaxpr, how: _How) -> None:
+def _transposed(cotangents: Any, *args: Any, jaxpr: ClosedJaxpr, how: _How) -> Any:
     del how
-    ad.fancy_transposes[eval_jaxpr_p](cotangents, *args, jaxpr=jaxpr)
+    return ad.fancy_transposes[eval_jaxpr_p](cotangents, *args, **{_BODY: jaxpr})
 
 
 with_reverse_p.def_impl(_run)

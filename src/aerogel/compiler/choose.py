@@ -1,6 +1,6 @@
 """Which sites of a region run inside the loop: a minimum cut over what must then cross its border."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,9 @@ from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 
 from .axes import Mapped, Reduced
+from .centered import MOMENTS, SOFTMAX
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
+from .cost.primitives import DEAR
 from .cost.vector_code import is_vector_search
 from .cut import SINK, SOURCE, Graph
 from .dear import repeated_seconds
@@ -23,12 +25,20 @@ from .searched import is_searched
 
 # What a moved site costs beyond its arithmetic, so that nothing moves for nothing.
 MOVE_SECONDS = 1e-9
-# An element of a reduction over leading axes only, on CPU: 1 to 10 ns measured, by size (a plain sum: 0.2).
-COLUMN_SECONDS = 2e-9
+# An element of a reduction over leading axes only, on CPU, beyond reading it from memory, which no cache makes faster:
+# 0.05 to 0.3 ns measured (jaxlib 0.10.2) where what is left takes at most so many bytes, 2 to 10 ns where it is larger.
+COLUMN_SECONDS = 1e-10
+COLUMN_BYTES = 2**16
+LONG_COLUMN_SECONDS = 2e-9
 # An element of a one-pass variance or logsumexp, beyond the two-pass one.
 CENTERED_SECONDS = 1e-10
+# An element of a one-pass logsumexp whose values are stacked as well, beyond its accumulators: 0.5 to 0.8 ns measured
+# of steps of 1,000 to 16,000 entries, less what its exponential takes after the loop.
+ONLINE_SECONDS = 3e-10
 # Accumulators of a reduction that read the value, where it is more than one.
-ACCUMULATORS = {"moments": 2, "online softmax": 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
+ACCUMULATORS = {MOMENTS: 2, SOFTMAX: 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
+# What the accumulators of a reduction around a late center hold as well: see `fusion.HELD`.
+HOLDS = {MOMENTS: "add", SOFTMAX: "max", "max ties": "max", "min ties": "min"}
 # Values of a region that are smaller than this as a whole need no loop of their own; blocks are at most this large.
 SMALLEST_STREAM = 4 * 2**20
 BLOCK_BYTES = 2 * 2**20
@@ -159,6 +169,7 @@ def _graph(level: Level, region: Region, machine: Machine) -> Graph:
         for value in stacked_reads(region, site):
             if value in made_by:
                 graph.implies(site.index, made_by[value])
+    _add_accumulators(graph, region, machine)
     return graph
 
 
@@ -169,7 +180,26 @@ def _add_value(graph: Graph, region: Region, value: Var, maker: Site | None, mac
     elif maker is not None or region.block is None:
         node = SOURCE if maker is None else maker.index
         rows = region.steps * machine.seconds_per_step_kernel if machine.name == "cpu" else 0.0  # elsewhere they fuse
-        graph.edge(node, value, seconds_to_cross(region, value, machine) + rows + again)
+        seconds = seconds_to_cross(region, value, machine) + seconds_to_turn(region, value, machine)
+        graph.edge(node, value, seconds + rows + again)
+
+
+def _add_accumulators(graph: Graph, region: Region, machine: Machine) -> None:
+    """What reductions over time alone cost in the steps if what they read is stacked as well: once where they share."""
+    if machine.name != "cpu":  # a reduction is one more result of the kernel that makes what it reads
+        return
+    shared: dict[tuple[Var, Hashable], list[Site]] = {}
+    for site in region.sites:
+        x = site.reads[0]
+        if not isinstance(site.answer, Reduced) or site.eqn.primitive.name not in REDUCTIONS:
+            continue
+        if is_var(x) and x in region.stacked and _is_over_time(site):
+            name = site.answer.monoid.name
+            shared.setdefault((x, (HOLDS.get(name, name), site.eqn.params["axes"], site.window)), []).append(site)
+    for held, sites in shared.items():
+        graph.edge(held, held[0], max(seconds_beside_a_stack(site, machine) for site in sites))
+        for site in sites:
+            graph.implies(site.index, held)
 
 
 def _fuses(eqn: JaxprEqn) -> bool:
@@ -210,6 +240,14 @@ def seconds_to_cross(region: Region, value: Var, machine: Machine) -> float:
     return 2 * size / speed + machine.seconds_per_kernel
 
 
+def seconds_to_turn(region: Region, value: Var, machine: Machine) -> float:
+    """Time to put together what the steps make of a value in which other dimensions come before time: a copy."""
+    axis = region.stacked[value].axis
+    if axis.outer * int(np.prod(value.aval.shape[: axis.dim])) == 1:
+        return 0.0
+    return 2 * nbytes(value.aval) / machine.bytes_per_second
+
+
 def seconds_to_reduce(level: Level, site: Site, machine: Machine) -> float:
     """Time to reduce a value over time after the loop: reading it, and slowly where other dimensions are kept."""
     if not isinstance(site.answer, Reduced) or not is_var(site.reads[0]):
@@ -219,13 +257,18 @@ def seconds_to_reduce(level: Level, site: Site, machine: Machine) -> float:
         return max(0.0, equation_seconds(site.eqn, machine) - steps)
     if not _fuses(site.eqn):
         return 0.0
-    aval = site.reads[0].aval
-    speed = machine.bytes_per_second if nbytes(aval) > machine.cache_bytes else machine.cache_bytes_per_second
-    columns = COLUMN_SECONDS if machine.name == "cpu" and site.eqn.outvars[0].aval.size > 1 else 0.0
-    seconds = nbytes(aval) / speed + aval.size * columns
+    aval, out = site.reads[0].aval, site.eqn.outvars[0].aval
+    keeps_columns = machine.name == "cpu" and out.size > 1
+    is_cached = nbytes(aval) <= machine.cache_bytes and not keeps_columns
+    speed = machine.cache_bytes_per_second if is_cached else machine.bytes_per_second
+    seconds = nbytes(aval) / speed
+    if keeps_columns:
+        seconds += aval.size * (LONG_COLUMN_SECONDS if nbytes(out) > COLUMN_BYTES else COLUMN_SECONDS)
     operand = site.eqn.invars[0]
-    if site.late and is_var(operand) and _written_to_reduce(level.eqns[level.made_by[operand]], machine):
-        seconds += 2 * nbytes(operand.aval) / speed
+    if site.late and is_var(operand):
+        maker, readers = level.eqns[level.made_by[operand]], level.readers(operand)
+        if _written_to_reduce(maker, machine) or (maker.primitive.name in DEAR and len(readers) > 1):
+            seconds += 2 * nbytes(operand.aval) / speed
     return seconds
 
 
@@ -259,10 +302,27 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
 
 def seconds_of_reductions(site: Site, machine: Machine) -> float:
     """Time for the kernels of a site that sums up the values of each step; what is summed over time alone fuses."""
-    x = site.reads[0]
-    if not isinstance(site.answer, Reduced) or x.aval.size <= site.window.count * site.eqn.outvars[0].aval.size:
+    if not isinstance(site.answer, Reduced) or _is_over_time(site):
         return 0.0
     return site.window.count * machine.seconds_per_step_kernel
+
+
+def seconds_beside_a_stack(site: Site, machine: Machine) -> float:
+    """Time by which a reduction over time alone is slower in the steps if what it reads is stacked as well.
+
+    It then fuses with nothing: for each accumulator, a kernel reads a step's values, and reads and writes it; the next
+    step waits until it has started and ended (0.1 to 0.2 us measured).
+    """
+    assert isinstance(site.answer, Reduced)
+    name, aval = site.answer.monoid.name, site.reads[0].aval
+    each = 3 * nbytes(aval) / machine.cache_bytes_per_second
+    each += 2 * site.window.count * machine.seconds_per_step_kernel
+    return ACCUMULATORS.get(name, 1) * each + (aval.size * ONLINE_SECONDS if name == SOFTMAX else 0.0)
+
+
+def _is_over_time(site: Site) -> bool:
+    """Whether one step of a reduction reduces nothing."""
+    return site.reads[0].aval.size <= site.window.count * site.eqn.outvars[0].aval.size
 
 
 def _only_multiplies(site: Site) -> bool:

@@ -162,11 +162,18 @@ def _ordered(x: Any, labels: Sequence[Label], wanted: Sequence[Label]) -> Any:
 
 
 def diagonal(x: Any, a: int, b: int) -> Any:
-    """The entries at equal places of two dimensions of one size, which become the first one."""
+    """The entries at equal places of two dimensions of one size, which become the first one.
+
+    A batch dimension of the gather is the first: so `x` may be made row by row (`axes/indexing.py`).
+    """
     n, shape = x.shape[a], x.shape
-    places = lax.broadcasted_iota(np.dtype(np.int32), (n, 2), 0)
+    places = lax.broadcasted_iota(np.dtype(np.int32), (n, 1), 0)
     numbers = lax.GatherDimensionNumbers(
-        offset_dims=tuple(range(1, x.ndim - 1)), collapsed_slice_dims=(a, b), start_index_map=(a, b)
+        offset_dims=tuple(range(1, x.ndim - 1)),
+        collapsed_slice_dims=(b,),
+        start_index_map=(b,),
+        operand_batching_dims=(a,),
+        start_indices_batching_dims=(0,),
     )
     sizes = tuple(1 if d in (a, b) else m for d, m in enumerate(shape))
     return lax.gather(x, places, numbers, sizes, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)

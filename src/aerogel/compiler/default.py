@@ -3,9 +3,11 @@
 from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
+from .passes.excerpts import Excerpts
 from .passes.full_sums import FullSums
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
+from .passes.loop_commoning import LoopCommoning
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
 from .passes.loop_linear import LoopLinear
@@ -19,6 +21,7 @@ from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
+from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
 from .pipeline import Pass
@@ -26,23 +29,26 @@ from .pipeline import Pass
 DEFAULT_PASSES: tuple[Pass, ...] = (
     Reroll(),
     EqualCases(),
+    Excerpts(),
     InverseProducts(),
     FullSums(),
     ContractionOrder(),
     InPlace(),
     LoopSlots(),
     LoopLinear(),
+    LoopCommoning(),
     LoopHoist(),
     LoopSplit(),
     LoopParts(),
     LoopFusion(),
     ResidualChoice(),
+    Orientation(),
     Streaming(),
     LoopSegments(),
     MemoryLimit(),
-    Orientation(),
     BranchGuard(),
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),
+    ShortRows(),
 )

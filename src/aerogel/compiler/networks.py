@@ -14,7 +14,9 @@ from .records import Constant, Counted, Diagonal, Facts, Identity, OneHot, Repea
 from .structures import is_no_pad, repeats_whole
 
 # Read by several, these are taken into each network that reads them: they are no work, or XLA repeats it anyway.
-VIEWS = frozenset("transpose broadcast_in_dim reshape squeeze expand_dims pad tile select_n scatter-add".split())
+VIEWS = frozenset(
+    "transpose broadcast_in_dim reshape squeeze expand_dims pad tile select_n scatter scatter-add".split()
+)
 # Not float16: where a scale stands in a product decides there whether it overflows.
 FLOATS = frozenset("bfloat16 float32 float64 complex64 complex128".split())
 ROOTS = frozenset(("dot_general", "reduce_sum", "gather"))
@@ -384,7 +386,9 @@ def _gather(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
 
 
 def _scatter(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
-    """A diagonal matrix: entries added to zeros at counted indices."""
+    """A diagonal matrix: entries written into zeros, or added to them, at counted indices."""
+    if eqn.params["update_jaxpr"] is not None and eqn.primitive.name == "scatter":
+        return False
     numbers, (x, indices, updates) = eqn.params["dimension_numbers"], eqn.invars
     counted, zero = _counter(reader, indices), the(Constant, reader.facts.of(x))
     picked = numbers.scatter_dims_to_operand_dims
@@ -454,4 +458,5 @@ TAKE: dict[str, Take] = {
     "select_n": _select,
     "gather": _gather,
     "scatter-add": _scatter,
+    "scatter": _scatter,
 }

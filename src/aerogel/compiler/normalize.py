@@ -155,7 +155,7 @@ class Normalizer:
         if same is not None:
             env[eqn.outvars[0]] = same
             return
-        key = _key(eqn)
+        key = equation_key(eqn)
         found = None if key is None else seen.get(key)
         if found is not None:
             env.update((v, substitute(x, env)) for v, x in zip(eqn.outvars, found, strict=True))
@@ -270,7 +270,7 @@ def with_static_starts(eqn: JaxprEqn) -> JaxprEqn:
     return builder.eqns[0].replace(outvars=eqn.outvars) if len(builder.eqns) == 1 else eqn
 
 
-def _key(eqn: JaxprEqn) -> Any:
+def equation_key(eqn: JaxprEqn) -> Any:
     """Two equations with one key compute the same; None when that cannot be told."""
     try:
         key = (

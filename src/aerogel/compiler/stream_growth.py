@@ -4,14 +4,17 @@ from collections import deque
 from collections.abc import Collection
 from functools import partial
 
-from aerogel._jax import Var
+from aerogel._jax import Atom, Var
 
 from .axes import Axis, Mapped, No, Reduced, along, along_output
 from .cost import nbytes
 from .level import Level
 from .loop import is_float
 from .program import is_var
-from .streams import Stream, is_light
+from .streams import MOVES, Search, Stream, is_light
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+LAST_BIT = "it looks for a maximum that another loop found: the last bit may differ"
 
 
 def grow(
@@ -141,28 +144,61 @@ def _order(stream: Stream) -> None:
 
 
 def _compare(stream: Stream) -> None:
-    """Notes what large values are compared with, and refuses what has it from another loop."""
-    for place, answer in stream.answers.items():
+    """Notes what large values are compared with, and refuses what another loop made of the blocks."""
+    for place in stream.answers:
         eqn = stream.level.eqns[place]
-        large = [x for x in eqn.invars if is_var(x) and x in stream.large and is_float(x.aval.dtype)]
-        if eqn.primitive.name != "eq" or not large:
+        if eqn.primitive.name not in COMPARISONS:
             continue
-        stack = [(x, axis) for x, axis in zip(eqn.invars, answer.ins, strict=True) if x not in large]
-        seen: set[Var] = set()
-        while stack:
-            x, axis = stack.pop()
-            maker = stream.level.made_by.get(x) if is_var(x) else None
-            if maker is None or x in seen or x in stream.large:
-                continue
-            assert is_var(x)
-            seen.add(x)
-            if stream.maker(x, axis) is not None:
-                stream.compared.add(x)
-                stack += stream.reads(maker)
-            elif isinstance(stream.answers.get(maker), Reduced):
-                stream.refusals[place] = "it looks for a maximum that another loop found: the last bit may differ"
-            elif is_light(stream.level.eqns[maker]):
-                stack += [(y, None) for y in stream.level.eqns[maker].invars]
+        for k, x in enumerate(eqn.invars):
+            if is_var(x) and x in stream.large and is_float(x.aval.dtype) and _moved(stream, x) is None:
+                _compare_with(stream, place, x, 1 - k)
+
+
+def _compare_with(stream: Stream, place: int, x: Var, operand: int) -> None:
+    """Notes how the comparison at `place` of `x` with another operand is made in the loops."""
+    eqn = stream.level.eqns[place]
+    search = _moved(stream, eqn.invars[operand])
+    if search is None:
+        if eqn.primitive.name == "eq":
+            _note_compared(stream, place, eqn.invars[operand], stream.answers[place].ins[operand])
+    elif eqn.primitive.name == "eq" and stream.level.eqns[search[0]].invars[0] is x:
+        stream.searches[place] = Search(operand, *search)
+    else:
+        stream.refusals[place] = LAST_BIT
+
+
+def _moved(stream: Stream, x: Atom) -> tuple[int, tuple[int, ...]] | None:
+    """The minimum or maximum over all blocks that `x` is, by the place of its equation, and what moves it there."""
+    moves: list[int] = []
+    while is_var(x) and (place := stream.level.made_by.get(x)) is not None:
+        answer = stream.answers.get(place)
+        if isinstance(answer, Reduced):
+            return (place, tuple(moves[::-1])) if answer.monoid.name in ("min", "max") else None
+        if stream.level.eqns[place].primitive.name not in MOVES:
+            return None
+        moves.append(place)
+        x = stream.level.eqns[place].invars[0]
+    return None
+
+
+def _note_compared(stream: Stream, place: int, operand: Atom, axis: Axis | None) -> None:
+    """Notes what the operand of a comparison is made of, as far as it is small."""
+    stack = [(operand, axis)]
+    seen: set[Var] = set()
+    while stack:
+        x, axis = stack.pop()
+        maker = stream.level.made_by.get(x) if is_var(x) else None
+        if maker is None or x in seen or x in stream.large:
+            continue
+        assert is_var(x)
+        seen.add(x)
+        if stream.maker(x, axis) is not None:
+            stream.compared.add(x)
+            stack += stream.reads(maker)
+        elif isinstance(stream.answers.get(maker), Reduced):
+            stream.refusals[place] = LAST_BIT
+        elif is_light(stream.level.eqns[maker]):
+            stack += [(y, None) for y in stream.level.eqns[maker].invars]
 
 
 def _ready_outside(stream: Stream, ready: dict[Var, int], x: Var) -> int:

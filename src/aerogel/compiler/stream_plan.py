@@ -1,5 +1,6 @@
 """Whether a stream pays, along which axis, and how large its blocks are."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -70,7 +71,7 @@ class Sizes:
 
     def block_bytes(self, products: Sequence[JaxprEqn]) -> int:
         """What the largest value of a block may take: several cores share a product that has many rows."""
-        return self.least_bytes // (2 if products else 8)
+        return self.least_bytes // (4 if products else 8)
 
 
 def sizes_of(machine: Machine, memory_limit: int | None = None) -> Sizes:
@@ -258,11 +259,15 @@ def _cost(jaxpr: Jaxpr, context: Context) -> _Cost:
 
 
 def block_size(stream: Stream, seed: Var, sizes: Sizes) -> int:
-    """How many indices a block holds: its largest value stays in a cache; the last block is whole if that is near."""
+    """How many indices a block holds: its largest value stays in a cache; the last block is whole if that is near.
+
+    What searches look for is kept of each block: no more of them than indices in one.
+    """
     per_index = max(_bytes_of_entry(v, SHORT) for v in stream.large) // stream.length
     most_bytes = min(sizes.block_bytes(_products(stream)), nbytes(seed.aval) // LEAST_BLOCKS)
     least_blocks = 2 if stream.is_of_examples else LEAST_BLOCKS
-    most = max(1, min(stream.length // least_blocks, most_bytes // max(1, per_index)))
+    fitting = max(most_bytes // max(1, per_index), math.isqrt(stream.length) if stream.searches else 1)
+    most = max(1, min(stream.length // least_blocks, fitting))
     return next((b for b in range(most, max(1, most // 2), -1) if stream.length % b == 0), most)
 
 
@@ -276,11 +281,11 @@ def _gathers(stream: Stream, sizes: Sizes) -> bool:
 
 
 def _is_product(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a product of matrices, not of one with a vector nor the outer product of two vectors."""
+    """Whether an equation is a product of matrices, not of one with a vector nor outer products of vectors."""
     if eqn.primitive.name != "dot_general":
         return False
-    batch, m, n, k = dot_shape(eqn)
-    return min(m, n) > 1 and (k > 1 or batch > 1)
+    _, m, n, k = dot_shape(eqn)
+    return min(m, n, k) > 1
 
 
 def _bytes_of_entry(v: Var, longest: int) -> int:

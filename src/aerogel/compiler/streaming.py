@@ -18,8 +18,8 @@ from .axes.rebind import bind
 from .level import Edit
 from .loop import LoopBuilder
 from .producers import blocks_in_front
-from .program import Builder, is_var
-from .streams import Stream, needed, results_of
+from .program import Builder, copy_equation, is_var
+from .streams import Search, Stream, made_again, needed, results_of
 from .unit_batches import without_unit_batches
 from .window import Window
 
@@ -39,6 +39,7 @@ class _Streaming:
     recomputed: bool
     results: dict[Var, Atom] = field(default_factory=dict)
     eqns: list[JaxprEqn] = field(default_factory=list)
+    found: dict[int, tuple[Var, Atom | None]] = field(default_factory=dict)  # what searches look for, of each block
 
     def run(self) -> Edit:
         stream = self.stream
@@ -60,6 +61,7 @@ class _Phase:
     roots: set[int]
     blocks: dict[tuple[Atom, Axis], Atom] = field(default_factory=dict)
     rest: dict[tuple[Atom, Axis], Atom] = field(default_factory=dict)
+    shared: dict[Var, Atom] = field(default_factory=dict)  # in the body, what it makes again and of what
 
     def __post_init__(self) -> None:
         stream, size = self.whole.stream, self.whole.size
@@ -81,7 +83,7 @@ class _Phase:
             outs = self._run(place, answer)
             behind = self._run_rest(place, answer) if self.covered < self.stream.length else None
             if isinstance(answer, Reduced):
-                self._reduce(eqn, answer, self._reads(place), outs, behind)
+                self._reduce(place, answer, outs, behind)
             else:
                 self._keep(place, eqn, answer, outs, behind)
         loop = new.equation()
@@ -92,6 +94,9 @@ class _Phase:
     def _run(self, place: int, answer: Mapped | Reduced) -> list[Atom]:
         """What one step makes."""
         eqn, size, reads = self.stream.level.eqns[place], self.whole.size, self._reads(place)
+        if place in self.stream.searches:
+            search = self.stream.searches[place]
+            reads[search.operand] = self._found(self.new.body, search, reads[1 - search.operand], size)
         whole = [k for k, axis in enumerate(answer.ins) if axis is None]
         turned = transposed(eqn, whole) if isinstance(answer, Mapped) else None
         if turned is not None:
@@ -107,7 +112,31 @@ class _Phase:
         """The same for what is left behind the last whole block, after the loop."""
         start, size = self.covered, self.stream.length - self.covered
         reads = [self._rest_of(x, axis) for x, axis in self.stream.reads(place)]
+        if place in self.stream.searches:
+            search = self.stream.searches[place]
+            reads[search.operand] = self._found(self.new.after, search, reads[1 - search.operand], size)
         return self.new.after.call(lambda *values: list(answer.block(np.int32(start), size, *values)), *reads)
+
+    def _found(self, builder: Builder, search: Search, block: Atom, size: int) -> Atom:
+        """What a block is compared with: its own minimum where that is the minimum of all, else what equals nothing."""
+        level, answers = self.stream.level, self.stream.answers
+        eqn, answer = level.eqns[search.reduction], answers[search.reduction]
+        rows, behind = self.whole.found[search.reduction]
+        here, of_all = behind, self._seen(eqn.outvars[0])
+        if builder is self.new.body:
+            here, of_all = self.new.x(rows), self.new.const(of_all)
+        assert here is not None, "there is a rest, as there was in the loop before"
+
+        def run(block: Any, here: Any, of_all: Any) -> Any:
+            (own,) = answer.block(np.int32(0), size, block)
+            own = lax.select(lax.eq(here, of_all), own, lax.full_like(own, np.nan))
+            for place in search.moves:
+                moved, move = answers.get(place), level.eqns[place]
+                outs = bind(move, [own], move.params) if moved is None else moved.block(np.int32(0), size, own)
+                (own,) = outs
+            return own
+
+        return builder.call(run, block, here, of_all)[0]
 
     def _reads(self, place: int) -> list[Atom]:
         return [self._block(x, axis) for x, axis in self.stream.reads(place)]
@@ -115,9 +144,9 @@ class _Phase:
     def _block(self, x: Atom, axis: Axis | None) -> Atom:
         if isinstance(x, Literal):
             return x
-        seen = self._seen(x)
         if axis is None:
-            return self.new.const(seen)
+            return self._shared(x)
+        seen = self._seen(x)
         if (x, axis) not in self.blocks:
             length, steps, covered, size = self.stream.length, self.steps, self.covered, self.whole.size
             wide = Axis(axis.dim, axis.outer, axis.inner * size)
@@ -127,6 +156,18 @@ class _Phase:
             assert is_var(rows)
             self.blocks[x, axis] = self.new.x(rows)
         return self.blocks[x, axis]
+
+    def _shared(self, x: Var) -> Atom:
+        """What all blocks share: a constant of the loop, or made again in each block."""
+        again = made_again(self.stream, x, self.whole.size)
+        if not again:
+            return self.new.const(self._seen(x))
+        if x not in self.shared:
+            made = {v for eqn in again for v in eqn.outvars}
+            read = (v for eqn in again for v in eqn.invars if is_var(v) and v not in made)
+            self.shared.update((v, self.new.const(self._seen(v))) for v in read)
+            self.new.body.eqns += [copy_equation(eqn, self.shared) for eqn in again]
+        return self.shared[x]
 
     def _rest_of(self, x: Atom, axis: Axis | None) -> Atom:
         if isinstance(x, Literal):
@@ -145,10 +186,11 @@ class _Phase:
         """What stands for a value after the loops before this one."""
         return x if isinstance(x, Literal) else self.whole.results.get(x, x)
 
-    def _reduce(
-        self, eqn: JaxprEqn, answer: Reduced, ins: Sequence[Atom], parts: Sequence[Atom], behind: list[Atom] | None
-    ) -> None:
-        step_size = max((int(np.prod(x.aval.shape)) for x in ins if is_var(x)), default=1)
+    def _reduce(self, place: int, answer: Reduced, parts: Sequence[Atom], behind: list[Atom] | None) -> None:
+        eqn = self.stream.level.eqns[place]
+        step_size = max((int(np.prod(x.aval.shape)) for x in self._reads(place) if is_var(x)), default=1)
+        if any(search.reduction == place for search in self.stream.searches.values()):
+            self.whole.found[place] = self.new.y(parts[0]), None if behind is None else behind[0]
         totals = accumulate(self.new, answer.monoid, parts, Window(0, 1, self.steps), step_size)
         if behind is not None:
             n = len(totals)

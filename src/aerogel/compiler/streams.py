@@ -13,12 +13,34 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from .axes import Axis, Mapped, Reduced
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import nbytes
+from .cost.primitives import DEAR
 from .exactness import Exactness
 from .level import Level
 from .program import is_var
 
 # Monoids whose result does not depend on the order.
 ORDERLESS = ("max", "min", "and", "or", "xor", "argmax", "argmin")
+
+
+# What is so many times smaller than what is made of it may exist.
+SMALLER = 16
+# What moves entries and computes nothing.
+MOVES = frozenset("broadcast_in_dim reshape squeeze expand_dims".split())
+
+
+@dataclass(frozen=True)
+class Search:
+    """A comparison that looks for the places of a minimum or maximum over the blocks, which an earlier loop found.
+
+    Attributes:
+        operand: the operand that holds the minimum, by position.
+        reduction: the place of the equation that found it.
+        moves: the places of the equations that give it the shape of the operand, in order.
+    """
+
+    operand: int
+    reduction: int
+    moves: tuple[int, ...]
 
 
 @dataclass
@@ -35,6 +57,8 @@ class Stream:
         compared: small values that a large one is compared with for equality (the gradient of a maximum looks for its
             place so). A loop that makes the large one again makes these again too: in another kernel the last bit may
             be another, and nothing is equal.
+        searches: by place, comparisons with what is known at the end of a loop only. A later loop makes the minimum of
+            each block again, and compares with it in the blocks where the earlier one found the minimum of all.
     """
 
     level: Level
@@ -45,6 +69,7 @@ class Stream:
     refusals: dict[int, str] = field(default_factory=dict)
     phase: dict[int, int] = field(default_factory=dict)
     compared: set[Var] = field(default_factory=set)
+    searches: dict[int, Search] = field(default_factory=dict)
 
     def maker(self, x: Atom, axis: Axis | None) -> int | None:
         """The place of the equation whose blocks of `x` along `axis` are wanted; None for what comes from outside."""
@@ -90,6 +115,30 @@ class Stream:
     def reads_blocks(self, place: int, v: Var) -> bool:
         """Whether an equation is of the stream, and reads blocks of `v` and nothing else of it."""
         return place in self.answers and all(axis == self.where.get(v) for x, axis in self.reads(place) if x is v)
+
+
+def made_again(stream: Stream, x: Var, size: int) -> list[JaxprEqn]:
+    """The equations that make again, in each block, what all blocks of `size` indices share.
+
+    None, but for what is as large as a block, cheap, and made of what is small: a mask that heads share would exist as
+    long as the loop runs.
+    """
+    level = stream.level
+    block = max(v.aval.size for v in stream.large) // stream.length * size
+    if x.aval.size < block or any(k not in stream.answers for k in level.readers(x)):
+        return []
+    places: set[int] = set()
+    stack = [x]
+    while stack:
+        v = stack.pop()
+        place = level.made_by.get(v)
+        if place in places or v.aval.size * SMALLER <= x.aval.size:
+            continue
+        if place is None or place in stream.answers or not _is_cheap(level.eqns[place]):
+            return []
+        places.add(place)
+        stack += [y for y in level.eqns[place].invars if is_var(y)]
+    return [level.eqns[place] for place in sorted(places)]
 
 
 Group = tuple[frozenset[Var], frozenset[int]]
@@ -157,6 +206,10 @@ LIGHT = frozenset(ELEMENTWISE) | VIEWS | REDUCTIONS
 def is_light(eqn: JaxprEqn) -> bool:
     """Whether an equation costs little beside a product or a loop."""
     return eqn.primitive.name in LIGHT
+
+
+def _is_cheap(eqn: JaxprEqn) -> bool:
+    return is_light(eqn) and eqn.primitive.name not in DEAR and not eqn.effects
 
 
 def results_of(stream: Stream) -> list[set[int]]:

@@ -4,6 +4,7 @@ import dataclasses
 import typing
 from typing import Any
 
+from ._errors import FieldError
 from ._field import spec_of
 from ._form import put
 from ._freeze import UNTOUCHED, as_data, freeze
@@ -22,25 +23,40 @@ def written_init(cls: type) -> Any:
     """A function that sets every field, frozen, and calls `__post_init__` if there is one.
 
     It is written as source, once per class, as `dataclasses` does: a loop over the fields takes three times as long.
+    What is no field in it has a name that no field has.
     """
     declared = all_declared(cls)
-    scope: dict[str, Any] = {"_put": put, "_untouched": UNTOUCHED, "_freeze": freeze, "_type": type}
+    scope: dict[str, Any] = {"__put__": put, "__untouched__": UNTOUCHED, "__freeze__": freeze, "__type__": type}
     given = [f for f in declared if f.init]
     ordered = [f for f in given if not f.kw_only]
     by_name = [f for f in given if f.kw_only]
+    _check_order(cls, ordered)
     heads = [_head(f, scope) for f in ordered] + (["*"] if by_name else []) + [_head(f, scope) for f in by_name]
     has_post = hasattr(cls, "__post_init__")
     lines = [line for f in declared if not is_init_var(f) for line in _body(cls, f, scope, frozen=not has_post)]
     if has_post:
-        lines.append(f"_self.__post_init__({', '.join(f.name for f in given if is_init_var(f))})")
+        lines.append(f"__self__.__post_init__({', '.join(f.name for f in given if is_init_var(f))})")
     body = "\n    ".join(lines or ["pass"])
-    exec(f"def __init__({', '.join(['_self', *heads])}):\n    {body}", scope)
+    exec(f"def __init__({', '.join(['__self__', *heads])}):\n    {body}", scope)
     init = scope["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
     init.__annotations__ = {f.name: f.type for f in given} | {"return": None}
     init._is_written = True
     return init
+
+
+def _check_order(cls: type, ordered: "list[dataclasses.Field[Any]]") -> None:
+    missing = dataclasses.MISSING
+    with_default = [f.default is not missing or f.default_factory is not missing for f in ordered]
+    late = next((k for k, has in enumerate(with_default) if not has and any(with_default[:k])), None)
+    if late is not None:
+        first = ordered[with_default.index(True)].name
+        raise FieldError(
+            what=f"`{ordered[late].name}` has no default and stands after `{first}`, which has one.",
+            place=f"{cls.__module__}.{cls.__name__}",
+            to_fix="declare it before, give it a default, or take it by name: ag.field(kw_only=True)",
+        )
 
 
 def written_check(names: tuple[str, ...], defaults: dict[str, Any]) -> Any:
@@ -77,29 +93,29 @@ def is_init_var(declared: "dataclasses.Field[Any]") -> bool:
 def _head(declared: "dataclasses.Field[Any]", scope: dict[str, Any]) -> str:
     name = declared.name
     if declared.default is not dataclasses.MISSING:
-        scope[f"_default_{name}"] = declared.default
-        return f"{name}=_default_{name}"
+        scope[f"__default_{name}__"] = declared.default
+        return f"{name}=__default_{name}__"
     if declared.default_factory is not dataclasses.MISSING:
-        scope["_missing"] = dataclasses.MISSING
-        return f"{name}=_missing"
+        scope["__missing__"] = dataclasses.MISSING
+        return f"{name}=__missing__"
     return name
 
 
 def _body(cls: type, declared: "dataclasses.Field[Any]", scope: dict[str, Any], frozen: bool) -> list[str]:
     name, lines = declared.name, []
     if declared.default_factory is not dataclasses.MISSING:
-        scope[f"_make_{name}"] = declared.default_factory
-        when = f"if {name} is _missing: " if declared.init else ""
-        lines.append(f"{when}{name} = _make_{name}()")
+        scope[f"__make_{name}__"] = declared.default_factory
+        when = f"if {name} is __missing__: " if declared.init else ""
+        lines.append(f"{when}{name} = __make_{name}__()")
     elif not declared.init:
         if declared.default is dataclasses.MISSING:
             return []
-        scope[f"_default_{name}"] = declared.default
-        lines.append(f"{name} = _default_{name}")
+        scope[f"__default_{name}__"] = declared.default
+        lines.append(f"{name} = __default_{name}__")
     convert = converter_of(cls.__name__, declared)
     if convert is not None:
-        scope[f"_convert_{name}"] = convert
-        lines.append(f"{name} = _convert_{name}({name})")
+        scope[f"__convert_{name}__"] = convert
+        lines.append(f"{name} = __convert_{name}__({name})")
     if frozen:
-        lines.append(f"if _type({name}) not in _untouched: {name} = _freeze({name}, '{cls.__name__}.{name}')")
-    return [*lines, f"_put(_self, '{name}', {name})"]
+        lines.append(f"if __type__({name}) not in __untouched__: {name} = __freeze__({name}, '{cls.__name__}.{name}')")
+    return [*lines, f"__put__(__self__, '{name}', {name})"]

@@ -60,10 +60,14 @@ class Flat:
 def watch(cls: type) -> None:
     """Makes reads of absent attributes of `cls` come here."""
     for name in cls._fields_in_order:
-        # Raw, past descriptors: a default of the field, or what a class below was given.
-        own = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
+        own = raw(cls, name)  # a default of the field, or what a class below was given
         if not isinstance(own, Late):
             setattr(cls, name, Late(name, own))
+
+
+def raw(cls: type, name: str) -> Any:
+    """What a class or a base of it has by that name, past descriptors and the metaclass; MISSING if nothing."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
 
 
 def build_attributes(node: Any) -> None:

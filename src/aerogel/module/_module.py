@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import inspect
-from abc import ABCMeta
+from abc import ABCMeta, update_abstractmethods
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
@@ -11,16 +11,17 @@ import jax
 
 from . import _boundary
 from ._building import assign, running, settle
+from ._class import check_class, default_of, drop_bound_defaults, hidden_by_fields, require, shield, taken_out
 from ._compare import are_equal, hash_of
 from ._decide import default_modules
 from ._display import show
 from ._errors import FieldError, FrozenError
-from ._field import field, is_abstract, spec_of
+from ._field import field, spec_of
 from ._form import BUILDING, MISSING, Form, new, put
 from ._freeze import UNTOUCHED, freeze
 from ._init import converter_of, written_check, written_init
 from ._kinds import KINDS, Kind
-from ._late import is_lazy
+from ._late import Late, is_lazy
 from ._pickling import reduced
 
 
@@ -48,13 +49,20 @@ class ModuleMeta(ABCMeta):
         strict: bool = False,  # classes written for Equinox have it; it means nothing there any more either
         **kwargs: Any,
     ) -> "ModuleMeta":
+        if bases:  # a slot would hide an attribute that is built when it is read, and saves nothing beside `__dict__`
+            namespace.pop("__slots__", None)
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         if bases:
-            _check_names(cls)
-        abstract = _taken_out(cls)
+            check_class(cls)
+            shield(cls)
+        abstract = taken_out(cls)
+        hidden = hidden_by_fields(cls)
         dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+        for field_name in hidden:
+            setattr(cls, field_name, Late(field_name, MISSING))
+        update_abstractmethods(cls)
         cls.__doc__ = namespace.get("__doc__")  # `dataclass` writes one without arguments: it does not know `__init__`
-        _require(cls, abstract)  # after `dataclass`, which counts the abstract methods anew
+        require(cls, abstract)  # after the abstract methods were counted anew
         if is_abstract:  # by a name that no class has, so subclasses are concrete again
             cls.__abstractmethods__ |= {"is_abstract"}
         declared = dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -62,11 +70,11 @@ class ModuleMeta(ABCMeta):
         cls._static_fields = frozenset(f.name for f in declared if spec_of(f).static)
         cls._converters = {f.name: converter_of(name, f) for f in declared}
         cls._checks = tuple(vars(c)["__check_init__"] for c in cls.__mro__ if "__check_init__" in vars(c))
-        cls._defaults = {f.name: _default_of(f) for f in declared if _default_of(f) != (MISSING, None)}
+        cls._defaults = {f.name: default_of(f) for f in declared if default_of(f) != (MISSING, None)}
         # One look-up in the class for all that its construction depends on: each costs as much as to set an attribute.
         cls._construction = (cls.__new__ is not object.__new__, _give_init(cls, declared), cls._checks)
         _give_setattr(cls)
-        _drop_bound_defaults(cls)
+        drop_bound_defaults(cls)
         read_from_class = {name: default for name, (default, _) in cls._defaults.items() if default is not MISSING}
         cls._is_finished = written_check(cls._fields_in_order, read_from_class)
         default_modules.update(id(f.default) for f in declared if KINDS.get(type(f.default)) is Kind.NODE)
@@ -79,13 +87,18 @@ class ModuleMeta(ABCMeta):
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             has_own_new, is_finished_by_init, checks = cls._construction
-            module = cls.__new__(cls, *args, **kwargs) if has_own_new else new(cls)
-            if is_finished_by_init:
-                cls.__init__(module, *args, **kwargs)
+            if has_own_new:
+                module = cls.__new__(cls, *args, **kwargs)
+                if not isinstance(module, cls):
+                    return module
             else:
+                module = new(cls)
+            if is_finished_by_init:
+                module.__init__(*args, **kwargs)
+            else:  # bound methods: CPython finds them faster than what a class with a metaclass has
                 put(module, "_form", BUILDING)
-                cls.__init__(module, *args, **kwargs)
-                if not cls._is_finished(module):
+                module.__init__(*args, **kwargs)
+                if not module._is_finished():
                     _finish(cls, module)
             put(module, "_form", None)
             if checks:
@@ -103,35 +116,6 @@ class ModuleMeta(ABCMeta):
 _CALL = vars(ModuleMeta)["__call__"].__code__
 
 
-def _check_names(cls: ModuleMeta) -> None:
-    """A field or method that has the name of one of Aerogel's own attributes would break the class, somewhere else."""
-    taken = {"_form", "_late", "_shadow", "_flat", *ModuleMeta.__annotations__}
-    for name in (*vars(cls).get("__annotations__", {}), *vars(cls)):
-        if name in taken:
-            raise FieldError(
-                what=f"`{name}` is a name that Aerogel uses in every module.",
-                place=f"{cls.__module__}.{cls.__name__}",
-                to_fix=f"choose another name: {name.strip('_')}",
-            )
-
-
-def _taken_out(cls: ModuleMeta) -> set[str]:
-    """The names of the class's own `AbstractField`s, which are no annotations of it any more."""
-    own = vars(cls).get("__annotations__", {})
-    abstract = {name for name, annotation in own.items() if is_abstract(annotation)}
-    for name in abstract:
-        del own[name]
-    return abstract
-
-
-def _require(cls: ModuleMeta, abstract: set[str]) -> None:
-    """Abstract fields count as abstract methods until a subclass has them."""
-    wanted = abstract.union(*(getattr(base, "_abstract_fields", ()) for base in cls.__bases__))
-    given = {name for name in wanted if hasattr(cls, name) or name in cls.__dataclass_fields__}  # type: ignore[attr-defined]
-    cls._abstract_fields = frozenset(wanted - given)
-    cls.__abstractmethods__ = cls.__abstractmethods__ | cls._abstract_fields
-
-
 def _give_init(cls: ModuleMeta, declared: "tuple[dataclasses.Field[Any], ...]") -> bool:
     """An `__init__` of the class's own, or of the nearest base that wrote one, stays; else one is written.
 
@@ -144,20 +128,6 @@ def _give_init(cls: ModuleMeta, declared: "tuple[dataclasses.Field[Any], ...]") 
         cls.__init__ = written_init(cls)
     no_value = [f for f in declared if not f.init and f.default is f.default_factory is dataclasses.MISSING]
     return is_written and not no_value and not hasattr(cls, "__post_init__")
-
-
-def _default_of(declared: "dataclasses.Field[Any]") -> tuple[Any, Callable[[], Any] | None]:
-    """The default and what makes one, MISSING and None for none."""
-    missing = dataclasses.MISSING
-    default = MISSING if declared.default is missing else declared.default
-    return default, None if declared.default_factory is missing else declared.default_factory
-
-
-def _drop_bound_defaults(cls: ModuleMeta) -> None:
-    """A default that is a function would be a method of the class; `__init__` knows it without."""
-    for name, (default, _) in cls._defaults.items():
-        if name in vars(cls) and hasattr(type(default), "__get__"):
-            delattr(cls, name)
 
 
 def _give_setattr(cls: ModuleMeta) -> None:

@@ -34,7 +34,7 @@ def shardings(tree: Any, mesh: Mesh | AbstractMesh, rules: ShardRules, *, like: 
     * a mapping from names of axes, which fields give (`ag.field(axes=...)`), to axes of the mesh:
       `{"out": "model", "in": "data"}`. A name that a leaf does not have is not looked at;
     * axes of the mesh, `"data"` or `("data", "model")`: the leaf is spread over them along its largest axis that
-      divides, and is whole on every device if none does.
+      divides, the last of several, and is whole on every device if none does.
 
     Args:
         tree: a module or any pytree, of arrays or of shapes.
@@ -167,7 +167,10 @@ class _Rule:
         sizes = [n if n % parts == 0 else 0 for n in leaf.shape]
         if not any(sizes):
             return PartitionSpec()
-        return PartitionSpec(*[None] * sizes.index(max(sizes)), axes)
+        # The last of several: of a square weight [out, in] the axis that is summed over. XLA gathers such a weight; one
+        # that is split along `out` has it add up activations, 1.6 times the bytes in a stack of transformer blocks.
+        largest = max(range(len(sizes)), key=lambda k: (sizes[k], k))
+        return PartitionSpec(*[None] * largest, axes)
 
     def _parts(self, axes: MeshAxes) -> int:
         """How many parts an axis has that is spread over these axes of the mesh."""

@@ -46,14 +46,16 @@ def key_of(value: Any, place: str) -> Hashable:
             return _other_key(value, place)
 
 
-def refuse_array(value: Any, place: str) -> StructureError:
+def refuse_array(
+    value: Any, place: str, to_fix: str = "drop `static=True`, or keep a constant: np.asarray(value)"
+) -> StructureError:
     """The error for data in a place of structure."""
     return StructureError(
         what="an array of JAX's cannot be part of the structure: it would be compared by value at every call.",
         place=place,
         got=value,
         wanted="a hashable value",
-        to_fix="drop `static=True`, or keep a constant: np.asarray(value)",
+        to_fix=to_fix,
     )
 
 
@@ -74,6 +76,11 @@ def _node_key(value: Any, place: str) -> Hashable:
 
 def _other_key(value: Any, place: str) -> Hashable:
     if isinstance(value, functools.partial):
+        held = [leaf for leaf in jax.tree.leaves((value.args, value.keywords)) if isinstance(leaf, jax.Array)]
+        if held:
+            raise refuse_array(
+                held[0], place, "jax.tree_util.Partial in place of functools.partial: its arguments are data"
+            )
         return type(value), key_of(value.func, place), key_of(value.args, place), key_of(value.keywords, place)
     if isinstance(value, slice):
         return slice, key_of((value.start, value.stop, value.step), place)

@@ -30,10 +30,10 @@ def check_rule(
     """Nothing, if a rule fires where it should, leaves the rest alone, and is as exact as it claims.
 
     Programs with and without the rule are run on random numbers and on those at which rewrites go wrong: 0, -0, the
-    smallest numbers, 1e-8, 1, the largest numbers, inf, nan, and the limits of integers; in one entry of an argument,
-    and in all. On random numbers they are run in random programs too: in loops, branches and calls, with arguments and
-    results that something else reads. What a program says of its arguments by `ag.assume` holds for those that are
-    drawn: `ag.assume(S, "spd")` makes them positive definite.
+    smallest numbers, 1e-8, 1, the largest ones whose sums the type holds, inf, nan, and the limits of integers; in one
+    entry of an argument, and in all. On random numbers they are run in random programs too: in loops, branches and
+    calls, with arguments and results that something else reads. What a program says of its arguments by `ag.assume`
+    holds for those that are drawn: `ag.assume(S, "spd")` makes them positive definite.
 
     Both results are judged against float64, by what the rule's exactness promises. Where float64 gives no finite
     number, and neither does either program, they agree; as they do where the worst entry of the result with the rule is
@@ -121,8 +121,12 @@ def _own_program(rule: AnyRule) -> list[Example]:
 def _cases(subject: Subject, example: Example) -> Iterator[Case]:
     """The program at its arguments, or at all example arguments with which it can be traced."""
     if isinstance(example, tuple):
-        f, args = example
-        yield _case(subject, f, tuple(args))
+        f, *rest = example
+        if len(rest) != 1 or not isinstance(rest[0], tuple | list):
+            wanted = "functions, or pairs of a function and a tuple of its arguments"
+            fix = "write (f, (x, y)), or (f, (x,)) of one argument"
+            raise UsageError(argument="fires_on", got=example, wanted=wanted, to_fix=fix)
+        yield _case(subject, f, tuple(rest[0]))
         return
     for args in example_arguments(example):
         try:

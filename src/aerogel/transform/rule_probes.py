@@ -40,8 +40,9 @@ def probes_of(args: tuple[Any, ...], facts: Facts, seed: int) -> list[Probe]:
     """Random numbers, and those at which rewrites go wrong, in each argument in one entry and in all."""
     found = draws(args, facts, seed)
     leaves, tree = jax.tree.flatten(args)
+    most = max((jnp.size(x) for x in leaves), default=1)
     for k, x in enumerate(leaves):
-        for name, value in _special(jnp.result_type(x)).items():
+        for name, value in _special(jnp.result_type(x), most).items():
             if not may_be(value, facts[k]):
                 continue
             whole = jnp.full(jnp.shape(x), value, jnp.result_type(x))
@@ -55,7 +56,11 @@ def probes_of(args: tuple[Any, ...], facts: Facts, seed: int) -> list[Probe]:
     return found
 
 
-def _special(dtype: Any) -> dict[str, Any]:
+def _special(dtype: Any, most: int) -> dict[str, Any]:
+    """The numbers at which rewrites go wrong; the largest is such that the type holds sums of `most` of them.
+
+    What only moves the place at which a sum overflows is no other result.
+    """
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return {}
     if dtype == np.bool_:
@@ -64,7 +69,18 @@ def _special(dtype: Any) -> dict[str, Any]:
         info = jnp.iinfo(dtype)
         return {"0": 0, "1": 1, str(info.max): info.max, str(info.min): info.min}
     info = jnp.finfo(dtype)
-    values = [0.0, -0.0, float(info.smallest_subnormal), 1e-8, 1.0, float(info.max) / 4, np.inf, -np.inf, np.nan]
+    large = float(info.max) / 4 / (1 << most.bit_length())
+    values = [
+        0.0,
+        -0.0,
+        float(info.smallest_subnormal),
+        1e-8,
+        1.0,
+        large,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ]
     return {f"{v:g}": v for v in values}
 
 

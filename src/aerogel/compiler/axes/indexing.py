@@ -1,13 +1,20 @@
 """`gather` and the scatters: an axis passes where the operation does not choose among its entries.
 
 Those are the window dimensions taken in full, the batching dimensions that operand and indices share, and the
-positions of the index array (each of which is looked up alone).
+positions of the index array (each of which is looked up alone). Scatters that add, multiply or compare reduce over
+positions: which came first does not matter.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from jax import lax
+
 from ..._jax import JaxprEqn
+from . import monoid
+from .accumulate import accumulator_dtype
+from .answer import Reduced
 from .entry import Entry
 from .labels import Axes, Dims, Labels, labelled
 from .rebind import shape_of
@@ -64,8 +71,33 @@ def _scatter(eqn: JaxprEqn) -> Labels:
     return Labels((kept, index, _interleave(updates, numbers.update_window_dims, full, index[:-1])), (kept,))
 
 
-_SCATTER = with_rows(labelled(_scatter))
+def _over_positions(over: monoid.Monoid, scatter: Any) -> Entry:
+    """The entry of a scatter that combines by `over` what meets in one entry; the first block starts at the operand."""
+
+    def reduced(eqn: JaxprEqn, ins: Axes) -> Reduced:
+        p, dtype = eqn.params, eqn.outvars[0].aval.dtype
+        wide = accumulator_dtype(dtype)
+        options = {name: p[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
+
+        def block(start: Any, size: int, operand: Any, indices: Any, updates: Any) -> list[Any]:
+            operand, updates = (lax.convert_element_type(x, wide) for x in (operand, updates))
+            (empty,) = over.identity([operand])
+            base = lax.select(lax.eq(lax.convert_element_type(start, np.int32), np.int32(0)), operand, empty)
+            return [scatter(base, indices, updates, p["dimension_numbers"], **options)]
+
+        return Reduced(ins, over, block, lambda total: [lax.convert_element_type(total, dtype)], uses_start=True)
+
+    return with_rows(labelled(_scatter, reduced=reduced))
+
+
+_COMBINING = {
+    "scatter-add": _over_positions(monoid.ADD, lax.scatter_add),
+    "scatter-mul": _over_positions(monoid.MUL, lax.scatter_mul),
+    "scatter-min": _over_positions(monoid.MIN, lax.scatter_min),
+    "scatter-max": _over_positions(monoid.MAX, lax.scatter_max),
+}
 ENTRIES: dict[str, Entry] = {
     "gather": labelled(_gather, _gather_params),
-    **dict.fromkeys(SCATTERS, _SCATTER),
+    **dict.fromkeys(SCATTERS, with_rows(labelled(_scatter))),
+    **_COMBINING,
 }

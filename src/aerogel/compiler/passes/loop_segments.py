@@ -21,12 +21,15 @@ from ..program import Program, is_var, where
 from ..report import Decision
 from ..residuals import compared, needed_by_loops
 from ..segments import Pair, in_segments
+from ..stream_plan import HUGE
 from .residual_choice import choose_residuals
 
 NAME = "loop-segments"
 # Of the memory that both loops take at most this much may be left, and of their time.
 FEWER_BYTES = 0.5
 WORTH = 0.9
+# The same of the time of loops that may not run at all otherwise.
+WORTH_OF_HUGE = 1.5
 FEWEST_STEPS = 4
 
 
@@ -95,7 +98,8 @@ class _Walk:
         forms = self._alone(level, places, []), self._alone(level, places, made)
         seconds = [jaxpr_seconds(jaxpr, machine) for jaxpr in forms]
         peaks = [jaxpr_cost(jaxpr).peak_bytes for jaxpr in forms]
-        pays = peaks[1] <= FEWER_BYTES * peaks[0] and seconds[1] <= WORTH * seconds[0]
+        worth = WORTH_OF_HUGE if peaks[0] > HUGE else WORTH
+        pays = peaks[1] <= FEWER_BYTES * peaks[0] and seconds[1] <= worth * seconds[0]
         fired = pays or self.least_bytes is not None
         saved = peaks[0] - peaks[1] if fired else 0
         old, new = (f"{peak / 1e6:.1f} MB and {1e3 * one:.1f} ms" for peak, one in zip(peaks, seconds, strict=True))

@@ -92,6 +92,10 @@ def _useless(rules: RuleSet) -> Iterator[Decision]:
         if isinstance(rule, Rule) and not skeletons(rule):
             why = rule.kept.get("untraceable")
             reason = f"`before` cannot be traced at small arrays: {why}" if why else "`before` returns what it is given"
+            if why and "Concretization" in why:
+                reason += " (Python values, as axes are, are keyword-only arguments)"
+            elif why and rule.shapes is None:
+                reason += " (name others: ag.rule(..., shapes=...))"
             yield Decision(rule.name, "its pattern", rule.line, False, reason)
 
 

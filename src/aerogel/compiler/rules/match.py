@@ -66,15 +66,21 @@ def match_at(level: Level, rule: Rule, skeleton: Skeleton, start: Node) -> Match
     plain = ((one, *way) for one in found for way in _ways(rule, one, False))
     batched = ((one, *way) for one in found for way in _ways(rule, one, True))
     best = NoMatch("`before` cannot be traced at the types of this site", -2)
+    refused: tuple[Reading, set[int]] | None = None
     for way in itertools.chain(itertools.islice(plain, MOST_PLAIN), itertools.islice(batched, MOST_BATCHED)):
+        _, atoms, _, reading = way
+        meant = reading, set(map(id, atoms))
+        if refused is not None and meant != refused:
+            continue
         matched = _matched(graph, rule, skeleton, *way)
         outcome = matched if isinstance(matched, NoMatch) else _judged(level, rule, matched)
         if isinstance(outcome, Match):
             return outcome
-        if not isinstance(matched, NoMatch):  # the plainest way of reading the site decides
-            best = outcome
-            break
-        best = max(best, outcome, key=lambda one: one.depth)
+        if refused is None:
+            best = max(best, outcome, key=lambda one: one.depth) if isinstance(matched, NoMatch) else outcome
+        if not isinstance(matched, NoMatch):
+            # the plainest way of reading the site decides, but for which operand is which: `a * b` is `b * a`
+            refused = meant
     return NoMatch(best.reason, len(skeleton.path) + 1000 + best.depth)
 
 

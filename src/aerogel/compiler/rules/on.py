@@ -16,7 +16,7 @@ from ..program import inner_jaxprs
 from ..same import literal_key, param_key
 from .errors import RuleError
 from .graph import Graph, Node
-from .place import is_own, place_of
+from .place import is_own, name_of, place_of
 from .profit import Profit, profit_of
 from .site import Site
 from .stage import Stage, platforms_of, stage_of
@@ -234,9 +234,6 @@ def on(
     settled = stage_of(stage, "on"), platforms_of(platforms, "on"), profit_of(profit, "on")
 
     def decorate(function: Callable[..., Any]) -> PrimitiveRule:
-        said = name or getattr(function, "__name__", "").strip("_").replace("_", "-")
-        if not said or said == "<lambda>":
-            raise UsageError(argument="name", got=name, wanted="a name, since the function has none", function="on")
-        return PrimitiveRule(said, found, function, Exactness(exactness), reason, *settled)
+        return PrimitiveRule(name or name_of(function, "on"), found, function, Exactness(exactness), reason, *settled)
 
     return decorate

@@ -10,6 +10,7 @@ from ... import _jax
 from ..._jax import ClosedJaxpr, Jaxpr
 from ..program import is_var
 from .on import PrimitiveRule, on
+from .place import without_parentheses
 from .profit import Profit
 
 
@@ -93,6 +94,8 @@ def _read_positions(body: Jaxpr) -> list[frozenset[int]]:
 
 
 def on_loop(
+    function: None = None,
+    /,
     *,
     stage: str = "before",
     platforms: Sequence[str] | None = None,
@@ -109,6 +112,7 @@ def on_loop(
 
     Raises:
         UsageError: an argument is something else.
+        RuleError: the function stands under `@on_loop` without parentheses.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> from jax import lax
@@ -121,6 +125,8 @@ def on_loop(
     >>> [decision.what for decision in ag.explain(f, rules=[no_step])(1.0).fired]
     ['`scan` becomes a value that is there']
     """
+    if function is not None:
+        raise without_parentheses(function, "has nothing said of it.", "@on_loop()")
 
     def decorate(function: Callable[..., Any]) -> PrimitiveRule:
         @wraps(function)

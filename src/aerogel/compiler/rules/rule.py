@@ -11,7 +11,7 @@ from ..exactness import Exactness
 from ..kept import Kept
 from .derivative import Derivative
 from .errors import RuleError
-from .place import is_own, place_of
+from .place import is_own, name_of, place_of, without_parentheses
 from .profit import profit_of
 from .stage import Stage, platforms_of, stage_of
 
@@ -33,6 +33,7 @@ class Rule:
         stage: where in the compiler it has its place.
         platforms: the backends that it is for; None for all.
         profit: None, "model", or a function of the site.
+        shapes: of arrays at which the function is first looked at; None where small ones of equal sizes will do.
         after: the function that stands in its place; `to` sets it.
         derivative: of what stands in its place, if JAX's own is not wanted; `defjvp` or `defvjp` sets it.
         condition: of the operands, whether the rule fires; `when` sets it.
@@ -59,6 +60,7 @@ class Rule:
     stage: Stage = Stage.BEFORE
     platforms: tuple[str, ...] | None = None
     profit: Any = None
+    shapes: tuple[tuple[int, ...], ...] | None = None
     after: Callable[..., Any] | None = None
     derivative: Derivative | None = None
     condition: Callable[..., Any] | None = None
@@ -238,14 +240,17 @@ def _arguments(rule: Rule) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 def rule(
+    before: None = None,
+    /,
     *,
-    exactness: str,
-    reason: str,
+    exactness: str = "",
+    reason: str = "",
     name: str | None = None,
     shared: bool = False,
     stage: str = "before",
     platforms: Sequence[str] | None = None,
     profit: Any = None,
+    shapes: Sequence[tuple[int, ...]] | None = None,
 ) -> Callable[..., Rule]:
     """Decorator that makes a `Rule` of the function to look for; `.to` and `.when` of the result complete it.
 
@@ -261,10 +266,13 @@ def rule(
         profit: "model", if the rule is to fire only where what it writes takes less time than what goes, by the model
             of the machine; or a function of the site (`aerogel.compiler.Site`) that returns True, or the reason
             against it. Without it the rule fires wherever it matches.
+        shapes: one for each array, at which the function is looked at before any site is known; where it does not
+            take small arrays of equal sizes, because one is as long as two others multiplied, say.
 
     Raises:
         UsageError: `exactness`, `stage`, `platforms` or `profit` is something else.
-        RuleError: the function has arguments that a rule cannot bind.
+        RuleError: the function has arguments that a rule cannot bind, or stands under `@ag.rule` alone, where nothing
+            is claimed of it.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> @ag.rule(exactness="reassociates", reason="a solve costs a third of an inverse and loses fewer digits")
@@ -280,15 +288,24 @@ def rule(
     >>> f(2 * jnp.eye(2), jnp.ones(2))
     Array([1.5, 1.5], dtype=float32)
     """
+    if before is not None:
+        claim = '@ag.rule(exactness="reassociates", reason="why the other form is better")'
+        raise without_parentheses(before, "has no exactness and no reason.", claim)
     words = [e.value for e in Exactness]
     if exactness not in words:
         raise UsageError(argument="exactness", got=exactness, wanted=words, function="rule")
+    if not reason:
+        wanted = "a clause that says why the other form is better"
+        raise UsageError(argument="reason", got=reason, wanted=wanted, function="rule")
     settled = stage_of(stage, "rule"), platforms_of(platforms, "rule"), profit_of(profit, "rule")
 
     def decorate(before: Callable[..., Any]) -> Rule:
-        said = name or getattr(before, "__name__", "").strip("_").replace("_", "-")
-        if not said or said == "<lambda>":
-            raise UsageError(argument="name", got=name, wanted="a name, since the function has none", function="rule")
-        return Rule(said, before, Exactness(exactness), reason, shared, *settled)
+        said = name or name_of(before, "rule")
+        sizes = None if shapes is None else tuple(map(tuple, shapes))
+        made = Rule(said, before, Exactness(exactness), reason, shared, *settled, sizes)
+        if sizes is not None and len(sizes) != len(made.arrays):
+            wanted = f"{len(made.arrays)} shapes, of {', '.join(made.arrays)}"
+            raise UsageError(argument="shapes", got=shapes, wanted=wanted, function="rule")
+        return made
 
     return decorate

@@ -96,7 +96,8 @@ def rule_set(rules: Any) -> RuleSet:
 
 
 def _several(rules: Any) -> tuple[AnyRule, ...]:
-    return tuple(rules) if isinstance(rules, Iterable) else (rules,)
+    several: Any = rules if isinstance(rules, Iterable) and not isinstance(rules, str) else (rules,)
+    return tuple(several)
 
 
 def _said(x: Any) -> Any:

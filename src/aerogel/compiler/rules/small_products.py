@@ -39,7 +39,8 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
     rows, columns = _free(a.shape, ca, ba), _free(b.shape, cb, bb)
     if 0 in (batch, terms, rows, columns):
         return "it has no elements"
-    few = 1 in (rows, columns) or rows * terms * columns < 32
+    several = rows > 1 or columns > 1  # else no entry of an operand is needed twice
+    few = several and (1 in (rows, columns) or rows * terms * columns < 32)
     little = few if batch > 1 else terms == MOST_SHARED
     avoided = ELEMENTWISE if little else COSTLY if batch == 1 else frozenset[str]()
     again = next((name for name in (site.maker(0), site.maker(1)) if name in avoided), None)
@@ -65,6 +66,8 @@ def _of_batch(batch: int, terms: int, rows: int, columns: int) -> str | None:
     """Why products of so many matrices of this size stay as they are."""
     if max(terms, rows, columns) > LARGEST:
         return f"larger than {LARGEST} x {LARGEST}"
+    if rows == columns == 1:
+        return None if batch >= FEWEST_ROWS else f"fewer than {FEWEST_ROWS} products of vectors"
     if terms < 3:
         return "sums of two terms, which XLA writes out itself"
     if 1 in (rows, columns):

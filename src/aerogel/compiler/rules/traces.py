@@ -21,6 +21,7 @@ from .rule import Rule
 
 # What a function may raise when it is traced at types that it is not meant for.
 REFUSALS = (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, AttributeError, NotImplementedError)
+OWN = os.path.dirname(os.path.dirname(str(_jax.__file__)))
 LIBRARIES = tuple(os.path.dirname(str(module.__file__)) for module in (jax, np))
 Map = tuple[tuple[int | None, ...], tuple[int, ...]]
 
@@ -150,9 +151,9 @@ def _is_mistake(error: BaseException) -> bool:
 
 
 def _last_frame(error: BaseException) -> traceback.FrameSummary:
-    """Where an error was raised; of an attribute, where it was asked for."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return next(frame for frame in reversed(frames) if frame.name != "__getattr__")
+    """Where an error was raised, in a user's function if it was in one; of an attribute, where it was asked for."""
+    frames = [frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.name != "__getattr__"]
+    return next((frame for frame in frames if not frame.filename.startswith(OWN)), frames[0])
 
 
 def mistake(
@@ -196,6 +197,7 @@ def as_pattern(program: ClosedJaxpr, inputs: tuple[int, ...]) -> Pattern:
 
 SIZE = 4
 MOST_EXAMPLES = 32
+MOST_TRIED = 256  # until there is one: all ranks of four arguments
 KINDS = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.complex64}
 
 
@@ -217,6 +219,16 @@ def ranks_tried(count: int) -> Iterator[tuple[int, ...]]:
     yield from (ranks for ranks in itertools.product((1, 2, 0, 3), repeat=count) if ranks not in uniform)
 
 
+def _shapes_tried(rule: Rule, is_key: list[bool]) -> Iterator[Sequence[tuple[int, ...]]]:
+    """Those that the rule names, or square ones; a key has none."""
+    if rule.shapes is not None:
+        yield rule.shapes
+        return
+    for ranks in ranks_tried(is_key.count(False)):
+        rest = iter(ranks)
+        yield [() if key else (SIZE,) * next(rest) for key in is_key]
+
+
 def examples(rule: Rule, before: Callable[..., Any]) -> Iterator[tuple[tuple[int, ...], Pattern]]:
     """`before` at small arrays of the ranks that it takes, with these: of floats, or of the types of annotations.
 
@@ -228,9 +240,10 @@ def examples(rule: Rule, before: Callable[..., Any]) -> Iterator[tuple[tuple[int
     is_key = [kind is not None and not isinstance(kind, np.dtype) for kind in annotated]
     found, reason = False, ""
     for default in (np.float32, np.int32, np.bool_):
-        for ranks in itertools.islice(ranks_tried(is_key.count(False)), MOST_EXAMPLES):
-            rest = iter(ranks)
-            shapes = [() if key else (SIZE,) * next(rest) for key in is_key]
+        for tried, shapes in enumerate(itertools.islice(_shapes_tried(rule, is_key), MOST_TRIED)):
+            if found and tried >= MOST_EXAMPLES:
+                return
+            ranks = tuple(len(shape) for shape, key in zip(shapes, is_key, strict=True) if not key)
             avals = [_jax.ShapedArray(s, kind or np.dtype(default)) for s, kind in zip(shapes, annotated, strict=True)]
             try:
                 pattern = pattern_of(rule, before, [_jax.new_var(aval) for aval in avals], rule.parameters, Reading())

@@ -9,5 +9,8 @@ from .power import cbrt as cbrt
 from .power import power as power
 from .rules import rules as rules
 from .sine import cos as cos
+from .sine import cos_of_many as cos_of_many
 from .sine import sin as sin
+from .sine import sin_of_many as sin_of_many
 from .sine import tan as tan
+from .sine import tan_of_many as tan_of_many

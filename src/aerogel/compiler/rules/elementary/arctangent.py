@@ -32,7 +32,11 @@ def _angle(over: Wide, under: Wide) -> Wide:
     steep = lax.gt(over, under)
     small, large = lax.select(steep, under, over), lax.select(steep, over, under)
     large = lax.select(lax.eq(large, like(large, 0)), like(large, 1), large)
-    slope = lax.select(lax.eq(small, large), like(small, 1), small / large)
+    return _of_slope(lax.select(lax.eq(small, large), like(small, 1), small / large), steep)
+
+
+def _of_slope(slope: Wide, steep: Any) -> Wide:
+    """atan of a slope from 0 to 1, or where it is `steep`, of its inverse."""
     angle = slope * horner(slope * slope, _ARCTANGENT)
     return lax.select(steep, float64(np.pi / 2) - angle, angle)
 
@@ -41,7 +45,9 @@ def _angle(over: Wide, under: Wide) -> Wide:
 def atan(x: Any) -> Any:
     """Arctangent: of the inverse beyond 1."""
     size = widen(lax.abs(x))
-    return unless_tiny(x, signed(narrow(_angle(size, like(size, 1))), x))
+    steep = lax.gt(size, like(size, 1))
+    slope = lax.select(steep, float64(1) / size, size)
+    return unless_tiny(x, signed(narrow(_of_slope(slope, steep)), x))
 
 
 @elementary(lax.atan2)

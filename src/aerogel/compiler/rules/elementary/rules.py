@@ -13,7 +13,7 @@ from ..site import Site
 from .arctangent import acos, asin, atan, atan2
 from .double import log
 from .power import cbrt, power
-from .sine import cos, sin, tan
+from .sine import cos, cos_of_many, sin, sin_of_many, tan, tan_of_many
 
 # Below so many elements the calls are as fast (measured in a loop, 1 to 256 elements: 1.2 to 1.8 of the time at 4, and
 # 0.2 to 0.8 at 16).
@@ -21,6 +21,8 @@ FEWEST = 16
 # The same outside of loops: XLA starts a program of more than 1,000 operations on another thread, which takes longer
 # than so many calls (one sine of 64 elements: 7 us, and 14 with the polynomial; of 1,200: 16 both).
 FEWEST_ALONE = 2048
+# So many elements are looked through for large ones first: twice as many as it takes for that to cost what it saves.
+MANY = 1 << 15
 # Exponents that XLA writes as products, quotients and roots.
 _EASY = (-1, 0, 0.5, 1, 2, 3)
 _FLOATS = frozenset(map(np.dtype, (np.float16, jnp.bfloat16, np.float32, np.float64)))
@@ -37,12 +39,14 @@ def _refusal(xs: tuple[Any, ...], accuracy: Any, site: Site) -> str | None:
     return _fewest(xs[0], site) or (None if accuracy is None else "its accuracy is chosen by hand")
 
 
-def _rule(primitive: Any, function: Callable[..., Any]) -> PrimitiveRule:
+def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., Any] | None = None) -> PrimitiveRule:
+    """The rule that writes `function`; where it stands on one device, `of_many` for large arrays."""
     name = f"vector-{primitive.name}"
 
     @on(primitive, stage="final", platforms=("cpu",), exactness="no_worse", reason=_REASON, name=name)
     def vectorised(*xs: Any, accuracy: Any = None, site: Site) -> Any:
-        return _refusal(xs, accuracy, site) or function(*xs)
+        chosen = function if of_many is None or xs[0].size < MANY or site.over_devices else of_many
+        return _refusal(xs, accuracy, site) or chosen(*xs)
 
     return vectorised
 
@@ -81,11 +85,11 @@ def vector_log(x: Any, *, accuracy: Any, site: Site) -> Any:
 rules = RuleSet(
     (
         *(
-            _rule(primitive, function)
-            for primitive, function in (
-                (lax.sin_p, sin),
-                (lax.cos_p, cos),
-                (lax.tan_p, tan),
+            _rule(primitive, *functions)
+            for primitive, *functions in (
+                (lax.sin_p, sin, sin_of_many),
+                (lax.cos_p, cos, cos_of_many),
+                (lax.tan_p, tan, tan_of_many),
                 (lax.atan_p, atan),
                 (lax.atan2_p, atan2),
                 (lax.asin_p, asin),

@@ -1,0 +1,202 @@
+"""Claim: a form of the catalogue costs what its expert form costs in spellings that nobody wrote rules or cases for.
+
+`FIRES` says what must act on each of them; tests/test_spellings.py holds that, and that near misses are left alone.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._case import Bounds, Case, normal
+
+BOUNDS = Bounds(over_hand=1.10)
+FIRES: dict[str, str] = {}
+CASES: list[Case] = []
+
+
+def spelt(fires, name, natural, hand, args, grad=(), bounds=BOUNDS):
+    """Adds a case, and what must fire in its value, and in its gradient if it has one."""
+    FIRES[name] = fires
+    CASES.append(Case(name, natural, {"by hand": hand}, args, grad=grad, bounds=bounds, grad_bounds=bounds))
+
+
+def square(n, *more):
+    return lambda: (normal(0, n, n), normal(1, n, n), *more)
+
+
+def tokens(count, size):
+    return jax.random.randint(jax.random.key(7), (count,), 0, size)
+
+
+TABLE = lambda: (normal(0, 5000, 64), tokens(4096, 5000))  # noqa: E731
+DIAGONAL = lambda: (normal(0, 800), normal(1, 800, 800))  # noqa: E731
+POINTS = lambda: (normal(0, 200_000, 3),)  # noqa: E731
+STEPS = lambda: (normal(0, 2000, 64),)  # noqa: E731
+STATE = lambda: (normal(0, 50_000),)  # noqa: E731
+
+# rows 1 to 3: structured operands, orders of chains, parts of products
+spelt(
+    "contraction",
+    "one-hot rows by einsum",
+    lambda t, i: jnp.einsum("nv,vd->nd", jax.nn.one_hot(i, 5000), t),
+    lambda t, i: t[i],
+    TABLE,
+    (0,),
+)
+spelt(
+    "contraction",
+    "one-hot rows by a comparison",
+    lambda t, i: jnp.dot((i[:, None] == jnp.arange(5000)).astype(t.dtype), t),
+    lambda t, i: t[i],
+    TABLE,
+)
+spelt(
+    "contraction",
+    "an identity times a row, times a matrix",
+    lambda d, a: (jnp.eye(800) * d) @ a,
+    lambda d, a: d[:, None] * a,
+    DIAGONAL,
+)
+spelt(
+    "contraction",
+    "a diagonal that was written into zeros",
+    lambda d, a: jnp.zeros((800, 800)).at[jnp.diag_indices(800)].set(d) @ a,
+    lambda d, a: d[:, None] * a,
+    DIAGONAL,
+    (0, 1),
+)
+spelt(
+    "contraction",
+    "three factors in one einsum",
+    lambda a, b, x: jnp.einsum("ij,jk,k->i", a, b, x, optimize=False),
+    lambda a, b, x: a @ (b @ x),
+    lambda: (*square(500)(), normal(2, 500)),
+    (0, 1, 2),
+)
+spelt(
+    "contraction",
+    "a trace by einsum",
+    lambda a, b: jnp.einsum("ii->", a @ b),
+    lambda a, b: jnp.sum(a * b.T),
+    square(800),
+    (0, 1),
+)
+spelt(
+    "contraction",
+    "a product times ones",
+    lambda a, b: (a @ b) @ jnp.ones(800),
+    lambda a, b: a @ jnp.sum(b, 1),
+    square(800),
+    (0, 1),
+)
+spelt("excerpts", "a row of a product", lambda a, b: (a @ b)[17], lambda a, b: a[17] @ b, square(800), (0, 1))
+spelt(
+    "excerpts",
+    "the last token of two layers",
+    lambda x, w, v: (jax.nn.gelu(x @ w) @ v)[:, -1],
+    lambda x, w, v: jax.nn.gelu(x[:, -1] @ w) @ v,
+    lambda: (normal(0, 8, 128, 64), normal(1, 64, 256) / 8, normal(2, 256, 4000) / 16),
+    (1, 2),
+)
+spelt(
+    "excerpts",
+    "an entry of sorted rows",
+    lambda x: jnp.sort(x, 1)[:, :, 3],
+    lambda x: jnp.sort(x[:, :, 3], 1),
+    lambda: (normal(0, 64, 256, 64),),
+    bounds=Bounds(over_hand=1.10, memory_over_hand=None),  # keys and places of one sort in 64 bits: 0.1 of 4.2 MB
+)
+
+
+# row 13: buffers that a loop walks along
+def read_back(x):
+    return lax.fori_loop(1, 2000, lambda i, y: y.at[i].set(jnp.tanh(y[i - 1] + x[i])), x)
+
+
+def read_back_by_hand(x):
+    return jnp.concatenate([x[:1], lax.scan(lambda c, v: (jnp.tanh(c + v),) * 2, x[0], x[1:])[1]])
+
+
+def summed_up(x):
+    return lax.fori_loop(1, 2000, lambda i, y: y.at[i].add(0.9 * jnp.sin(y[i - 1])), x)
+
+
+def summed_up_by_hand(x):
+    return jnp.concatenate([x[:1], lax.scan(lambda c, v: (v + 0.9 * jnp.sin(c),) * 2, x[0], x[1:])[1]])
+
+
+def euler(x):
+    start = jnp.zeros((2000, 64)).at[0].set(x[0])
+    return lax.fori_loop(0, 1999, lambda i, y: y.at[i + 1].set(y[i] + 0.01 * jnp.sin(y[i])), start)
+
+
+def euler_by_hand(x):
+    ys = lax.scan(lambda c, _: (c + 0.01 * jnp.sin(c),) * 2, x[0], None, length=1999)[1]
+    return jnp.concatenate([x[:1], ys])
+
+
+# Forwards XLA's writes in place are as fast: the rows are put together once more.
+BACK = Bounds(over_hand=1.25, over_natural=1.10)
+spelt("loop-slots", "the row before is read back", read_back, read_back_by_hand, STEPS, (0,), BACK)
+spelt("loop-slots", "a running sum in its buffer", summed_up, summed_up_by_hand, STEPS, (0,))
+spelt("loop-slots", "Euler's steps in a buffer", euler, euler_by_hand, STEPS, (0,))
+
+
+# row 10: what is read of a trajectory
+def trajectory(x):
+    return lax.scan(lambda c, _: (jnp.sin(c), jnp.sin(c)), x, None, length=200)[1]
+
+
+def accumulated(x):
+    return lax.scan(lambda s, _: ((jnp.sin(s[0]), s[1] + jnp.sin(s[0])), None), (x, 0 * x), None, length=200)[0][1]
+
+
+def filled(x):
+    start = x, jnp.zeros((200, *x.shape))
+    return lax.fori_loop(0, 200, lambda i, s: (jnp.sin(s[0]), s[1].at[i].set(jnp.sin(s[0]))), start)[1].mean(0)
+
+
+spelt(
+    "loop-fusion",
+    "a mean over time by einsum",
+    lambda x: jnp.einsum("tb->b", trajectory(x)) / 200,
+    lambda x: accumulated(x) / 200,
+    STATE,
+    (0,),
+)
+spelt("loop-fusion", "a mean over a filled buffer", filled, lambda x: accumulated(x) / 200, STATE, (0,))
+
+# rows 7 and 8: small axes and matrices
+spelt(
+    "small-axes",
+    "norms under vmap",
+    jax.vmap(jnp.linalg.norm),
+    lambda x: jnp.sqrt(sum(x[:, i] ** 2 for i in range(3))),
+    POINTS,
+)
+spelt(
+    "small-axes",
+    "the smallest of three",
+    lambda x: jnp.min(jnp.abs(x), -1),
+    lambda x: jnp.minimum(jnp.minimum(jnp.abs(x[:, 0]), jnp.abs(x[:, 1])), jnp.abs(x[:, 2])),
+    POINTS,
+    (0,),
+)
+spelt(
+    "small-product",
+    "small products by einsum",
+    lambda a, b: jnp.einsum("bij,bjk->bik", a, b),
+    lambda a, b: sum(a[:, :, k, None] * b[:, k, None, :] for k in range(4)),
+    lambda: (normal(0, 20_000, 4, 4), normal(1, 20_000, 4, 4)),
+    (0, 1),
+)
+spelt(
+    "small-product",
+    "products of short vectors by vmap",
+    jax.vmap(jnp.dot),
+    lambda x, y: sum(x[:, i] * y[:, i] for i in range(3)),
+    lambda: (normal(0, 200_000, 3), normal(1, 200_000, 3)),
+    (0, 1),
+)

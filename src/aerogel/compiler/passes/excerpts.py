@@ -1,0 +1,79 @@
+"""Excerpts: of a value of which only a part is read, only that part is made."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aerogel._jax import Jaxpr
+
+from ..apart import cost_of
+from ..axes.elementwise import NAMES as ELEMENTWISE
+from ..exactness import Exactness
+from ..excerpts import excerpt_groups
+from ..groups import Group
+from ..level import Edit, Level, apply_edits
+from ..levels import rewrite_steps
+from ..loop import SHAPING
+from ..normalize import normalize
+from ..paddings import padding_groups
+from ..pipeline import Context
+from ..program import Program, where
+from ..report import Decision
+
+NAME = "excerpts"
+# XLA leaves out what it fuses; it does not look through products, sorts and other calls.
+FUSED = frozenset((*ELEMENTWISE, *SHAPING, "dynamic_slice", "pad", "dynamic_update_slice", "concatenate"))
+MARGIN = 0.8
+LEAST_SECONDS = 1e-6
+
+
+@dataclass(frozen=True)
+class Excerpts:
+    """The pass. Bound: each equation is looked at once."""
+
+    early: ClassVar = True  # the gradient is then of the part, too
+
+    name: str = NAME
+    exactness: Exactness = Exactness.FINITE
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such values made in part, and a decision for each group of equations."""
+        if Exactness.REASSOCIATES not in context.allowed:
+            return program, []
+        decisions: list[Decision] = []
+        new = rewrite_steps(program, lambda jaxpr: _level(jaxpr, context, decisions))
+        return (program if new is program else normalize(new)[0]), decisions
+
+
+def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    if Exactness.FINITE in context.allowed and not names.isdisjoint(("pad", "dynamic_update_slice")):
+        level = Level(jaxpr)
+        what, groups = "what is zero around a part", padding_groups(level, not context.before_differentiation)
+        jaxpr = _edited(level, groups, what, Exactness.FINITE, context, decisions)
+    if not names.isdisjoint(("slice", "dynamic_slice", "pad", "dynamic_update_slice")):
+        level = Level(jaxpr)
+        what, groups = "what nobody reads of a value", excerpt_groups(level)
+        jaxpr = _edited(level, groups, what, Exactness.REASSOCIATES, context, decisions)
+    return jaxpr
+
+
+def _edited(
+    level: Level, groups: list[Group], what: str, exactness: Exactness, context: Context, decisions: list[Decision]
+) -> Jaxpr:
+    edits: list[Edit] = []
+    for group in groups:
+        heavy = next((eqn for eqn in group.eqns if eqn.primitive.name not in FUSED), None)
+        if heavy is None:
+            continue
+        results = [group.edit.results[v] for v in group.results]
+        was = cost_of(level, group.eqns, group.results, context.machine)
+        now = cost_of(level, group.edit.eqns, results, context.machine)
+        before, after = was.seconds or 0.0, now.seconds or 0.0
+        pays = after <= MARGIN * before and before - after >= LEAST_SECONDS
+        if pays:
+            edits.append(group.edit)
+        reason = f"{1e6 * before:.1f} us become {1e6 * after:.1f} us"
+        saved = was.flops - now.flops, was.bytes_moved - now.bytes_moved, was.peak_bytes - now.peak_bytes
+        whole = f"{what} is left out, from `{heavy.primitive.name}` on" if pays else f"{what} is computed, too"
+        decisions.append(Decision(NAME, whole, where(heavy), pays, reason, *saved, exactness))
+    return apply_edits(level.jaxpr, edits)[0] if edits else level.jaxpr

@@ -1,0 +1,46 @@
+"""Short rows: what is done to the entries of arrays with short rows is done to one long row (see `short_rows.py`)."""
+
+from dataclasses import dataclass
+
+from aerogel._jax import Jaxpr
+
+from ..exactness import Exactness
+from ..levels import rewrite_levels
+from ..pipeline import Context
+from ..program import Program, where
+from ..report import Decision
+from ..short_rows import Rows, lengthened
+
+NAME = "short-rows"
+
+
+@dataclass(frozen=True)
+class ShortRows:
+    """The pass. Bound: every equation is looked at once. CPUs only; it runs last, as nothing sees into its branches."""
+
+    name: str = NAME
+    exactness: Exactness = Exactness.REASSOCIATES
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such work in branches of its own, and a decision for each."""
+        if context.platform != "cpu" or context.before_differentiation:
+            return program, []
+        decisions: list[Decision] = []
+
+        def level(jaxpr: Jaxpr) -> Jaxpr:
+            if jaxpr.effects:
+                return jaxpr
+            new, found = lengthened(jaxpr, Exactness.REASSOCIATES in context.allowed)
+            decisions.extend(map(_decision, found))
+            return new
+
+        return rewrite_levels(program, level), decisions
+
+
+def _decision(rows: Rows) -> Decision:
+    exactness = Exactness.BITWISE
+    if any(eqn.primitive.name == "reduce_sum" for eqn in rows.eqns):
+        exactness = Exactness.REASSOCIATES
+    what = f"work on rows of {rows.shape[-1]} entries is done to one row"
+    reason = rows.refusal or "the innermost loop is a long one"
+    return Decision(NAME, what, where(rows.eqns[0]), rows.refusal is None, reason, exactness=exactness)

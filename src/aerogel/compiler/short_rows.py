@@ -1,0 +1,190 @@
+"""What is done entry by entry to arrays with short rows is done to one long row.
+
+XLA's CPU backend makes the last axis the innermost loop. One of 9 to 63 entries it runs at a third of the speed (up to
+8 are unrolled). The same entries in one long row are a reshape away, which costs nothing; but XLA moves a reshape past
+work on entries, back to where it came from. It moves none into a branch. So the work stands in one that is always
+taken, which XLA cannot know: two shifts leave no bit of 32, but only LLVM finds that out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+
+from .axes.elementwise import NAMES as ELEMENTWISE
+from .axes.rebind import bind, shape_of
+from .cost.primitives import REDUCE
+from .once import CALLS, READERS
+from .program import Builder, is_var, producers, users, with_equations
+
+ROWS = range(9, 64)
+FEWEST = 1 << 14  # entries, so that a branch costs little beside them
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Equations that work on the entries of arrays of one shape, and none of which waits for another in between.
+
+    Attributes:
+        shape: of the arrays.
+        eqns: in order.
+        ins: what they read, arrays of the shape and numbers.
+        outs: what others read of their results.
+        refusal: why they stay as they are, or None.
+    """
+
+    shape: tuple[int, ...]
+    eqns: tuple[JaxprEqn, ...]
+    ins: tuple[Var, ...]
+    outs: tuple[Var, ...]
+    refusal: str | None
+
+
+def lengthened(jaxpr: Jaxpr, with_sums: bool) -> tuple[Jaxpr, list[Rows]]:
+    """One level with such work done to long rows, and what was found; the same object where nothing is changed.
+
+    Args:
+        jaxpr: the level.
+        with_sums: whether sums of all entries may be taken in another order.
+    """
+    if not any(_is_short(shape_of(v)) for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)):
+        return jaxpr, []
+    groups, order = _groups(jaxpr, with_sums)
+    members = {k for group in groups.values() for k in group}
+    found = {key: _rows(jaxpr, key[1], group, members) for key, group in groups.items()}
+    if all(rows.refusal for rows in found.values()):
+        return jaxpr, list(found.values())
+    home = {k: key for key, group in groups.items() for k in group if found[key].refusal is None}
+    eqns: list[JaxprEqn] = []
+    done = set()
+    for k in order:
+        if k not in home:
+            eqns.append(jaxpr.eqns[k])
+        elif home[k] not in done:
+            done.add(home[k])
+            eqns += _in_one_row(found[home[k]])
+    return with_equations(jaxpr, eqns), list(found.values())
+
+
+Key = tuple[int, tuple[int, ...]]
+
+
+def _groups(jaxpr: Jaxpr, with_sums: bool) -> tuple[dict[Key, list[int]], list[int]]:
+    """The equations that work on entries, by how often other work stands between them; and an order for all.
+
+    Of each rank, other work comes first: it reads results of lower ranks only, and so does what works on entries.
+    """
+    rank: dict[Var, int] = {}
+    groups: dict[Key, list[int]] = {}
+    places: list[tuple[int, bool, int]] = []
+    made: set[Var] = set()
+    for k, eqn in enumerate(jaxpr.eqns):
+        shape = _shape_worked_on(eqn, with_sums)
+        own = max((rank.get(x, 0) + (shape is None and x in made) for x in eqn.invars if is_var(x)), default=0)
+        places.append((own, shape is not None, k))
+        if shape is not None:
+            groups.setdefault((own, shape), []).append(k)
+            made.update(eqn.outvars)
+        rank.update((v, own + (shape is not None and shape_of(v) != shape)) for v in eqn.outvars)
+    return groups, [k for _, _, k in sorted(places)]
+
+
+def _is_short(shape: tuple[int, ...]) -> bool:
+    return len(shape) > 1 and shape[-1] in ROWS and math.prod(shape) >= FEWEST
+
+
+def _shape_worked_on(eqn: JaxprEqn, with_sums: bool) -> tuple[int, ...] | None:
+    """The shape with short rows on whose entries an equation works, each by itself, or which it adds up."""
+    name, ins = eqn.primitive.name, [shape_of(x) for x in eqn.invars]
+    if eqn.effects or len(eqn.outvars) != 1 or any(v for k, v in eqn.params.items() if "sharding" in k):
+        return None
+    if name == "reduce_sum" and with_sums and len(eqn.params["axes"]) == len(ins[0]):
+        return ins[0] if _is_short(ins[0]) else None
+    shape = shape_of(eqn.outvars[0])
+    if not _is_short(shape) or any(one not in ((), shape) for one in ins):
+        return None
+    spreads = name == "broadcast_in_dim" and ins == [()]
+    return shape if spreads or name in ELEMENTWISE or name in _jax.OURS else None
+
+
+def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: set[int]) -> Rows:
+    """What a group reads and makes, and whether it pays to put a branch around it.
+
+    What members of other groups read or make is stored between two branches, which costs less than a short row.
+    """
+    eqns, inside = [jaxpr.eqns[k] for k in group], set(group)
+    made = {v for eqn in eqns for v in eqn.outvars}
+    ins = tuple(dict.fromkeys(x for eqn in eqns for x in eqn.invars if is_var(x) and x not in made))
+    makers, readers = producers(jaxpr), users(jaxpr)
+    outs, fused = [], False
+    for v in (v for eqn in eqns for v in eqn.outvars):
+        others = [k for k in readers.get(v, []) if k not in inside]
+        outs += [v] if others else []
+        fused |= shape_of(v) == shape and any(k >= 0 and _is_fused(jaxpr.eqns[k]) for k in others if k not in members)
+    arrays = [x for x in ins if shape_of(x) == shape]
+    from_elsewhere = (makers[x] for x in arrays if x in makers and makers[x] not in members)
+    fused |= any(_is_fused(jaxpr.eqns[k]) for k in from_elsewhere)
+    refusal = None
+    if all(eqn.primitive.name in ("broadcast_in_dim", "reduce_sum") for eqn in eqns):
+        refusal = "XLA makes one loop of it"
+    elif not any(jnp.issubdtype(x.aval.dtype, jnp.number) for x in arrays) or not outs:
+        refusal = "it reads no array of numbers"
+    elif fused:
+        refusal = "XLA computes it together with what is done to other shapes"
+    return Rows(shape, tuple(eqns), ins, tuple(outs), refusal)
+
+
+def _is_fused(eqn: JaxprEqn) -> bool:
+    """Whether XLA makes one loop of an equation and of work on entries beside it."""
+    return eqn.primitive.name in READERS or eqn.primitive.name in REDUCE or eqn.primitive.name in CALLS
+
+
+def _in_one_row(rows: Rows) -> list[JaxprEqn]:
+    """The equations in a branch, on one long row."""
+    size = math.prod(rows.shape)
+
+    def run(*values: Any) -> list[Any]:
+        env: dict[Atom, Any] = dict(zip(rows.ins, values, strict=True))
+        for eqn in rows.eqns:
+            inputs = [np.asarray(x.val, x.aval.dtype) if isinstance(x, Literal) else env[x] for x in eqn.invars]
+            env.update(zip(eqn.outvars, bind(eqn, inputs, eqn.params | _params(eqn, size)), strict=True))
+        return [env[v] for v in rows.outs]
+
+    def without(*_: Any) -> list[Any]:
+        return [lax.full((size,) if shape_of(v) else (), 0, v.aval.dtype) for v in rows.outs]
+
+    def call(*values: Any) -> list[Any]:
+        flat = [lax.reshape(x, (size,)) if x.shape == rows.shape else x for x in values]
+        first = next(x for x in flat if x.shape and jnp.issubdtype(x.dtype, jnp.number))
+        results = lax.cond(_always(first), run, without, *flat)
+        return [lax.reshape(x, shape_of(v)) for x, v in zip(results, rows.outs, strict=True)]
+
+    builder = Builder(rows.eqns[0])
+    made = [builder.as_weak_as(v, x) for v, x in zip(rows.outs, builder.call(call, *rows.ins), strict=True)]
+    return _named(builder.eqns, dict(zip(made, rows.outs, strict=True)))
+
+
+def _params(eqn: JaxprEqn, size: int) -> dict[str, Any]:
+    if eqn.primitive.name == "broadcast_in_dim":
+        return {"shape": (size,), "broadcast_dimensions": ()}
+    return {"axes": (0,)} if eqn.primitive.name == "reduce_sum" else {}
+
+
+def _always(x: Any) -> Any:
+    """True, which XLA cannot know."""
+    number = lax.convert_element_type(lax.index_in_dim(x, 0, keepdims=False), np.float32)
+    bits = lax.bitcast_convert_type(number, np.uint32)
+    none = lax.shift_right_logical(lax.shift_right_logical(bits, np.uint32(31)), np.uint32(1))
+    return lax.eq(none, np.uint32(0))
+
+
+def _named(eqns: Sequence[JaxprEqn], names: dict[Atom, Var]) -> list[JaxprEqn]:
+    """The equations with other names for their results."""
+    return [eqn.replace(outvars=[names.get(v, v) for v in eqn.outvars]) for eqn in eqns]

@@ -1,0 +1,121 @@
+"""Of what only a part is read only that part is made, and of what is zero around a part, too."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel.compiler.cost import program_cost
+from aerogel.compiler.passes.excerpts import Excerpts
+from compiler.loop_patterns import normal
+
+A, B = normal(0, 96, 96), normal(1, 96, 96)
+X, W, U = normal(2, 4, 48, 64), normal(3, 64, 256) / 8, normal(4, 256, 300) / 16
+AT, LATE = jnp.int32(7), jnp.int32(94)
+
+
+def block(x: Any, w: Any, u: Any) -> Any:
+    """Attention, a normalisation, two layers: what ends a language model."""
+    weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", x, x @ w[:, :64]) / 8)
+    h = x + jnp.einsum("bts,bsd->btd", weights, x)
+    h = (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-5)
+    return jax.nn.gelu(jax.nn.relu(h @ w)) @ u
+
+
+# fmt: off
+PARTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "a row": (lambda a, b: (a @ b)[17], (A, B)),
+    "the last column": (lambda a, b: (a @ b)[:, -1], (A, B)),
+    "a traced column": (lambda a, b, i: (a @ b)[:, i], (A, B, AT)),
+    "out of bounds": (lambda a, b, i: lax.dynamic_slice_in_dim(a @ b, i, 5, 0), (A, B, LATE)),
+    "rows side by side": (lambda a, b: (lambda c: c[3] * c[5])(a @ b), (A, B)),
+    "the last token": (lambda x, w, u: block(x, w, u)[:, -1], (X, W, U)),
+    "the first token, vmap": (lambda x, w, u: jax.vmap(lambda x: block(x[None], w, u)[0, 0])(x), (X, W, U)),
+    "positions in one dimension": (lambda x, w: (x.reshape(-1, 64) @ w).reshape(4, 48, 256)[:, 0], (X, W)),
+    "one image": (lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME")[0],
+                  (normal(5, 8, 4, 16, 16), normal(6, 8, 4, 3, 3))),
+}
+LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "read whole, too": (lambda a, b: (lambda c: (c[17], c.sum()))(a @ b), (A, B)),
+    "a result, too": (lambda a, b: (lambda c: (c[17], c))(a @ b), (A, B)),
+    "nearly all": (lambda a, b: (a @ b)[1:], (A, B)),
+    "both ends": (lambda a, b: (lambda c: c[0] * c[-1])(a @ b), (A, B)),
+    "every second": (lambda a, b: (a @ b)[::2], (A, B)),
+    "two traced rows": (lambda a, b, i: (lambda c: c[i] * c[i + 1])(a @ b), (A, B, AT)),
+    "a sum over it": (lambda a: jnp.cumsum(a, 0)[17], (A,)),
+    "elementwise": (lambda a: jnp.tanh(a)[17], (A,)),
+}
+# fmt: on
+
+
+def flops(f: Callable[..., Any], args: tuple[Any, ...]) -> int:
+    """Operations of a program."""
+    return program_cost(jax.make_jaxpr(f)(*args)).flops
+
+
+def scalar(f: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+    """The gradient of a sum of what a function makes, by all floating-point arguments."""
+    floats = tuple(k for k, x in enumerate(args) if jnp.issubdtype(x.dtype, jnp.floating))
+    return jax.value_and_grad(lambda *xs: sum(jnp.sin(y).sum() for y in jax.tree.leaves(f(*xs))), floats)
+
+
+def assert_near(f: Callable[..., Any], g: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Equal types, and values up to rounding."""
+    for a, b in zip(jax.tree.leaves(jax.jit(f)(*args)), jax.tree.leaves(jax.jit(g)(*args)), strict=True):
+        assert (a.dtype, a.shape, a.weak_type) == (b.dtype, b.shape, b.weak_type)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5 * max(1, np.abs(a).max()))
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_only_the_part_is_made(name: str) -> None:
+    """The work is that of the part, in the value and in its gradient as JAX wrote it."""
+    f, args = PARTS[name]
+    g = scalar(f, args)
+    for h in (f, g) if name != "rows side by side" else (f,):  # whose gradient is a sum of two padded rows
+        made = ag.optimize(h, passes=(Excerpts(),))
+        assert flops(made, args) < flops(h, args) / 2.5
+        assert_near(made, h, args)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_read_otherwise_is_left(name: str) -> None:
+    """Values that someone reads whole, or in parts that are not known to be near each other."""
+    f, args = LEFT[name]
+    reports: list[Any] = []
+    jax.eval_shape(ag.optimize(f, passes=(Excerpts(),), on_report=reports.append), *args)
+    assert not reports[0].fired
+
+
+def test_in_loops_and_types() -> None:
+    """In the body of a loop; bfloat16 and complex numbers keep their types."""
+
+    def f(x: Any, w: Any) -> Any:
+        return lax.scan(lambda c, _: (jnp.tanh((c @ w)[-1]) + c, None), x, None, length=3)[0]
+
+    for dtype in ("float32", "bfloat16", "complex64"):
+        args = A.astype(dtype) / 10, B.astype(dtype) / 10
+        made = ag.optimize(f, passes=(Excerpts(),))
+        assert flops(made, args) < flops(f, args) / 20
+        got, want = jax.jit(made)(*args), jax.jit(f)(*args)
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got.astype("complex64"), want.astype("complex64"), rtol=0.05, atol=0.05)
+
+
+def test_a_guarded_start_stays_guarded() -> None:
+    """A start beyond the end is moved back, as `dynamic_slice` and its gradient do."""
+    f, args = PARTS["out of bounds"]
+    for i in (-3, 0, 91, 200):
+        at = (*args[:2], jnp.int32(i))
+        assert_near(ag.optimize(f, passes=(Excerpts(),)), f, at)
+        assert_near(ag.optimize(scalar(f, at), passes=(Excerpts(),)), scalar(f, at), at)
+
+
+def test_settings() -> None:
+    """Under `strict` nothing is done: a product of fewer rows may be added up in another order."""
+    f, args = PARTS["a row"]
+    assert flops(ag.optimize(f, numerics="strict"), args) == flops(f, args)

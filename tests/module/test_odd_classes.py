@@ -1,0 +1,153 @@
+"""Classes as Python programmers write them beside models: slots, properties, `__getattr__`, `__new__`, odd names."""
+
+import dataclasses
+import functools
+from abc import abstractmethod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aerogel as ag
+from aerogel.module import FieldError, Module, StructureError
+
+
+def crossed(module: Any) -> Any:
+    """The module as it comes out of a compiled function."""
+    return jax.jit(lambda module: module)(module)
+
+
+def test_slots_are_fields_as_others() -> None:
+    """A class that names its fields in `__slots__` crosses the boundary as one that does not."""
+
+    class Slotted(Module):
+        __slots__ = ("weight",)
+        weight: Any
+        name: str = "x"
+
+    out = crossed(Slotted(jnp.ones(2)))
+    assert out == Slotted(jnp.ones(2))
+    np.testing.assert_array_equal(crossed(out).weight, 1)
+
+
+def test_a_field_hides_a_property_or_an_abstract_method_of_a_base() -> None:
+    """It makes the class concrete, has no default from there, and is read after every crossing."""
+
+    class Base(Module):
+        @property
+        @abstractmethod
+        def size(self) -> Any: ...
+
+        @abstractmethod
+        def act(self, x: Any) -> Any: ...
+
+        @property
+        def twice(self) -> Any:
+            return 2 * self.size
+
+        @functools.cached_property
+        def label(self) -> str:
+            return "base"
+
+    class Net(Base):
+        size: Any
+        act: Any
+        label: str  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match="missing 3 required positional arguments: 'size', 'act', and 'label'"):
+        Net()  # type: ignore[call-arg]
+    for net in (Net(jnp.ones(2), jnp.tanh, "net"), crossed(Net(jnp.ones(2), jnp.tanh, "net"))):
+        assert (net.twice[0], net.act, net.label) == (2, jnp.tanh, "net")
+    assert not hasattr(Net, "size")
+
+
+class Inner(Module):
+    kernel: Any
+    head: Any = None
+
+
+class Wrapper(Module):
+    inner: Any
+    head: Any
+    scale: float = 1.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_a_getattr_that_asks_another_module_is_asked_for_its_attributes_only() -> None:
+    """A wrapper of a module with a tie by a function stays itself: read, edited, crossed, built in an `__init__`."""
+
+    class Outer(Module):
+        wrapper: Wrapper
+
+        def __init__(self) -> None:
+            inner = ag.tie(Inner(jnp.ones((2, 3)), jnp.ones((3, 2))), "head", "kernel", via=jnp.transpose)
+            self.wrapper = Wrapper(inner, jnp.ones(5))
+            self.wrapper.head = jnp.zeros(5)
+
+    wrapper = Outer().wrapper
+    edited = ag.at(wrapper).scale.set(1.0)
+    for each in (wrapper, crossed(wrapper), crossed(Outer()).wrapper, edited, crossed(edited)):
+        assert (each.head.shape, each.kernel.shape, each.inner.head.shape) == ((5,), (2, 3), (3, 2))
+        assert each == wrapper
+    with pytest.raises(AttributeError, match="'Inner' object has no attribute 'nothing'"):
+        _ = wrapper.nothing
+
+
+def test_a_new_that_returns_something_else() -> None:
+    """`__init__` and its checks are for instances of the class, as in Python."""
+
+    class Make(Module):
+        x: Any
+
+        def __new__(cls, x: Any) -> Any:
+            return "none" if x is None else super().__new__(cls)
+
+    assert Make(None) == "none"
+    assert Make(3).x == 3
+
+
+def test_fields_may_have_names_that_aerogel_or_python_uses_elsewhere() -> None:
+    """Of a metaclass's methods, of what the written `__init__` calls, and of its own first argument."""
+    names = ["register", "mro", "self", "cls", "_self", "_put", "_type", "_freeze", "_missing", "m", "v"]
+    odd: Any = type("Odd", (Module,), {"__annotations__": dict.fromkeys(names, Any)})
+    one = odd(*range(len(names) - 1), jnp.ones(2))
+    assert [getattr(one, name) for name in names[:-1]] == list(range(len(names) - 1))
+    assert crossed(one) == one
+    with pytest.raises(TypeError, match="missing"):
+        odd()
+
+
+class Late(Module):
+    """A base with a default."""
+
+    first: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """A frozen dataclass."""
+
+    rate: float
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (
+            lambda: type("A", (Late,), {"__annotations__": {"b": int}}),
+            FieldError,
+            "`b` has no default.*`first`",
+        ),
+        (lambda: type("A", (Module, Options), {}), FieldError, "frozen dataclass for a base: `Options`"),
+        (lambda: Inner(functools.partial(jnp.add, jnp.ones(2))), StructureError, "jax.tree_util.Partial in place of"),
+    ],
+    ids=["order", "frozen base", "partial"],
+)
+def test_mistakes_are_named(make: Any, error: type[Exception], text: str) -> None:
+    """Each says which field, base or array it is, and what to write."""
+    with pytest.raises(error, match=text):
+        make()
