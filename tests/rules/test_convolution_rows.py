@@ -116,5 +116,7 @@ def test_stands_in_front_of_the_sum_of_terms() -> None:
     reports: list[Any] = []
     x, w = normal(0, N, 6, 24, 24), normal(1, 1, 6, 5, 5)
     got = jax.jit(ag.optimize(conv(), on_report=reports.append))(x, w)
-    assert [d.rule for d in reports[-1].fired] == ["convolution-by-rows"]
+    fired_rules = [d.rule for d in reports[-1].fired]
+    assert "convolution-by-rows" in fired_rules
+    assert "few-term-convolution" not in fired_rules
     np.testing.assert_allclose(got, jax.jit(conv())(x, w), rtol=1e-4, atol=1e-4)
