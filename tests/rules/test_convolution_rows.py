@@ -46,20 +46,20 @@ FIRES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "places that read padding alone": (conv(padding=((0, 0), (14, -6))), (X[..., :8], W)),
     "dilated": (conv(rhs_dilation=(2, 1)), (X, W)),
     "channels last": (conv(layout=("NHWC", "HWIO", "HWNC")), (X.transpose(0, 2, 3, 1), W.transpose(2, 3, 1, 0))),
-    "over time": (conv(padding=((3, 3),)), (normal(0, N, 8, 200), normal(1, 5, 8, 7))),
+    "over time": (conv(padding=((3, 3),)), (normal(0, N, 8, 200), normal(1, 3, 8, 7))),
     "in space": (conv(padding=((1, 1),) * 3), (normal(0, 16, 8, 9, 8, 7), normal(1, 1, 8, 3, 3, 3))),
     "gathered, uneven padding": (conv(padding=((0, 3), (5, -1))), (X[:, :3], WIDE)),
     "gathered, channels last": (
         conv(layout=("NHWC", "HWIO", "HWNC")),
         (X[:, :3].transpose(0, 2, 3, 1), WIDE.transpose(2, 3, 1, 0)),
     ),
-    "gathered, over time": (conv(padding=((3, 3),)), (normal(0, N, 3, 200), normal(1, 12, 3, 7))),
+    "gathered, over time": (conv(padding=((3, 3),)), (normal(0, N, 3, 200), normal(1, 11, 3, 7))),
     "gathered, in space": (conv(padding=((1, 1),) * 3), (normal(0, 16, 2, 9, 8, 7), normal(1, 6, 2, 3, 3, 3))),
     "summed": (by_kernel, (normal(0, 64, 3, 12, 13), normal(1, 64, 6, 10, 10))),
     "summed, over time": (by_kernel, (normal(0, 64, 3, 104), normal(1, 64, 12, 100))),
     "summed, in space": (by_kernel, (normal(0, 64, 2, 7, 8, 6), normal(1, 64, 6, 5, 6, 5))),
     "batched": (jax.vmap(conv(), (0, None)), (X.reshape(2, N // 2, 8, 12, 11), W)),
-    "a gradient": (by_input, (normal(0, N, 12, 12, 8), normal(1, 3, 3, 6, 8) / 3)),
+    "a gradient": (by_input, (normal(0, N, 16, 16, 8), normal(1, 3, 3, 2, 8) / 3)),
     "in a loop": (lambda x, w: lax.scan(lambda c, x: (c, conv()(x, w)), 0, x)[1], (X[None], W)),
 }
 
@@ -116,5 +116,7 @@ def test_stands_in_front_of_the_sum_of_terms() -> None:
     reports: list[Any] = []
     x, w = normal(0, N, 6, 24, 24), normal(1, 1, 6, 5, 5)
     got = jax.jit(ag.optimize(conv(), on_report=reports.append))(x, w)
-    assert [d.rule for d in reports[-1].fired] == ["convolution-by-rows"]
+    fired_rules = [d.rule for d in reports[-1].fired]
+    assert "convolution-by-rows" in fired_rules
+    assert "few-term-convolution" not in fired_rules
     np.testing.assert_allclose(got, jax.jit(conv())(x, w), rtol=1e-4, atol=1e-4)

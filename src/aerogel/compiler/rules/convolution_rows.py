@@ -24,8 +24,9 @@ from .convolution import Convolution, Sizes
 from .on import on
 
 # What was measured to pay (docs/reference/catalogue-elementary.md). For each place of the kernel at each place of the
-# output the library takes as long, however few channels there are; the rest is what that costs here.
-NS_OF_THE_LIBRARY = 8.0
+# output the library takes as long, however few channels there are: on two cores so many nanoseconds, half of those of
+# one. The rest is what that costs here, where a second core does not help.
+NS_OF_THE_LIBRARY, NS_OF_ITS_SUMS = 5.0, 7.0
 NS_OF_A_WINDOW, NS_OF_A_PRODUCT, NS_OF_A_MOVED_ENTRY = 0.4, 0.02, 1.5
 MOST_OUTPUTS = 32  # of what is gathered: the library takes less for each of more
 FEWEST_PRODUCTS = 1 << 20  # below, starting the pieces takes most of the time
@@ -47,6 +48,7 @@ class _Plan:
         places: what a window has in space.
         positions: of windows; the form goes from row to row of them.
         moved: channels of the arrays that have another last axis.
+        library_ns: what the library takes for a place at a position.
     """
 
     form: Callable[[Convolution, Any, Any], Any]
@@ -56,6 +58,7 @@ class _Plan:
     places: Sizes
     positions: Sizes
     moved: int
+    library_ns: float
 
     @classmethod
     def of(cls, conv: Convolution) -> "_Plan":
@@ -63,11 +66,12 @@ class _Plan:
         images, kernels, made = (spec.index(len(spec) - 1) for spec in (conv.data, conv.kernel, conv.out))
         if math.prod(conv.places) > math.prod(conv.made):
             moved = conv.batch * (images != 1) + conv.outputs * (kernels != 1)
-            return cls(_summed, conv.batch, conv.outputs, conv.inputs, conv.made, conv.places, moved)
+            return cls(_summed, conv.batch, conv.outputs, conv.inputs, conv.made, conv.places, moved, NS_OF_ITS_SUMS)
         moved = conv.inputs * (images != 0) + conv.outputs * (made != 0)
         if conv.outputs <= conv.inputs:
-            return cls(_scattered, conv.outputs, conv.inputs, conv.batch, conv.places, conv.given, moved)
-        return cls(_gathered, conv.inputs, conv.outputs, conv.batch, conv.places, conv.made, moved)
+            library = NS_OF_THE_LIBRARY * math.prod(conv.made) / math.prod(conv.given)
+            return cls(_scattered, conv.outputs, conv.inputs, conv.batch, conv.places, conv.given, moved, library)
+        return cls(_gathered, conv.inputs, conv.outputs, conv.batch, conv.places, conv.made, moved, NS_OF_THE_LIBRARY)
 
     @property
     def refusal(self) -> str | None:
@@ -84,7 +88,7 @@ class _Plan:
             return f"it makes {self.others} channels"
         nanoseconds = self.few * NS_OF_A_WINDOW + products * NS_OF_A_PRODUCT
         nanoseconds += self.moved / math.prod(self.places) * NS_OF_A_MOVED_ENTRY
-        if nanoseconds > NS_OF_THE_LIBRARY:
+        if nanoseconds > self.library_ns:
             return f"there are many channels ({self.few} and {self.others}) for {math.prod(self.places)} places"
         return None
 
