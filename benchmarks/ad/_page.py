@@ -22,7 +22,7 @@ All forms run once per round, in rotating order, in one process that is pinned t
 ratios inside the rounds; PyTorch stands for the faster one of its forms. *Target* is a ratio to plain JAX. *Of value*
 is the time of value and gradient over that of the value alone, both in Aerogel, with the best published such ratio;
 where plain JAX takes less than 30 us it is the time of a call, and is not judged. Memory is temporary memory in XLA's
-plan.
+plan. [Why some rows miss](../explanation/ad-table.md).
 """
 HEAD = ("row", "", "plain JAX us", "of plain JAX", "target", "of PyTorch", "of value", "temp MB", "differs by", "")
 

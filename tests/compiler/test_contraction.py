@@ -279,6 +279,17 @@ def test_what_two_sites_make_is_made_once() -> None:
     assert sum(eqn.primitive.name == "dot_general" for eqn in after.jaxpr.eqns) == 6
 
 
+def test_a_little_more_memory_beside_what_is_read() -> None:
+    """Clipped gradients of examples are a product of matrices, whose weighted rows are 1/64 of what the sum reads."""
+
+    def clipped(w: Any, x: Any) -> Any:
+        g = jax.vmap(jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)), (None, 0))(w, x)
+        return jnp.tensordot(1 / jnp.sqrt((g**2).sum((1, 2))), g, 1)
+
+    after = passed(clipped, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in ((64, 128), (8192, 64))))[1]
+    assert max(v.aval.size for eqn in after.jaxpr.eqns for v in eqn.outvars) == 8192 * 128
+
+
 def test_products_keep_their_precision() -> None:
     """A chain keeps the precision that it was given; what was multiplied entry by entry keeps all of it."""
     for f, want in {

@@ -77,6 +77,15 @@ def _copy() -> Any:
     return first_copy
 
 
+def test_a_mesh_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """An array that was on no mesh and then is on one is another type, as JAX sees it."""
+    f = ag.jit(_copy(), explain_recompiles=True)
+    f(model(1.0), BATCH)
+    mesh = jax.make_mesh((2, 4), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+    f(model(1.0), jax.device_put(BATCH, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))))
+    assert caplog.messages[0].splitlines()[1:] == ["  batch['x']  f32[8,2] -> f32[8,2] on a mesh of data=2, model=4"]
+
+
 def test_the_nearest_earlier_trace_is_compared_with(caplog: pytest.LogCaptureFixture) -> None:
     """Not the last one: the third trace is told from the first, which it is nearer to."""
     f = ag.jit(_copy(), explain_recompiles=True)

@@ -108,6 +108,7 @@ from .tree import register_node as register_node
 from .types import element_bytes as element_bytes
 from .types import explicit_mesh as explicit_mesh
 from .types import is_number as is_number
+from .types import mesh_of as mesh_of
 from .types import on_many_devices as on_many_devices
 from .types import prng_name as prng_name
 from .types import same_type as same_type

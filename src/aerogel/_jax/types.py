@@ -47,16 +47,19 @@ def weak_like(x: Any, aval: Any) -> Any:
     return lax_internal._convert_element_type(x, aval.dtype, weak_type=aval.weak_type)
 
 
+def mesh_of(aval: Any) -> Any:
+    """The mesh that a value's type names; None if it names none."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return None if mesh is None or mesh.empty else mesh
+
+
 def explicit_mesh(aval: Any) -> bool:
     """Whether a value carries a sharding in its type, or is per-device inside a shard_map."""
-    sharding = getattr(aval, "sharding", None)
-    mesh = getattr(sharding, "mesh", None)
-    if mesh is None or mesh.empty:
-        return False
-    return not mesh.are_all_axes_auto
+    mesh = mesh_of(aval)
+    return mesh is not None and not mesh.are_all_axes_auto
 
 
 def on_many_devices(aval: Any) -> bool:
     """Whether a value may be spread over devices: its type names a mesh of more than one."""
-    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
-    return mesh is not None and not mesh.empty and mesh.size > 1
+    mesh = mesh_of(aval)
+    return mesh is not None and mesh.size > 1

@@ -25,7 +25,8 @@ from .records import Facts
 # The estimate orders forms of one computation, and is no clock: less is not worth the risk.
 MARGIN = 0.8
 LEAST_SECONDS = 2e-7
-MORE_BYTES = 1 << 16  # that the new form may hold at its peak
+MORE_BYTES = 1 << 16  # that the new form may hold at its peak, or a part of what the old one reads and was made
+PART_OF_READ = 16
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,10 @@ class _Finder:
         now, then = (before.seconds or 0.0) - others, after.seconds or 0.0
         if then > MARGIN * now or now - then < LEAST_SECONDS:
             return _refusal([one.network for one in contractions], place, now, then)
-        if after.peak_bytes > before.peak_bytes + 2 * nbytes(result.aval) + MORE_BYTES:
+        read = inputs_of([eqns[k] for k in sorted(dying)], ())
+        made = sum(nbytes(x.aval) for x in read if x in self.level.made_by)
+        more = max(MORE_BYTES, made // PART_OF_READ)
+        if after.peak_bytes > before.peak_bytes + 2 * nbytes(result.aval) + more:
             held = f"it would hold {after.peak_bytes / 1e6:.1f} MB, and holds {before.peak_bytes / 1e6:.1f} MB"
             return Refusal(place, held)
         return Site(

@@ -1,7 +1,7 @@
 """What is done entry by entry to arrays with short rows is done to one long row.
 
-XLA's CPU backend makes the last axis the innermost loop. One of 9 to 63 entries it runs at a third of the speed (up to 8
-are unrolled). The same entries in one long row are a reshape away, which costs nothing; but XLA moves a reshape past
+XLA's CPU backend makes the last axis the innermost loop. One of 9 to 63 entries it runs at a third of the speed (up to
+8 are unrolled). The same entries in one long row are a reshape away, which costs nothing; but XLA moves a reshape past
 work on entries, back to where it came from. It moves none into a branch. So the work stands in one that is always
 taken, which XLA cannot know: two shifts leave no bit of 32, but only LLVM finds that out.
 """

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from aerogel import _jax
 from aerogel._errors import UsageError
@@ -87,7 +88,7 @@ class Optimizer:
                 function="Optimizer.init",
                 to_fix="ag.unfreeze what is to be trained, or choose other parts with `wrt`",
             )
-        return replace(self, state=self.transform.init(params), paths=paths)
+        return _beside(params, replace(self, state=self.transform.init(params), paths=paths))
 
     def update(self, model: M, grads: Any, **extra: Any) -> tuple[M, "Optimizer"]:
         """The model after one step along `grads`, and the next optimiser.
@@ -199,6 +200,27 @@ class Optimizer:
             function="Optimizer.update",
             to_fix="optimizer = optimizer.init(model); also after freezing and unfreezing",
         )
+
+
+def _beside(params: Any, optimizer: Optimizer) -> Optimizer:
+    """The optimiser, with what is new in it, such as the number of steps, on the one mesh of the parameters.
+
+    That is where a step on the mesh leaves it: else the second step would be compiled anew.
+    """
+    meshes = {_mesh(x) for x in jax.tree.leaves(params)}
+    if len(meshes) != 1 or None in meshes:
+        return optimizer
+    everywhere = NamedSharding(meshes.pop(), PartitionSpec())
+    return jax.tree.map(lambda x: jax.device_put(x, everywhere) if _is_anywhere(x) else x, optimizer)
+
+
+def _mesh(x: Any) -> Any:
+    placed = x.sharding if isinstance(x, jax.Array) and not _jax.is_traced(x) else None
+    return placed.mesh if isinstance(placed, NamedSharding) else None
+
+
+def _is_anywhere(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not _jax.is_traced(x) and not x.committed
 
 
 def _paths(params: Any) -> tuple[str, ...]:

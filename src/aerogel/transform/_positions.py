@@ -56,8 +56,12 @@ def _node(value: Any, form: Form) -> Position:
 def _array(value: Any, with_type: bool) -> Position:
     if not with_type:
         return Position("an array", "an array")
+    aval = jax.typeof(value)
     weak = " (weakly typed)" if getattr(value, "weak_type", False) else ""
-    text = f"{jax.typeof(value).str_short(short_dtypes=True)}{weak}"
+    mesh = _jax.mesh_of(aval)
+    axes = [] if mesh is None else [f"{name}={size}" for name, size in mesh.shape.items()]
+    where = f" on a mesh of {', '.join(axes)}" if axes else ""
+    text = f"{aval.str_short(short_dtypes=True)}{weak}{where}"
     return Position(text, text)
 
 
