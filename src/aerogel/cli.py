@@ -150,13 +150,14 @@ def split_target(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def rules_command(options: argparse.Namespace) -> int:
     """`aerogel rules`: prints, and returns the exit status."""
     from aerogel._errors import UsageError  # JAX takes seconds that a run of a script does not pay here
+    from aerogel.compiler import RuleError
     from aerogel.transform import rules_command as command
 
     sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         found = command.sources(options.targets)
         chosen = command.named(found, options.names)
-    except (UsageError, ImportError, AttributeError) as error:
+    except (UsageError, RuleError, ImportError, AttributeError) as error:
         print(error, file=sys.stderr)
         return 2
     if options.action == "list":

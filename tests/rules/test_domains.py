@@ -86,7 +86,7 @@ RULES["a sequence under a weight matrix"][0].when(
 def test_a_rule_of_a_domain(name: str) -> None:
     """It fires where it should, leaves near misses alone, and holds what it claims."""
     rule, fires_on, leaves_alone = RULES[name]
-    ag.check_rule(rule, fires_on=fires_on, leaves_alone=leaves_alone)
+    ag.check_rule(rule, fires_on=fires_on, leaves_alone=leaves_alone, under=[])
 
 
 def test_what_goes_wrong_is_said() -> None:

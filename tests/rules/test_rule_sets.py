@@ -93,6 +93,17 @@ def test_rules_of_installed_packages(package: Path) -> None:
         assert ag.explain(plain)(TINY).fired
 
 
+@pytest.mark.parametrize("value", ["good_rules:missing", "no_rules:at_all", "good_rules:jnp"])
+def test_an_entry_point_that_leads_nowhere(value: str, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the package and the entry point, in the shell too."""
+    (package / "some-1.0.dist-info" / "entry_points.txt").write_text(f"[aerogel.rules]\nsome = {value}\n")
+    with pytest.raises(ag.RuleError, match=f"entry point 'some' of some gives no rules.\n +where +some = '{value}'"):
+        ag.rules.installed()
+    status, text = command(capsys, "list")
+    assert status == 2
+    assert "entry point 'some' of some" in text
+
+
 def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str]:
     """The exit status of `aerogel rules`, and what it prints."""
     with pytest.raises(SystemExit) as ended:

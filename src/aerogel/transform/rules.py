@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 
 from aerogel import _jax
+from aerogel._errors import UsageError
 from aerogel.compiler.rules import *  # noqa: F403
-from aerogel.compiler.rules import AnyRule, RuleSet, rule_set
+from aerogel.compiler.rules import AnyRule, RuleError, RuleSet, rule_set
 
 from .optimize import in_use
 from .rule_check import check_rule
@@ -65,6 +66,9 @@ def installed() -> dict[str, RuleSet]:
     A package offers a rule, a set or a list by an entry point of the group `aerogel.rules`. To install one changes no
     program: `with ag.rules.use(ag.rules.default + ag.rules.installed()["its-name"])` does.
 
+    Raises:
+        RuleError: an entry point leads nowhere, or to something else than rules.
+
     >>> import aerogel as ag
     >>> sorted(ag.rules.installed())
     []
@@ -73,7 +77,19 @@ def installed() -> dict[str, RuleSet]:
 
 
 def _loaded(point: EntryPoint) -> RuleSet:
-    return rule_set(point.load())
+    try:
+        return rule_set(point.load())
+    except (ImportError, AttributeError, UsageError) as error:
+        package = point.dist.name if point.dist is not None else "some package"
+        raise RuleError(
+            rule=point.name,
+            noun="entry point",
+            what=f"of {package} gives no rules.",
+            where=f"{point.name} = {point.value!r}",
+            got=str(error).splitlines()[0],
+            wanted="a rule, a set of rules or a list of them",
+            to_fix=f'mend it in [project.entry-points."{GROUP}"] of {package}, or uninstall that',
+        ) from error
 
 
 __all__ = ["in_use", "installed", "use"]  # and what the rules are called: see `aerogel.compiler.rules`
