@@ -163,6 +163,13 @@ REDUCTIONS = (
         bounds=SAVES,
     ),
     Case(
+        "max over time of points",
+        lambda x: jnp.max(trajectory(x), 0),
+        {"array carry": carried(lambda x: jnp.full_like(x, -jnp.inf), lambda s, y, _: jnp.maximum(s, y), lambda s: s)},
+        start(B // 3, 3),
+        bounds=SAVES,
+    ),
+    Case(
         "max over all",
         lambda x: jnp.max(trajectory(x)),
         {
