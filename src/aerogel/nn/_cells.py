@@ -11,6 +11,7 @@ from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
+from ._explicit import beside
 from ._init import Initializer, default_dtype, drawn
 
 
@@ -72,7 +73,8 @@ class _Gates(AbstractCell):
 
     def _zeros(self, x: Any) -> jax.Array:
         dtype = jnp.result_type(x, self.weight_ih.dtype, self.weight_hh.dtype)
-        return jnp.zeros((*jnp.shape(x)[:-1], self.hidden_size), dtype)
+        outer = jnp.shape(x)[:-1]
+        return jnp.zeros((*outer, self.hidden_size), dtype, out_sharding=beside(x, len(outer)))
 
 
 class RNNCell(_Gates):

@@ -9,6 +9,7 @@ from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_integers, check_last_axes
+from ._explicit import beside
 from ._init import Initializer, default_dtype, drawn
 
 
@@ -55,7 +56,8 @@ class Embedding(Module):
     def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
         """The rows for `x`; `key` is not used."""
         check_integers(self, x)
-        return value_of(self.weight)[jnp.asarray(x)]
+        x = jnp.asarray(x)
+        return value_of(self.weight).at[x].get(out_sharding=beside(x, x.ndim))
 
     def attend(self, x: Any) -> jax.Array:
         """The product of `x` with each row: from [..., embedding_size] to [..., num_embeddings], for tied tables."""

@@ -37,7 +37,7 @@ class Recurrent(Module):
         check_last_axes(self, x, "time", self.cell.input_size)
         steps = jnp.moveaxis(jnp.asarray(x), -2, 0)
         if state is None:
-            state = self.cell.initial_state(jax.ShapeDtypeStruct(steps.shape[1:], steps.dtype))
+            state = self.cell.initial_state(jax.eval_shape(lambda steps: steps.sum(0, steps.dtype), steps))
 
         def step(state: Any, x: Any) -> tuple[Any, jax.Array]:
             state = self.cell(x, state)
