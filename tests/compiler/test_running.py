@@ -205,7 +205,7 @@ def test_sums_of_differences_with_factors() -> None:
             v,
         )
 
-    x, w = normal(0, 4, 256), normal(1, 16)
+    x, w = normal(0, 4, 4096), normal(1, 16)
     sums = [d.fired for d in ag.explain(f)(x, w).decisions if "moments" in d.what]
     assert sum(sums) == 3
     for got, want in zip(jax.jit(ag.optimize(f))(x, w), jax.jit(f)(x, w), strict=True):

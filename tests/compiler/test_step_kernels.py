@@ -38,6 +38,18 @@ def test_small_sums_stay_beside_a_stack_that_is_wanted(size: int, moves: bool) -
     assert sums == [moves]
 
 
+@pytest.mark.parametrize(("size", "moves"), [(1000, False), (16_384, True)])
+def test_deviations_of_small_steps_stay_beside_a_stack_that_is_wanted(size: int, moves: bool) -> None:
+    """A deviation of all steps takes a dozen kernels in each: normalised advantages took 1.5 to 2.5 of the time."""
+
+    def normalised(x: Any) -> Any:
+        ys = states(x)
+        return (ys - ys.mean()) / ys.std()
+
+    sums = [d.what for d in ag.explain(normalised)(jnp.ones(size)).fired if "moments" in d.what]
+    assert bool(sums) == moves
+
+
 def test_small_sums_move_where_no_stack_is_left() -> None:
     """Without the stack the same sum pays at any size."""
     jaxpr = jax.make_jaxpr(ag.optimize(lambda x: states(x).mean()))(jnp.ones(64)).jaxpr

@@ -39,6 +39,9 @@ ONLINE_SECONDS = 3e-10
 ACCUMULATORS = {MOMENTS: 2, SOFTMAX: 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
 # What the accumulators of a reduction around a late center hold as well: see `fusion.HELD`.
 HOLDS = {MOMENTS: "add", SOFTMAX: "max", "max ties": "max", "min ties": "min"}
+# Kernels of a step that reduces its own values, beyond the first: XLA sums in stages, and what it gets is written. For
+# moments there are so many that the step's kernels run as tasks (jaxlib 0.10.2: from 9 on, 1 us a step measured).
+STEP_KERNELS, MOMENT_KERNELS = 2, 10
 # Values of a region that are smaller than this as a whole need no loop of their own; blocks are at most this large.
 SMALLEST_STREAM = 4 * 2**20
 BLOCK_BYTES = 2 * 2**20
@@ -188,7 +191,7 @@ def _add_value(graph: Graph, region: Region, value: Var, maker: Site | None, mac
 
 
 def _add_accumulators(graph: Graph, region: Region, machine: Machine) -> None:
-    """What reductions over time alone cost in the steps if what they read is stacked as well: once where they share."""
+    """What reductions cost in the steps if what they read is stacked as well: once where they share accumulators."""
     if machine.name != "cpu":  # a reduction is one more result of the kernel that makes what it reads
         return
     shared: dict[tuple[Var, Hashable], list[Site]] = {}
@@ -196,7 +199,7 @@ def _add_accumulators(graph: Graph, region: Region, machine: Machine) -> None:
         x = site.reads[0]
         if not isinstance(site.answer, Reduced) or site.eqn.primitive.name not in REDUCTIONS:
             continue
-        if is_var(x) and x in region.stacked and _is_over_time(site):
+        if is_var(x) and x in region.stacked:
             name = site.answer.monoid.name
             shared.setdefault((x, (HOLDS.get(name, name), site.eqn.params["axes"], site.window)), []).append(site)
     for held, sites in shared.items():
@@ -311,13 +314,16 @@ def seconds_of_reductions(site: Site, machine: Machine) -> float:
 
 
 def seconds_beside_a_stack(site: Site, machine: Machine) -> float:
-    """Time by which a reduction over time alone is slower in the steps if what it reads is stacked as well.
+    """Time by which a reduction is slower in the steps if what it reads is stacked as well: it then fuses with nothing.
 
-    It then fuses with nothing: for each accumulator, a kernel reads a step's values, and reads and writes it; the next
-    step waits until it has started and ended (0.1 to 0.2 us measured).
+    Over time alone, a kernel for each accumulator reads a step's values, and reads and writes it; the next step waits
+    until it has started and ended (0.1 to 0.2 us measured). Within a step, partial sums are several kernels more.
     """
     assert isinstance(site.answer, Reduced)
     name, aval = site.answer.monoid.name, site.reads[0].aval
+    if not _is_over_time(site):
+        more = MOMENT_KERNELS if name in (MOMENTS, SOFTMAX) else STEP_KERNELS
+        return more * site.window.count * machine.seconds_per_step_kernel
     each = 3 * nbytes(aval) / machine.cache_bytes_per_second
     each += 2 * site.window.count * machine.seconds_per_step_kernel
     return ACCUMULATORS.get(name, 1) * each + (aval.size * ONLINE_SECONDS if name == SOFTMAX else 0.0)
