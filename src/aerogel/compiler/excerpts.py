@@ -48,7 +48,7 @@ class _Asked:
 
     def _answer(self, eqn: JaxprEqn) -> Mapped | None:
         wanted = self.wanted(eqn)
-        if not wanted or any(v in self.whole for v in eqn.outvars):
+        if not wanted or eqn.effects or any(v in self.whole for v in eqn.outvars):
             return None
         first = next(iter(wanted.values()))
         if any(other.on(first.axis) != first for other in wanted.values()):

@@ -49,7 +49,7 @@ class _Padded:
 
     def _answer(self, eqn: JaxprEqn) -> Mapped | Reduced | None:
         known = {k: self.excerpts[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in self.excerpts}
-        if not known or not self._is_zero_outside(eqn, set(known)):
+        if not known or eqn.effects or not self._is_zero_outside(eqn, set(known)):
             return None
         first = next(iter(known.values()))
         if any(other.on(first.axis) != first for other in known.values()):
@@ -80,7 +80,7 @@ def padding_of(level: Level, eqn: JaxprEqn) -> Excerpt | None:
     """Where the operand of a `pad` or `dynamic_update_slice` stands among zeros along one dimension."""
     name, (out, *_) = eqn.primitive.name, eqn.outvars
     if name == "pad" and _is_zero(level, eqn.invars[1]):
-        part, starts = eqn.invars[0], [low for low, _, _ in eqn.params["padding_config"]]
+        part, starts = eqn.invars[0], [int(low) for low, _, _ in eqn.params["padding_config"]]
         if any(min(one) < 0 or one[2] for one in eqn.params["padding_config"]):
             return None
     elif name == "dynamic_update_slice" and _is_zero(level, eqn.invars[0]):

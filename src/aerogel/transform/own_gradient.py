@@ -36,9 +36,11 @@ def evaluate(program: Program, args: Sequence[Any], improve: Improver) -> list[A
 
 
 def _has_other_values(program: Program) -> bool:
-    """Whether a program takes or returns what is no array."""
+    """Whether a program has effects, references of its own among them, or takes or returns what is no array."""
     atoms = (*program.jaxpr.invars, *program.jaxpr.constvars, *program.jaxpr.outvars)
-    return any(not isinstance(x.aval, _jax.ShapedArray) or x.aval.dtype == jax.dtypes.float0 for x in atoms)
+    return bool(program.jaxpr.effects) or any(
+        not isinstance(x.aval, _jax.ShapedArray) or x.aval.dtype == jax.dtypes.float0 for x in atoms
+    )
 
 
 def _with_gradient(program: ClosedJaxpr, improve: Improver) -> Callable[..., list[Any]]:
