@@ -129,12 +129,12 @@ def test_programs_whose_derivative_is_taken_outside() -> None:
 
 
 MALFORMED: dict[str, tuple[Any, str]] = {
-    "no default": (lambda: ag.rule(exactness="bitwise", reason="shorter")(_without_default), "needs a default for its"),
-    "a default": (lambda: ag.rule(exactness="bitwise", reason="shorter", name="r")(lambda x, y=1: x), "neither an array nor"),
-    "a star": (lambda: ag.rule(exactness="bitwise", reason="shorter", name="r")(lambda *x: x), "neither an array nor"),
+    "no default": (lambda: ag.rule(exactness="bitwise", reason="r")(_without_default), "needs a default for its"),
+    "a default": (lambda: ag.rule(exactness="bitwise", reason="r", name="r")(lambda x, y=1: x), "neither an array nor"),
+    "a star": (lambda: ag.rule(exactness="bitwise", reason="r", name="r")(lambda *x: x), "neither an array nor"),
     "another count": (lambda: made(lambda x: x, lambda x, y: x), "takes other arguments in `after`"),
     "another parameter": (lambda: made(lambda x, *, k=1: x, lambda x, *, j: x), "takes other arguments in `after`"),
-    "no after": (lambda: RuleSet((ag.rule(exactness="bitwise", reason="shorter", name="r")(jnp.sin),)), "does not say what"),
+    "no after": (lambda: RuleSet((ag.rule(exactness="bitwise", reason="r", name="r")(jnp.sin),)), "does not say what"),
     "two names": (lambda: RuleSet((log1p, made(jnp.sin, jnp.cos, name=log1p.name))), "has the name of another"),
 }  # fmt: skip
 
