@@ -40,12 +40,15 @@ def _refusal(xs: tuple[Any, ...], accuracy: Any, site: Site) -> str | None:
 
 
 def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., Any] | None = None) -> PrimitiveRule:
-    """The rule that writes `function`; where it stands on one device, `of_many` for large arrays."""
+    """The rule that writes `function`; or for large arrays, on one device and in no loop, `of_many`.
+
+    In a loop its branch keeps one array more, which is as much as the state of a loop that does little else.
+    """
     name = f"vector-{primitive.name}"
 
     @on(primitive, stage="final", platforms=("cpu",), exactness="no_worse", reason=_REASON, name=name)
     def vectorised(*xs: Any, accuracy: Any = None, site: Site) -> Any:
-        chosen = function if of_many is None or xs[0].size < MANY or site.over_devices else of_many
+        chosen = function if of_many is None or xs[0].size < MANY or site.in_loop or site.over_devices else of_many
         return _refusal(xs, accuracy, site) or chosen(*xs)
 
     return vectorised
