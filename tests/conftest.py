@@ -55,15 +55,15 @@ SHARES = {
     "test_examples": 3,
     "audit": 3,
     "compat": 4,
-    "compiler": 20,
+    "compiler": 24,
     "contract": 8,
-    "laws": 8,
+    "laws": 10,
     "module": 4,
-    "nn": 6,
-    "rules": 8,
+    "nn": 8,
+    "rules": 10,
     "test_soundness": 60,
     "train": 2,
-    "transform": 6,
+    "transform": 8,
 }
 FEWEST_CASES = 4
 
