@@ -52,17 +52,17 @@ def pytest_report_header() -> str:
 # that each has its turn. All of them take two cores longer than the 15 minutes that a run may. `make test-all` takes
 # them, and so does a run that names files.
 SHARES = {
-    "test_examples": 3,
-    "audit": 3,
-    "compat": 4,
+    "test_examples": 4,
+    "audit": 4,
+    "compat": 6,
     "compiler": 24,
-    "contract": 8,
+    "contract": 10,
     "laws": 10,
-    "module": 4,
+    "module": 6,
     "nn": 8,
     "rules": 10,
     "test_soundness": 60,
-    "train": 2,
+    "train": 3,
     "transform": 8,
 }
 FEWEST_CASES = 4
