@@ -31,6 +31,8 @@ from aerogel.compiler.records import (
     Sorted,
     Spread,
     Symmetric,
+    of_number,
+    the,
 )
 from aerogel.compiler.structure import structure
 from compiler.programs_of import traced
@@ -246,3 +248,20 @@ def test_records_of_the_corpus_are_so() -> None:
         program = draw_program(seed)
         if "special" not in program.source:
             check(program.function(), *program.args())
+
+
+def test_equal_numbers_of_other_kinds_are_told_apart() -> None:
+    """-0.0 is not 0.0, nor True 1, whichever was asked for first: what is known of numbers is kept."""
+
+    def constant(number: Any) -> Any:
+        return the(Constant, of_number(number)).value
+
+    for number in (0.0, -0.0, 1, 1.0, True, 1 + 0j, complex(0.0, -0.0), complex(0.0, 0.0), np.float32(-0.0), 2.5, 2.5):
+        found = constant(number)
+        assert repr(found) == repr(np.asarray(number)[()].item())
+        assert type(found) is not np.float32
+        assert Finite() in of_number(number)
+    assert Finite() not in of_number(math.inf)
+    assert Finite() not in of_number(complex(0, math.nan))
+    assert Finite() in of_number(10**400)
+    assert Positive() not in of_number(math.nan)

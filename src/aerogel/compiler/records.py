@@ -5,8 +5,10 @@ A record is a promise about every value that the program can take: "the value is
 rewrites of the class `finite`.
 """
 
+import cmath
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -204,9 +206,14 @@ def closed(known: Known, aval: Any) -> Known:
 
 def of_number(value: Any) -> Known:
     """What is known of a scalar whose value is known."""
-    number = np.asarray(value)[()].item() if not isinstance(value, (bool, int, float, complex)) else value
+    number = value if isinstance(value, (bool, int, float, complex)) else np.asarray(value)[()].item()
+    return _of_number(number) if number != 0 else _of_number.__wrapped__(number)  # 0.0 equals -0.0: none is kept
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _of_number(number: bool | int | float | complex) -> Known:
     found: set[Record] = {Constant(number)}
-    if np.isfinite(number):
+    if isinstance(number, int) or cmath.isfinite(number):
         found.add(Finite())
     if not isinstance(number, complex) and number >= 0:
         found.add(NonNegative())

@@ -52,9 +52,9 @@ def _operands(eqn: JaxprEqn, facts: Facts) -> list[Known]:
     """Records of the operands as the result's shape sees them: scalars and dimensions of size 1 are stretched."""
     shape, found = _shape(eqn.outvars[0]), []
     for x in eqn.invars:
-        mine = _shape(x)
+        mine, known = _shape(x), facts.of(x)
         to = range(len(mine)) if len(mine) == len(shape) else ()
-        found.append(frozenset(moved(facts.of(x), to, mine, shape)))
+        found.append(known if mine == shape else frozenset(moved(known, to, mine, shape)))
     return found
 
 
