@@ -254,7 +254,9 @@ def test_equal_numbers_of_other_kinds_are_told_apart() -> None:
     """-0.0 is not 0.0, nor True 1, whichever was asked for first: what is known of numbers is kept."""
 
     def constant(number: Any) -> Any:
-        return the(Constant, of_number(number)).value
+        found = the(Constant, of_number(number))
+        assert found is not None
+        return found.value
 
     for number in (0.0, -0.0, 1, 1.0, True, 1 + 0j, complex(0.0, -0.0), complex(0.0, 0.0), np.float32(-0.0), 2.5, 2.5):
         found = constant(number)

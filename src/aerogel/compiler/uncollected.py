@@ -3,12 +3,12 @@
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def uncollected() -> Generator[None]:
     """A context in which no cycles are collected, in this thread nor in others; as it was after the last of several.
 
     A rewritten program of 10,000 equations makes so many objects that live on that Python looks through every object
