@@ -320,11 +320,11 @@ def _product(eqn: JaxprEqn, facts: Facts) -> Found:
         one = the(Constant, other)
         if one is not None:
             found |= {r for r in known if isinstance(r, Symmetric)}
-            scaled = _shifted(known) if Finite() in other and not isinstance(one.value, complex) else None
+            scaled, by = _shifted(known), _shifted(other)
             if one.value == 1:
                 found |= {r for r in known if isinstance(r, (Identity, OneHot, Constant))}
-            elif scaled is not None:
-                found |= _as_shifted(eqn, scaled[0], scaled[1] * float(one.value), scaled[2] * float(one.value))
+            elif scaled is not None and by is not None:
+                found |= _as_shifted(eqn, scaled[0], scaled[1] * by[2], scaled[2] * by[2])
     one, other = ({r.dim for r in known if isinstance(r, Repeated)} for known in operands)
     if one - other and other - one:
         found.add(Separable(frozenset(other - one), frozenset(one - other)))
