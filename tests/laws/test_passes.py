@@ -27,6 +27,7 @@ from compiler.programs_of import FAST, STRICT
 from strategies import draw_program
 
 DRAWN = range(40)
+MOST = 7  # programs of which gradients are taken, for one pass: they take long
 HERE = Path(__file__).parent
 
 
@@ -277,10 +278,11 @@ def test_meaning(one: Pass) -> None:
 @EACH
 def test_gradients_and_batches(one: Pass) -> None:
     """Law 2: gradients and vmapped results of the rewritten program are those of the original."""
-    for name, before, after in changed(one)[:6]:
+    # A mean of squares of what was drawn may overflow; tests/test_differential.py knows how to judge it.
+    found = [each for each in changed(one) if not each[0].startswith("drawn")]
+    assert found
+    for name, before, after in found[:: -(-len(found) // MOST)]:
         inputs = corpus()[name][1]
-        if name.startswith("drawn"):
-            continue  # a mean of squares of anything may overflow; tests/test_differential.py knows how to judge it
 
         def scalar(program: ClosedJaxpr, xs: Any) -> Any:
             outs = [y for y in evaluate(program, xs) if jnp.issubdtype(y.dtype, jnp.floating)]
