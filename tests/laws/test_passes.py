@@ -62,6 +62,27 @@ def softened(a: Any, x: Any) -> Any:
     return jax.lax.scan(lambda x, _: (jax.nn.softmax(a, -1) @ x, None), x, None, length=50)[0].sum()
 
 
+def added(w: Any, start: Any, xs: Any) -> Any:
+    """A loop that adds a product with the same weights in every step to what it was given."""
+    return jax.lax.scan(lambda total, x: (total + w @ x, None), start, xs)[0]
+
+
+def written(x0: Any, xs: Any) -> Any:
+    """A buffer that is filled, row by row, between rows that stay."""
+
+    def body(i: Any, carry: Any) -> Any:
+        x, buffer = carry
+        x = jnp.sin(x) + xs[i]
+        return x, buffer.at[i + 2].set(x)
+
+    return jax.lax.fori_loop(0, 9, body, (x0, jnp.stack([x0] * 13)))[1]
+
+
+def thinned(x0: Any, xs: Any, ws: Any) -> Any:
+    """A loop of whose outputs every eighth is read, and with it every eighth of what it is given for them alone."""
+    return jax.lax.scan(lambda c, xw: (0.9 * jnp.cos(c) + xw[0], c * xw[1]), x0, (xs, ws))[1][6::8]
+
+
 def products(w: Any, xs: Any) -> Any:
     """Batches of products in an order that is not the one they are wanted in."""
     return jax.vmap(jax.vmap(lambda x: w @ x, 1), 0)(jnp.swapaxes(xs, 1, 2))
@@ -128,10 +149,11 @@ def cut(x0: Any, xs: Any, w: Any) -> Any:
 
 
 def trajectories(x0: Any) -> Any:
-    """Statistics of a trajectory with its initial state, and of its running sum."""
+    """Statistics of a trajectory with its initial state, of states three steps apart, and of its running sum."""
     ys = jax.lax.scan(lambda c, _: (c + 0.1 * jnp.sin(c),) * 2, x0, None, length=64)[1]
     whole = jnp.concatenate([x0[None], ys])
-    return whole.mean(0), (jnp.diff(whole, axis=0) ** 2).sum(), jnp.cumsum(ys, 0).max(0)
+    speeds, twice = jnp.diff(whole, axis=0), 2 * whole
+    return whole.mean(0), (speeds**2).sum(), (twice[3:] * twice[:-3]).sum(0), jnp.cumsum(ys, 0).max(0)
 
 
 def pairs(x: Any, y: Any, v: Any) -> Any:
@@ -144,9 +166,9 @@ def forces(p: Any) -> Any:
     return jax.value_and_grad(lambda p: jnp.sum(jnp.sqrt(jnp.sum((p[:, None] - p[None]) ** 2, -1) + 0.1)))(p)
 
 
-def mahalanobis(a: Any, xs: Any) -> Any:
-    """Distances by an inverse, as the formula has it."""
-    return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), xs)
+def by_inverse(a: Any, xs: Any, ys: Any) -> Any:
+    """Products of two sets by an inverse that is not symmetric."""
+    return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), ys)
 
 
 def unrolled(x: Any) -> Any:
@@ -186,7 +208,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
     found["integrated"] = integrated, (normal(0, 4096), normal(1, 4096))
     found["entries"] = entries, (normal(0, 1024, 28), normal(1, 1024, 28))
-    found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 64, 4096))
+    found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 70, 4096))
     found["sums of products"] = sums_of_products, (normal(0, 200, 200), normal(1, 200, 200), normal(2, 200))
     found["cut"] = cut, (normal(0, 2, 16), normal(1, 10, 2, 48), normal(2, 16, 48) / 4)
     found["weak"] = weak, (3, normal(0, 5))
@@ -194,12 +216,15 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["trajectories"] = trajectories, (normal(0, 4096),)
     found["pairs"] = pairs, (normal(0, 1030, 3), normal(1, 4096, 3), normal(2, 4096))
     found["forces"] = forces, (normal(0, 40, 3),)
-    found["inverse"] = mahalanobis, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8))
+    found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
     lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
-    found["lanes"] = jax.vmap(filled), (jnp.arange(3) * 20, normal(0, 3, 64))
+    found["lanes"] = jax.vmap(filled), (jnp.array([0, 20, 55]), normal(0, 3, 64))
     found["linear"] = jax.grad(softened), (normal(0, 48, 48), normal(1, 48))
+    found["added"] = added, (normal(0, 48, 48), normal(1, 48), normal(2, 50, 48))
+    found["written"] = written, (normal(0, 64), normal(1, 9, 64))
+    found["thinned"] = thinned, (normal(0, 8, 1024), normal(1, 64, 8, 1024), normal(2, 64, 8, 1024))
     found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
     found["layers"] = jax.grad(layers, (0, 1)), ([normal(k, 64, 64) / 8 for k in range(8)], normal(8, 8192, 64))
     found["excerpt"] = jax.grad(lambda a, b: jnp.tanh((a @ b)[3]).sum()), (normal(0, 96, 96), normal(1, 96, 96))

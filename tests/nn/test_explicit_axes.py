@@ -11,7 +11,7 @@ from aerogel import nn
 
 
 def test_a_batch_that_is_split_goes_through_tables_and_loops() -> None:
-    """An embedding and a recurrent layer give what they give on one device, its gradient too, and all of it is split."""
+    """An embedding and a recurrent layer give what they give on one device, its gradient too; all of it is split."""
     key = jax.random.key(0)
     model = nn.Embedding(8, 4, key=key), nn.LSTM(4, 4, key=key)
     tokens = jax.random.randint(key, (8, 3), 0, 8)
