@@ -19,6 +19,7 @@ from aerogel.compiler.check import check_program
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.normalize import normalize
+from aerogel.compiler.passes.loop_segments import LoopSegments
 from aerogel.compiler.passes.memory_limit import MemoryLimit
 from aerogel.compiler.pipeline import Context, Pass
 from aerogel.compiler.report import Decision
@@ -209,7 +210,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
     found["integrated"] = integrated, (normal(0, 4096), normal(1, 4096))
     found["entries"] = entries, (normal(0, 1024, 28), normal(1, 1024, 28))
-    found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 70, 4096))
+    found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 71, 4096))
     found["sums of products"] = sums_of_products, (normal(0, 200, 200), normal(1, 200, 200), normal(2, 200))
     found["cut"] = cut, (normal(0, 2, 16), normal(1, 10, 2, 48), normal(2, 16, 48) / 4)
     found["weak"] = weak, (3, normal(0, 5))
@@ -247,7 +248,9 @@ class Limited(MemoryLimit):
         return super().__call__(program, replace(context, memory_limit=34 << 20))
 
 
-PASSES = tuple(Limited() if isinstance(p, MemoryLimit) else p for p in DEFAULT_PASSES)
+# `gates` stores 6.7 MB. The machine's own border is at 32, below which the pass does no more than it ends with.
+INSTEAD = {MemoryLimit.name: Limited(), LoopSegments.name: LoopSegments(least_bytes=5 << 20)}
+PASSES = tuple(INSTEAD.get(p.name, p) for p in DEFAULT_PASSES)
 EACH = pytest.mark.parametrize("one", PASSES, ids=lambda p: p.name)
 
 
@@ -259,9 +262,9 @@ def changed(one: Pass) -> list[tuple[str, ClosedJaxpr, ClosedJaxpr]]:
 
 @EACH
 def test_types_and_form(one: Pass) -> None:
-    """Law 1: the same types in and out, and well typed; the corpus holds work for every pass."""
+    """Law 1: the same types in and out, and well typed; the corpus holds work of its own for every pass."""
     found = changed(one)
-    assert found
+    assert any(d.fired and d.rule == one.name for _, before, _ in found for d in one(before, FAST)[1])
     for name, before, after in found:
         try:
             check_program(after, before)
