@@ -89,6 +89,17 @@ def products(w: Any, xs: Any) -> Any:
     return jax.vmap(jax.vmap(lambda x: w @ x, 1), 0)(jnp.swapaxes(xs, 1, 2))
 
 
+def in_two_orders(w: Any, x: Any) -> Any:
+    """A product of which two transposes are wanted."""
+    y = (w @ x).T
+    return y, jnp.transpose(y[None], (2, 0, 1))[:, 0]
+
+
+def beside(w: Any, a: Any, b: Any) -> Any:
+    """Rows with the same numbers before those of their own, times a matrix."""
+    return jnp.tanh(jnp.concatenate([jnp.broadcast_to(a, (len(b), len(a))), b], 1) @ w).sum()
+
+
 def sums_of_products(a: Any, b: Any, x: Any) -> Any:
     """A chain in the wrong order, a trace, a diagonal matrix and one-hot rows times a matrix."""
     rows = jax.nn.one_hot(jnp.argsort(x), len(x)) @ b
@@ -212,6 +223,8 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["entries"] = entries, (normal(0, 1024, 28), normal(1, 1024, 28))
     found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 71, 4096))
     found["sums of products"] = sums_of_products, (normal(0, 200, 200), normal(1, 200, 200), normal(2, 200))
+    found["beside"] = jax.grad(beside, (1, 2)), (normal(0, 192, 64), normal(1, 64), normal(2, 512, 128))
+    found["in two orders"] = in_two_orders, (normal(0, 5, 7), normal(1, 7, 4))
     found["cut"] = cut, (normal(0, 2, 16), normal(1, 10, 2, 48), normal(2, 16, 48) / 4)
     found["weak"] = weak, (3, normal(0, 5))
     found["joined"] = joined, (normal(0, 4, 3), normal(1, 5, 4, 3))
