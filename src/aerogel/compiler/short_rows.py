@@ -26,13 +26,14 @@ from .cost.primitives import REDUCE
 from .once import CALLS, READERS
 from .program import Builder, is_var, producers, users, with_equations
 
-# Measured on two cores (jaxlib 0.10.2; 131,072 to 401,408 entries of float32 and float64): rows of 9 to 42 take 1.2 to
-# 2.8 of the time of one row; that ends earlier the more is done to an entry, for a quotient at 37, for a gate at 27.
-# Longer ones lose nothing, and exponentials and sums of squares gain 1.2 to 1.4 up to 56. Rows of 3, 7 and 8 gain
-# nothing; those of 5 and 6 up to 4 where there are many of them, and lose a tenth to a fifth where there are few.
+# Measured on two cores (jaxlib 0.10.2; 131,072 to 401,408 entries of float32 and float64): rows of 9 to 42 take 1.0 to
+# 2.8 of the time of one row, mostly above 1.2; that ends earlier the more is done to an entry: a quotient at 37,
+# a gate at 27. Longer ones lose nothing, and exponentials and sums of squares gain 1.2 to 1.4 up to 56. Rows of 3, 7
+# and 8 gain nothing; those of 5 and 6 up to 4 where there are many, and lose a tenth to a fifth where there are few.
 ROWS = range(9, 64)
-# Of what a loop hands on: up to 31 entries a step takes 1.0 to 4 of the time of one row, copies included. Beyond, where
-# XLA's code is as good, 0.2 to 0.9: a quotient in rows of 48, a polynomial or a gate in rows of 33.
+# Of what a loop hands on: up to 31 entries a step takes 0.7 to 4 of the time of one row, copies included, mostly above
+# 1.2. Beyond, 1.5 to 3 where little is done to an entry, and 0.2 to 0.9 where XLA's code for rows is as good (rows of
+# 48 and a quotient, rows of 33 and a polynomial or a gate).
 ROWS_HANDED_ON = range(9, 32)
 FEWEST = 1 << 14  # entries, so that a branch costs little beside them
 
