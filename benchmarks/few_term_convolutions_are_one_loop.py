@@ -1,6 +1,7 @@
 """Claim: convolutions of few terms (depthwise ones, and those of one channel) take a third of XLA's time, at most.
 
-The expert form is the sum of shifted products of the catalogue's row 24; its gradient is JAX's own.
+The expert form is the sum of shifted products of the catalogue's row 24; its gradient is JAX's own. Convolutions of few
+channels go row by row, a product of matrices for each, in half of XLA's time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ._case import Bounds, Case, normal
 
 THIRD = Bounds(over_hand=1.10, speedup=3.0, memory_over_hand=None)
 NEVER_SLOWER = Bounds(over_hand=None, memory_over_hand=None)
+HALF = Bounds(over_hand=1.10, speedup=2.0, memory_over_hand=None)
 FIRST, LAST = ("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC")
 
 
@@ -59,6 +61,40 @@ def lenet(x, w):
     return sum(x[:, :, i : i + rows, j : j + columns] * w[:, 0, i, j, None, None] for i in range(5) for j in range(5))
 
 
+def shifted(x, w):
+    """Every input channel at every place of the kernel, channels first, without padding."""
+    rows, columns = (n - 4 for n in x.shape[2:])
+    places = [(c, i, j) for c in range(x.shape[1]) for i in range(5) for j in range(5)]
+    return sum(x[:, c, None, i : i + rows, j : j + columns] * w[:, c, i, j, None, None] for c, i, j in places)
+
+
+def by_rows(x, w):
+    """A row of the output at a time: its windows, batch last, times the kernel. XLA copies dynamic slices as runs."""
+    batch, channels, rows, columns = x.shape
+    outputs, made = w.shape[0], (rows - 4, columns - 4)
+    x, w = jnp.transpose(x, (1, 2, 3, 0)), jnp.transpose(w, (0, 3, 1, 2)).reshape(outputs, -1)
+
+    def row(i, out):
+        parts = [lax.dynamic_slice(x, (0, i, j, 0), (channels, 5, made[1], batch)) for j in range(5)]
+        here = w @ jnp.concatenate(parts).reshape(channels * 25, -1)
+        return lax.dynamic_update_slice_in_dim(out, here.reshape(outputs, 1, made[1], batch), i, 1)
+
+    out = lax.fori_loop(0, made[0], row, jnp.zeros((outputs, *made, batch)))
+    return jnp.transpose(out, (3, 0, 1, 2))
+
+
+def as_patches(x, w):
+    """The windows of all rows, as one product."""
+    patches = lax.conv_general_dilated_patches(x, w.shape[2:], (1, 1), "VALID", dimension_numbers=FIRST)
+    return jnp.einsum("ok,bkij->boij", w.reshape(w.shape[0], -1), patches)
+
+
+def of_channels(name, *shapes):
+    """A first layer of few channels."""
+    forms = {"shifted products": shifted, "row by row": by_rows, "patches": as_patches}
+    return Case(name, conv(FIRST, 1, "VALID"), forms, arguments(*shapes), (0, 1), bounds=HALF, grad_bounds=NEVER_SLOWER)
+
+
 def arguments(*shapes):
     return lambda: tuple(normal(k, *shape) for k, shape in enumerate(shapes))
 
@@ -81,4 +117,5 @@ CASES = (
         (3, 3),
     ),
     case("LeNet's first layer", conv(FIRST, 1, "VALID"), lenet, (128, 1, 28, 28), (6, 1, 5, 5)),
+    of_channels("LeNet's first layer, three channels", (128, 3, 32, 32), (6, 3, 5, 5)),
 )

@@ -1,7 +1,8 @@
 """Claim: work on the entries of arrays with short rows costs what it costs on one long row.
 
 Both are the same bytes in memory. An expert keeps images as one long row outside of the compiled function: inside, XLA
-moves a reshape back past such work.
+moves a reshape back past such work. A loop's carry the expert makes one long row; here it is copied into and out of a
+branch, which pays for rows up to 31.
 """
 
 from __future__ import annotations
@@ -26,12 +27,31 @@ def apart(f):
     return g
 
 
-def case(name, f):
-    return Case(name, f, {FORM: apart(f)}, lambda: (normal(0, *SIZE),), bounds=FASTER)
+def case(name, f, *size):
+    return Case(name, f, {FORM: apart(f)}, lambda: (normal(0, *(size or SIZE)),), bounds=FASTER)
+
+
+def carry(row):
+    """A state that is all that a loop hands on."""
+
+    def carried(x):
+        return jax.lax.scan(lambda c, _: (1 / (1 + c * c), None), x, None, length=100)[0]
+
+    return Case(
+        f"carry of a loop, rows of {row}",
+        carried,
+        {"carried as one long row": lambda x: carried(x.reshape(-1)).reshape(x.shape)},
+        lambda: (normal(0, (1 << 17) // row, row),),
+        bounds=Bounds(memory_over_hand=None),
+    )
 
 
 CASES = (
     case("quotient", lambda x: 1 / (1 + x * x)),
     case("exponential", lambda x: jnp.exp(-x * x)),
     case("gated", lambda x: x * jax.nn.sigmoid(x) + 0.5),
+    case("quotient, rows of 16", lambda x: 1 / (1 + x * x), 25_000, 16),
+    case("quotient, rows of 33", lambda x: 1 / (1 + x * x), 12_000, 33),
+    carry(28),
+    carry(48),
 )

@@ -1,7 +1,7 @@
 """Claim: several uses of a scan's outputs share its one loop.
 
 Two reductions of one output, one output reduced while another is returned, and a second scan over the first one's
-outputs.
+outputs; sums beside a stack that is wanted, which join it only where that costs less than a pass behind it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._case import Bounds, Case
+from ._case import Bounds, Case, normal
 
 L, B = 64, 102_400
+SMALL_L, SMALL_B = 1000, 1000  # of steps that take as long as starting a kernel or two
 
 
 def step(c):
@@ -23,8 +24,8 @@ def start():
     return (jax.random.uniform(jax.random.key(0), (B,), minval=0.5, maxval=1.5),)
 
 
-def trajectory(x):
-    return lax.scan(lambda c, _: (step(c), step(c)), x, None, length=L)[1]
+def trajectory(x, length=L):
+    return lax.scan(lambda c, _: (step(c), step(c)), x, None, length=length)[1]
 
 
 def mean_and_max(x):
@@ -128,6 +129,100 @@ def filtered_in_one_loop(x):
     return lax.scan(body, (x, jnp.zeros_like(x)), None, length=L)[0][1]
 
 
+def gae(rewards, values, nexts, inside):
+    """Generalised advantage estimation backwards over [steps, environments], and what `inside` makes of each step."""
+
+    def body(a, inputs):
+        reward, value, after = inputs
+        a = reward + 0.99 * after - value + 0.99 * 0.95 * a
+        return a, (a, *inside(a))
+
+    return lax.scan(body, jnp.zeros_like(rewards[0]), (rewards, values, nexts), reverse=True)[1]
+
+
+def advantages(rewards, values, nexts):
+    (a,) = gae(rewards, values, nexts, lambda a: ())
+    return (a - a.mean()) / (a.std() + 1e-8)
+
+
+def advantages_centred_once(rewards, values, nexts):
+    (a,) = gae(rewards, values, nexts, lambda a: ())
+    a = a - a.mean()
+    return a * (1 / (jnp.sqrt(jnp.mean(a * a)) + 1e-8))
+
+
+def advantages_partial(rewards, values, nexts):
+    a, sums, squares = gae(rewards, values, nexts, lambda a: (jnp.sum(a), jnp.sum(a * a)))
+    mean = jnp.sum(sums) / a.size
+    return (a - mean) * (1 / (jnp.sqrt(jnp.sum(squares) / a.size - mean * mean) + 1e-8))
+
+
+def rollout(environments):
+    return lambda: tuple(normal(k, 256, environments) for k in range(3))
+
+
+def small_start():
+    return (jax.random.uniform(jax.random.key(0), (SMALL_B,), minval=0.5, maxval=1.5),)
+
+
+def softmax_over_time(length):
+    return lambda x: jax.nn.softmax(trajectory(x, length), 0)
+
+
+def softmax_of_the_stack(length):
+    def f(x):
+        ys = trajectory(x, length)
+        weights = jnp.exp(ys - jnp.max(ys, 0))
+        return weights * (1 / jnp.sum(weights, 0))
+
+    return f
+
+
+def softmax_carried(length):
+    def f(x):
+        def body(state, _):
+            c, top, total = state
+            c = step(c)
+            higher = jnp.maximum(top, c)
+            total = total * jnp.exp(top - higher) + jnp.exp(c - higher)
+            return (c, higher, total), c
+
+        start = (x, jnp.full_like(x, -jnp.inf), jnp.zeros_like(x))
+        (_, top, total), ys = lax.scan(body, start, None, length=length)
+        return jnp.exp(ys - top) * (1 / total)
+
+    return f
+
+
+def covariance(x):
+    return jnp.cov(points(x), rowvar=False)
+
+
+def points(x):
+    """The trajectory of points of 64 coordinates, [steps x points, 64]."""
+    return trajectory(x.reshape(-1, 64)).reshape(-1, 64)
+
+
+def covariance_of_the_stack(x):
+    ys = points(x)
+    ys = ys - jnp.mean(ys, 0)
+    return ys.T @ ys / (len(ys) - 1)
+
+
+def covariance_carried(x):
+    """Sums of the distance from the first points' mean, and of its products."""
+
+    def body(state, _):
+        c, total, products = state
+        c = step(c)
+        return (c, total + jnp.sum(c - shift, 0), products + (c - shift).T @ (c - shift)), None
+
+    x = x.reshape(-1, 64)
+    shift, n = jnp.mean(step(x), 0), L * len(x)
+    (_, total, products), _ = lax.scan(body, (x, jnp.zeros(64), jnp.zeros((64, 64))), None, length=L)
+    return (products - jnp.outer(total, total) / n) / (n - 1)
+
+
 SAVES = Bounds(memory_saving=L / 4)
 
 CASES = (
@@ -168,5 +263,32 @@ CASES = (
         start,
         (0,),
         bounds=SAVES,
+    ),
+    *(
+        Case(
+            f"advantages of {environments} environments, normalised",
+            advantages,
+            {"centred once behind the loop": advantages_centred_once, "partials per step": advantages_partial},
+            rollout(environments),
+            notes="no gradient is taken through advantages",
+        )
+        for environments in (1000, 16_384)
+    ),
+    *(
+        Case(
+            f"softmax over {length} steps of {size} numbers, returned",
+            softmax_over_time(length),
+            {"of the stack": softmax_of_the_stack(length), "maximum and sum carried": softmax_carried(length)},
+            begin,
+            (0,),
+        )
+        for length, size, begin in ((SMALL_L, SMALL_B, small_start), (L, B, start))
+    ),
+    Case(
+        "covariance of points over time",
+        covariance,
+        {"of the stack": covariance_of_the_stack, "sums carried": covariance_carried},
+        start,
+        (0,),
     ),
 )

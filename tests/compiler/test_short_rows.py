@@ -16,7 +16,7 @@ from aerogel.compiler.passes.short_rows import ShortRows
 from compiler.loop_patterns import normal
 
 X, Y = normal(0, 32, 32, 28), normal(1, 32, 32, 28)
-ROW = normal(2, 28)
+ROW, WIDE = normal(2, 28), normal(6, 1024, 32)
 
 
 def optimised(f: Callable[..., Any], reports: list[Any] | None = None, **options: Any) -> Callable[..., Any]:
@@ -54,6 +54,11 @@ GROUPS: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
     "integers": (1, lambda x: x * 2 + 1, ((8 * X).astype(np.int32),)),
     "under vmap": (1, jax.vmap(lambda x: jnp.sin(x) * 2), (X,)),
     "in a loop": (1, lambda x: lax.scan(lambda c, _: (c * 0.5 + 1, None), x, None, length=3)[0], (X,)),
+    "in a step alone": (
+        1,
+        lambda x: lax.scan(lambda c, k: (c + jnp.sum(1 / (1 + k * x * x)), None), 0.0, jnp.arange(3.0))[0],
+        (WIDE,),
+    ),
     "in a branch": (1, lambda x: lax.cond(jnp.sum(x[0, 0]) > 0, lambda x: x * 2, lambda x: x, x), (X,)),
 }
 
@@ -74,6 +79,12 @@ NEAR_MISSES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sums of rows": (lambda x: jnp.sum(x * 2, -1), (X,)),
     "a sum": (lambda x: jnp.sum(x), (X,)),
     "constants": (lambda: jnp.full(X.shape, 2.0) * 3, ()),
+    "a carry": (lambda x: lax.scan(lambda c, _: (c * 0.5 + 1, None), x, None, length=3)[0], (WIDE,)),
+    "what a loop stacks": (lambda x: lax.scan(lambda c, k: (c, x * k + 1), 0.0, jnp.arange(3.0))[1], (WIDE,)),
+    "a carry of a branch": (
+        lambda x: lax.fori_loop(0, 3, lambda i, c: lax.cond(i > 1, lambda c: c * 0.5 + 1, lambda c: c, c), x),
+        (WIDE,),
+    ),
 }
 
 

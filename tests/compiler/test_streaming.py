@@ -374,14 +374,25 @@ EXTREMES: dict[str, Formula] = {
 }
 
 
+# Each point twice, in whole blocks.
+TWICE = tuple(jnp.concatenate([normal(k, n, 3)] * 2 + [normal(3 + k, 1, 3)]) for k, n in enumerate((200, 90)))
+# Those that are far from all others, the nearest ones to each other and with the largest distances, stand in the first
+# block and behind the last one, which is another kernel: it may give another last bit, but not of eighths.
+FAR = (jnp.array([[12, 3, 0]]), jnp.array([[10, 0, 0], [-5, -1, 0]]))
+AT_BOTH_ENDS = tuple(
+    jnp.concatenate([far, jnp.round(8 * normal(k, 401 - 220 * k - 2 * len(far), 3)) / 8, far])
+    for k, far in enumerate(FAR)
+)
+
+
+@pytest.mark.parametrize("points", [TWICE, AT_BOTH_ENDS], ids=["twice", "at both ends"])
 @pytest.mark.parametrize("name", EXTREMES)
-def test_the_place_of_a_minimum_is_found_again(name: str) -> None:
+def test_the_place_of_a_minimum_is_found_again(name: str, points: tuple[Any, Any]) -> None:
     """The gradient of a minimum reaches each of the points that attain it, in blocks as in one piece, ties included.
 
     Over blocks too: each is compared with what was found in it, in the blocks that attain the minimum of all.
     """
-    x = jnp.concatenate([normal(0, 200, 3)] * 2 + [normal(3, 1, 3)])
-    y = jnp.concatenate([normal(1, 90, 3)] * 2 + [normal(4, 1, 3)])
+    x, y = points
     g = jax.value_and_grad(EXTREMES[name], argnums=(0, 1))
     (value, got), fired = streamed(g, x, y, sizes=Sizes(1 << 14, at_any_price=True))
     assert fired

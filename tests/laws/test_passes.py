@@ -19,6 +19,7 @@ from aerogel.compiler.check import check_program
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.normalize import normalize
+from aerogel.compiler.passes.loop_segments import LoopSegments
 from aerogel.compiler.passes.memory_limit import MemoryLimit
 from aerogel.compiler.pipeline import Context, Pass
 from aerogel.compiler.report import Decision
@@ -27,6 +28,7 @@ from compiler.programs_of import FAST, STRICT
 from strategies import draw_program
 
 DRAWN = range(40)
+MOST = 7  # programs of which gradients are taken, for one pass: they take long
 HERE = Path(__file__).parent
 
 
@@ -61,9 +63,41 @@ def softened(a: Any, x: Any) -> Any:
     return jax.lax.scan(lambda x, _: (jax.nn.softmax(a, -1) @ x, None), x, None, length=50)[0].sum()
 
 
+def added(w: Any, start: Any, xs: Any) -> Any:
+    """A loop that adds a product with the same weights in every step to what it was given."""
+    return jax.lax.scan(lambda total, x: (total + w @ x, None), start, xs)[0]
+
+
+def written(x0: Any, xs: Any) -> Any:
+    """A buffer that is filled, row by row, between rows that stay."""
+
+    def body(i: Any, carry: Any) -> Any:
+        x, buffer = carry
+        x = jnp.sin(x) + xs[i]
+        return x, buffer.at[i + 2].set(x)
+
+    return jax.lax.fori_loop(0, 9, body, (x0, jnp.stack([x0] * 13)))[1]
+
+
+def thinned(x0: Any, xs: Any, ws: Any) -> Any:
+    """A loop of whose outputs every eighth is read, and with it every eighth of what it is given for them alone."""
+    return jax.lax.scan(lambda c, xw: (0.9 * jnp.cos(c) + xw[0], c * xw[1]), x0, (xs, ws))[1][6::8]
+
+
 def products(w: Any, xs: Any) -> Any:
     """Batches of products in an order that is not the one they are wanted in."""
     return jax.vmap(jax.vmap(lambda x: w @ x, 1), 0)(jnp.swapaxes(xs, 1, 2))
+
+
+def in_two_orders(w: Any, x: Any) -> Any:
+    """A product of which two transposes are wanted."""
+    y = (w @ x).T
+    return y, jnp.transpose(y[None], (2, 0, 1))[:, 0]
+
+
+def beside(w: Any, a: Any, b: Any) -> Any:
+    """Rows with the same numbers before those of their own, times a matrix."""
+    return jnp.tanh(jnp.concatenate([jnp.broadcast_to(a, (len(b), len(a))), b], 1) @ w).sum()
 
 
 def sums_of_products(a: Any, b: Any, x: Any) -> Any:
@@ -127,15 +161,17 @@ def cut(x0: Any, xs: Any, w: Any) -> Any:
 
 
 def trajectories(x0: Any) -> Any:
-    """Statistics of a trajectory with its initial state, and of its running sum."""
+    """Statistics of a trajectory with its initial state, of states three steps apart, and of its running sum."""
     ys = jax.lax.scan(lambda c, _: (c + 0.1 * jnp.sin(c),) * 2, x0, None, length=64)[1]
     whole = jnp.concatenate([x0[None], ys])
-    return whole.mean(0), (jnp.diff(whole, axis=0) ** 2).sum(), jnp.cumsum(ys, 0).max(0)
+    speeds, twice = jnp.diff(whole, axis=0), 2 * whole
+    return whole.mean(0), (speeds**2).sum(), (twice[3:] * twice[:-3]).sum(0), jnp.cumsum(ys, 0).max(0)
 
 
 def pairs(x: Any, y: Any, v: Any) -> Any:
-    """A formula over all pairs, large enough to be cut."""
-    return jnp.exp(-((x[:, None] - y[None]) ** 2).sum(-1)) @ v
+    """A formula over all pairs, large enough to be cut into blocks, of rows and across them, and a rest."""
+    kernel = jnp.exp(-((x[:, None] - y[None]) ** 2).sum(-1))
+    return kernel @ v, kernel.max(0)
 
 
 def forces(p: Any) -> Any:
@@ -143,9 +179,9 @@ def forces(p: Any) -> Any:
     return jax.value_and_grad(lambda p: jnp.sum(jnp.sqrt(jnp.sum((p[:, None] - p[None]) ** 2, -1) + 0.1)))(p)
 
 
-def mahalanobis(a: Any, xs: Any) -> Any:
-    """Distances by an inverse, as the formula has it."""
-    return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), xs)
+def by_inverse(a: Any, xs: Any, ys: Any) -> Any:
+    """Products of two sets by an inverse that is not symmetric."""
+    return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), ys)
 
 
 def unrolled(x: Any) -> Any:
@@ -185,20 +221,25 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
     found["integrated"] = integrated, (normal(0, 4096), normal(1, 4096))
     found["entries"] = entries, (normal(0, 1024, 28), normal(1, 1024, 28))
-    found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 64, 4096))
+    found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 71, 4096))
     found["sums of products"] = sums_of_products, (normal(0, 200, 200), normal(1, 200, 200), normal(2, 200))
+    found["beside"] = jax.grad(beside, (1, 2)), (normal(0, 192, 64), normal(1, 64), normal(2, 512, 128))
+    found["in two orders"] = in_two_orders, (normal(0, 5, 7), normal(1, 7, 4))
     found["cut"] = cut, (normal(0, 2, 16), normal(1, 10, 2, 48), normal(2, 16, 48) / 4)
     found["weak"] = weak, (3, normal(0, 5))
     found["joined"] = joined, (normal(0, 4, 3), normal(1, 5, 4, 3))
     found["trajectories"] = trajectories, (normal(0, 4096),)
-    found["pairs"] = pairs, (normal(0, 1030, 3), normal(1, 4096, 3), normal(2, 4096))
+    found["pairs"] = pairs, (normal(0, 1031, 3), normal(1, 4099, 3), normal(2, 4099))
     found["forces"] = forces, (normal(0, 40, 3),)
-    found["inverse"] = mahalanobis, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8))
+    found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
     lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
-    found["lanes"] = jax.vmap(filled), (jnp.arange(3) * 20, normal(0, 3, 64))
+    found["lanes"] = jax.vmap(filled), (jnp.array([0, 20, 55]), normal(0, 3, 64))
     found["linear"] = jax.grad(softened), (normal(0, 48, 48), normal(1, 48))
+    found["added"] = added, (normal(0, 48, 48), normal(1, 48), normal(2, 50, 48))
+    found["written"] = written, (normal(0, 64), normal(1, 9, 64))
+    found["thinned"] = thinned, (normal(0, 8, 1024), normal(1, 64, 8, 1024), normal(2, 64, 8, 1024))
     found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
     found["layers"] = jax.grad(layers, (0, 1)), ([normal(k, 64, 64) / 8 for k in range(8)], normal(8, 8192, 64))
     found["excerpt"] = jax.grad(lambda a, b: jnp.tanh((a @ b)[3]).sum()), (normal(0, 96, 96), normal(1, 96, 96))
@@ -220,7 +261,9 @@ class Limited(MemoryLimit):
         return super().__call__(program, replace(context, memory_limit=34 << 20))
 
 
-PASSES = tuple(Limited() if isinstance(p, MemoryLimit) else p for p in DEFAULT_PASSES)
+# `gates` stores 6.7 MB. The machine's own border is at 32, below which the pass does no more than it ends with.
+INSTEAD = {MemoryLimit.name: Limited(), LoopSegments.name: LoopSegments(least_bytes=5 << 20)}
+PASSES = tuple(INSTEAD.get(p.name, p) for p in DEFAULT_PASSES)
 EACH = pytest.mark.parametrize("one", PASSES, ids=lambda p: p.name)
 
 
@@ -232,9 +275,9 @@ def changed(one: Pass) -> list[tuple[str, ClosedJaxpr, ClosedJaxpr]]:
 
 @EACH
 def test_types_and_form(one: Pass) -> None:
-    """Law 1: the same types in and out, and well typed; the corpus holds work for every pass."""
+    """Law 1: the same types in and out, and well typed; the corpus holds work of its own for every pass."""
     found = changed(one)
-    assert found
+    assert any(d.fired and d.rule == one.name for _, before, _ in found for d in one(before, FAST)[1])
     for name, before, after in found:
         try:
             check_program(after, before)
@@ -277,10 +320,11 @@ def test_meaning(one: Pass) -> None:
 @EACH
 def test_gradients_and_batches(one: Pass) -> None:
     """Law 2: gradients and vmapped results of the rewritten program are those of the original."""
-    for name, before, after in changed(one)[:6]:
+    # A mean of squares of what was drawn may overflow; tests/test_differential.py knows how to judge it.
+    found = [each for each in changed(one) if not each[0].startswith("drawn")]
+    assert found
+    for name, before, after in found[:: -(-len(found) // MOST)]:
         inputs = corpus()[name][1]
-        if name.startswith("drawn"):
-            continue  # a mean of squares of anything may overflow; tests/test_differential.py knows how to judge it
 
         def scalar(program: ClosedJaxpr, xs: Any) -> Any:
             outs = [y for y in evaluate(program, xs) if jnp.issubdtype(y.dtype, jnp.floating)]

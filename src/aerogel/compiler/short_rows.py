@@ -4,6 +4,8 @@ XLA's CPU backend makes the last axis the innermost loop. One of 9 to 63 entries
 8 are unrolled). The same entries in one long row are a reshape away, which costs nothing; but XLA moves a reshape past
 work on entries, back to where it came from. It moves none into a branch. So the work stands in one that is always
 taken, which XLA cannot know: two shifts leave no bit of 32, but only LLVM finds that out.
+
+In a loop, what a branch gives to the next step is copied in each step.
 """
 
 import math
@@ -24,7 +26,15 @@ from .cost.primitives import REDUCE
 from .once import CALLS, READERS
 from .program import Builder, is_var, producers, users, with_equations
 
+# Measured on two cores (jaxlib 0.10.2; 131,072 to 401,408 entries of float32 and float64): rows of 9 to 42 take 1.0 to
+# 2.8 of the time of one row, mostly above 1.2; that ends earlier the more is done to an entry: a quotient at 37,
+# a gate at 27. Longer ones lose nothing, and exponentials and sums of squares gain 1.2 to 1.4 up to 56. Rows of 3, 7
+# and 8 gain nothing; those of 5 and 6 up to 4 where there are many, and lose a tenth to a fifth where there are few.
 ROWS = range(9, 64)
+# Of what a loop hands on: up to 31 entries a step takes 0.7 to 4 of the time of one row, copies included, mostly above
+# 1.2. Beyond, 1.5 to 3 where little is done to an entry, and 0.2 to 0.9 where XLA's code for rows is as good (rows of
+# 48 and a quotient, rows of 33 and a polynomial or a gate).
+ROWS_HANDED_ON = range(9, 32)
 FEWEST = 1 << 14  # entries, so that a branch costs little beside them
 
 
@@ -47,18 +57,20 @@ class Rows:
     refusal: str | None
 
 
-def lengthened(jaxpr: Jaxpr, with_sums: bool) -> tuple[Jaxpr, list[Rows]]:
+def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool) -> tuple[Jaxpr, list[Rows]]:
     """One level with such work done to long rows, and what was found; the same object where nothing is changed.
 
     Args:
         jaxpr: the level.
         with_sums: whether sums of all entries may be taken in another order.
+        in_loop: whether it stands in a loop, of which its results may be carries.
     """
     if not any(_is_short(shape_of(v)) for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)):
         return jaxpr, []
     groups, order = _groups(jaxpr, with_sums)
     members = {k for group in groups.values() for k in group}
-    found = {key: _rows(jaxpr, key[1], group, members) for key, group in groups.items()}
+    handed_on = {x for x in jaxpr.outvars if is_var(x)} if in_loop else set[Var]()
+    found = {key: _rows(jaxpr, key[1], group, members, handed_on) for key, group in groups.items()}
     if all(rows.refusal for rows in found.values()):
         return jaxpr, list(found.values())
     home = {k: key for key, group in groups.items() for k in group if found[key].refusal is None}
@@ -114,7 +126,7 @@ def _shape_worked_on(eqn: JaxprEqn, with_sums: bool) -> tuple[int, ...] | None:
     return shape if spreads or name in ELEMENTWISE or name in _jax.OURS else None
 
 
-def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: set[int]) -> Rows:
+def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: set[int], handed_on: set[Var]) -> Rows:
     """What a group reads and makes, and whether it pays to put a branch around it.
 
     What members of other groups read or make is stored between two branches, which costs less than a short row.
@@ -138,6 +150,8 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
         refusal = "it reads no array of numbers"
     elif fused:
         refusal = "XLA computes it together with what is done to other shapes"
+    elif shape[-1] not in ROWS_HANDED_ON and any(v in handed_on and shape_of(v) == shape for v in outs):
+        refusal = "a loop hands it on, which would copy it in each step"
     return Rows(shape, tuple(eqns), ins, tuple(outs), refusal)
 
 

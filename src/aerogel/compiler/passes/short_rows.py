@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from aerogel._jax import Jaxpr
 
 from ..exactness import Exactness
-from ..levels import rewrite_levels
+from ..levels import Around, rewrite_nested
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
@@ -27,14 +27,15 @@ class ShortRows:
             return program, []
         decisions: list[Decision] = []
 
-        def level(jaxpr: Jaxpr) -> Jaxpr:
+        def level(jaxpr: Jaxpr, around: Around) -> Jaxpr:
             if jaxpr.effects:
                 return jaxpr
-            new, found = lengthened(jaxpr, Exactness.REASSOCIATES in context.allowed)
+            in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in around)
+            new, found = lengthened(jaxpr, Exactness.REASSOCIATES in context.allowed, in_loop)
             decisions.extend(map(_decision, found))
             return new
 
-        return rewrite_levels(program, level), decisions
+        return rewrite_nested(program, level), decisions
 
 
 def _decision(rows: Rows) -> Decision:
