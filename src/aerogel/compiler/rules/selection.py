@@ -12,14 +12,13 @@ from jax import lax
 from .extrema import cannot_block, in_blocks
 from .on import on
 from .operand import Operand
-from .places import part
+from .places import or_sorted, part
 from .rule import Rule, rule
 from .site import Site
 
 # Measured border: docs/reference/catalogue-order.md.
 FEWEST = 160  # elements: below, the branch takes longer to start than the sort takes
 MOST = 16  # the part of an axis that is selected by `top_k`: one in so many
-_OfArray = Callable[[jax.Array], jax.Array]
 _REASON = "a selection passes over the array once or twice, a sort log(n) times"
 
 
@@ -36,7 +35,7 @@ def first_of_sorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
 @first_of_sorted.to
 def _(x: Any, *, axis: int, k: int) -> Any:
     sort = partial(first_of_sorted.before, axis=axis, k=k)
-    return _or_sorted(x, lambda x: lax.neg(_largest(lax.neg(x), axis, k)[0]), sort)
+    return or_sorted(x, lambda x: lax.neg(_largest(lax.neg(x), axis, k)[0]), sort)
 
 
 @first_of_sorted.when
@@ -54,7 +53,7 @@ def last_of_sorted(x: Any, *, axis: int = 0, start: int = 3) -> Any:
 def _(x: Any, *, axis: int, start: int) -> Any:
     n = x.shape[axis]
     sort = partial(last_of_sorted.before, axis=axis, start=start)
-    return _or_sorted(x, lambda x: lax.rev(_largest(x, axis, n - start)[0], (axis,)), sort)
+    return or_sorted(x, lambda x: lax.rev(_largest(x, axis, n - start)[0], (axis,)), sort)
 
 
 @last_of_sorted.when
@@ -76,7 +75,7 @@ def _(x: Any, *, axis: int, k: int) -> Any:
     def select(x: jax.Array) -> jax.Array:
         return lax.convert_element_type(_largest(lax.neg(x), axis, k)[1], places)
 
-    return _or_sorted(x, select, sort)
+    return or_sorted(x, select, sort)
 
 
 @first_of_argsorted.when
@@ -130,10 +129,3 @@ def _cannot_select(x: Operand, axis: int, k: int, site: Site) -> str | None:
 def _largest(x: jax.Array, axis: int, k: int) -> tuple[jax.Array, jax.Array]:
     values, places = lax.top_k(x, k, axis=axis)
     return values, places
-
-
-def _or_sorted(x: jax.Array, select: _OfArray, sort: _OfArray) -> jax.Array:
-    """What `select` gives; but where there is a nan or a -0, whose place among equals only a sort knows."""
-    bits = lax.bitcast_convert_type(x, np.int32)
-    odd = lax.bitwise_or(lax.ne(x, x), lax.eq(bits, lax.full_like(bits, np.iinfo(np.int32).min)))
-    return lax.cond(jnp.any(odd), sort, select, x)

@@ -1,0 +1,34 @@
+"""Operations that JAX keeps whole until it lowers a program, as what they compute.
+
+Since jax 0.11 `jnp.searchsorted`, `nonzero`, `ldexp` and others are one equation each, in which nothing can be found.
+"""
+
+from aerogel import _jax
+from aerogel._jax import Jaxpr, JaxprEqn
+
+from .kept import Kept
+
+_known = Kept[list[Jaxpr]](256)
+
+
+def lowered(eqn: JaxprEqn) -> Jaxpr | None:
+    """What such an operation of JAX's own computes, of its operands; None of any other equation.
+
+    The same object for equal ones, so that functions that they call stay one function.
+    """
+    operation = _jax.jax_operation(eqn)
+    if operation is None:
+        return None
+    types = [(x.aval, bool(getattr(x.aval, "weak_type", False))) for x in (*eqn.invars, *eqn.outvars)]
+    key = (operation, tuple(types), eqn.ctx, _jax.trace_key())
+    found = _known.get(key)
+    if found is None:
+        program = _jax.lowered_operation(eqn)
+        same = all(_jax.same_type(a.aval, b.aval) for a, b in zip(program.jaxpr.outvars, eqn.outvars, strict=True))
+        found = _known.put(key, [program.jaxpr] if same and not program.consts else [])
+    return found[0] if found else None
+
+
+def written_out(eqn: JaxprEqn) -> Jaxpr | None:
+    """The same for those alone of which nothing is lost: they have no derivative, and no say in a checkpoint."""
+    return None if _jax.jax_operation(eqn) is None or _jax.has_rules_to_keep(eqn) else lowered(eqn)
