@@ -583,7 +583,7 @@ def test_seconds_come_with_the_cost_on_request():
     ids=["search", "places", "powers of two", "root"],
 )
 def test_what_jax_lowers_late_costs_what_it_computes(f):
-    """Since jax 0.11 these are one equation each; its program is what XLA is given."""
+    """In jax 0.12 these are one equation each; its program is what XLA is given."""
     program = trace(f, f32(100))
     assert unknown_primitives(program) == set()
     assert 200 <= program_cost(program).flops <= 20_000

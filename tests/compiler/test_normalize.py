@@ -106,7 +106,7 @@ def all_names(jaxpr: Jaxpr) -> list[str]:
     return [n for e in jaxpr.eqns for n in (e.primitive.name, *(n for j in inner_jaxprs(e) for n in all_names(j)))]
 
 
-# What JAX keeps whole until it lowers a program, since 0.11; a primitive of what it computes.
+# What JAX keeps whole until it lowers a program, in 0.12; a primitive of what it computes.
 LATE: dict[str, tuple[Any, str]] = {
     "search": (lambda x: jnp.searchsorted(x[0], x), "scan"),
     "search under vmap": (jax.vmap(jnp.searchsorted), "scan"),

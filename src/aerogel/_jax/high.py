@@ -1,4 +1,4 @@
-"""Operations that JAX keeps whole until it lowers a program: since jax 0.11 `jnp.searchsorted`, `nonzero`, `ldexp`."""
+"""Operations that JAX keeps whole until it lowers a program: `jnp.searchsorted`, say, since jax 0.11."""
 
 from typing import Any
 

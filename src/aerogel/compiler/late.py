@@ -1,6 +1,6 @@
 """Operations that JAX keeps whole until it lowers a program, as what they compute.
 
-Since jax 0.11 `jnp.searchsorted`, `nonzero`, `ldexp` and others are one equation each, in which nothing can be found.
+In jax 0.12 `jnp.searchsorted`, `nonzero`, `ldexp` and others are one equation each, in which nothing can be found.
 """
 
 from aerogel import _jax
