@@ -3,12 +3,15 @@
 In jax 0.12 `jnp.searchsorted`, `nonzero`, `ldexp` and others are one equation each, in which nothing can be found.
 """
 
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
 from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn
 
-from .kept import Kept
-
-_known = Kept[list[Jaxpr]](256)
+# Weakly: an operation may hold functions of the user's, and these arrays.
+_known: weakref.WeakKeyDictionary[Any, dict[Hashable, Jaxpr | None]] = weakref.WeakKeyDictionary()
 
 
 def lowered(eqn: JaxprEqn) -> Jaxpr | None:
@@ -19,14 +22,14 @@ def lowered(eqn: JaxprEqn) -> Jaxpr | None:
     operation = _jax.jax_operation(eqn)
     if operation is None:
         return None
+    known = _known.setdefault(operation, {})
     types = [(x.aval, bool(getattr(x.aval, "weak_type", False))) for x in (*eqn.invars, *eqn.outvars)]
-    key = (operation, tuple(types), eqn.ctx, _jax.trace_key())
-    found = _known.get(key)
-    if found is None:
+    key = (tuple(types), eqn.ctx, _jax.trace_key())
+    if key not in known:
         program = _jax.lowered_operation(eqn)
         same = all(_jax.same_type(a.aval, b.aval) for a, b in zip(program.jaxpr.outvars, eqn.outvars, strict=True))
-        found = _known.put(key, [program.jaxpr] if same and not program.consts else [])
-    return found[0] if found else None
+        known[key] = program.jaxpr if same and not program.consts else None
+    return known[key]
 
 
 def written_out(eqn: JaxprEqn) -> Jaxpr | None:
