@@ -89,4 +89,18 @@ CASES = (
         lambda: (normal(6, 300_000),),
         bounds=SELECTED,
     ),
+    Case(
+        "last ten of an argsort",
+        lambda x: jnp.argsort(x)[-10:],
+        {"top_k": lambda x: lax.top_k(x, 10)[1][::-1]},
+        lambda: (normal(7, 300_000),),
+        bounds=SELECTED,
+    ),
+    Case(
+        "first ten of an argsort downwards",
+        lambda x: jnp.argsort(x, descending=True)[:10],
+        {"top_k": lambda x: lax.top_k(x, 10)[1]},
+        lambda: (normal(8, 300_000),),
+        bounds=SELECTED,
+    ),
 )

@@ -67,6 +67,20 @@ def edges_by_hand(h, e, w):
     return (h @ w[:n])[:, None] + (h @ w[n : 2 * n])[None] + e @ w[2 * n :]
 
 
+def centred(k):
+    h = jnp.eye(len(k)) - jnp.ones((len(k), len(k))) / len(k)
+    return h @ k @ h
+
+
+def centred_by_hand(k):
+    k = k - jnp.mean(k, 0)
+    return k - jnp.mean(k, 1, keepdims=True)
+
+
+def alignment(centre):
+    return lambda k, m: jnp.sum(centre(k) * centre(m)) / jnp.sqrt(jnp.sum(centre(k) ** 2) * jnp.sum(centre(m) ** 2))
+
+
 def square(n, *more):
     return lambda: (normal(0, n, n), normal(1, n, n), *more)
 
@@ -124,6 +138,8 @@ CASES = (
         gradient_norms_by_hand,
         lambda: (normal(0, 256, 128) / 16, normal(1, 512, 256)),
     ),
+    case("rows and columns centred", centred, centred_by_hand, lambda: (normal(0, 800, 800),), (0,)),
+    case("centred kernel alignment", alignment(centred), alignment(centred_by_hand), square(500), (0,)),
     case(
         "diagonal times a matrix",
         lambda d, a: jnp.diag(d) @ a,

@@ -180,6 +180,55 @@ def test_of_a_product_only_what_is_read_is_made(name: str) -> None:
     assert_cheaper(SELECTED[name], A, B, times=1.9 if name == "quadratic forms" else 3, tolerance=1e-4)
 
 
+def centred(a: Any, rest: Any = 1 / N) -> Any:
+    """`a` less the means of its columns, as statistics books write it."""
+    return (jnp.eye(N) - rest) @ a
+
+
+CENTRED = {
+    "columns": lambda a, x, t: centred(a),
+    "rows": lambda a, x, t: a @ (jnp.eye(N) - jnp.full((N, N), 1 / N)),
+    "both": lambda a, x, t: (lambda h: h @ a @ h)(jnp.eye(N) - jnp.ones((N, N)) / N),
+    "both, distances": lambda a, x, t: -0.5 * (lambda h: h @ a**2 @ h.T)(jnp.identity(N) - jnp.ones((N, N)) / N),
+    "a vector": lambda a, x, t: centred(x),
+    "under vmap": lambda a, x, t: jax.vmap(centred)(a),
+    "batch": lambda a, x, t: (jnp.eye(N) - 1 / N) @ jnp.stack([a, a.T, a + 1]),
+    "in a trace": lambda a, x, t: jnp.trace((lambda h: a @ h @ a.T @ h)(jnp.eye(N) - 1 / N)),
+    "scaled and added": lambda a, x, t: (0.5 * jnp.eye(N) + 0.25) @ a,
+    "with a minus": lambda a, x, t: -(1 / N - jnp.eye(N)) / 3 @ a,
+    "gradient": jax.grad(lambda a, x, t: (lambda h: jnp.sum((h @ a @ h) ** 2))(jnp.eye(N) - 1 / N)),
+    "in a scan": lambda a, x, t: lax.scan(lambda c, row: (centred(c + row), None), x, a)[0],
+}
+
+
+@pytest.mark.parametrize("name", CENTRED)
+def test_an_identity_and_a_constant_are_multiplied_one_by_one(name: str) -> None:
+    """A matrix that subtracts means costs sums, on both sides, in traces and in gradients."""
+    after = assert_cheaper(CENTRED[name], A, V, T, times=1.5 if name == "gradient" else 3)
+    if name in ("columns", "both", "scaled and added"):
+        assert "dot_general" not in {eqn.primitive.name for eqn in after.jaxpr.eqns}
+
+
+def test_means_are_subtracted_more_exactly() -> None:
+    """The error against float64 is no larger than that of the product with a rounded matrix."""
+    both = CENTRED["both"]
+    a = np.asarray(A, np.float64)
+    exact = a - a.mean(0) - a.mean(1)[:, None] + a.mean()
+    errors = [np.abs(np.asarray(f(A, V, T), np.float64) - exact).max() for f in (ag.optimize(both), both)]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_more_sums_than_are_multiplied_out() -> None:
+    """A chain of five such factors has 32 terms: it stays, or is cut, and keeps its numbers."""
+
+    def f(a: Any) -> Any:
+        h = jnp.eye(N) - 1 / N
+        return h @ a @ h @ a @ h @ a @ h @ a @ h
+
+    before, after, _ = passed(f, A / N)
+    assert_near(run(after, A / N), run(before, A / N))
+
+
 MULTIPLIED = {
     "broadcast": lambda a, b: jnp.sum(a[:, :, None] * b, 1),
     "einsum in two": lambda a, b: jnp.einsum("ij,jk->ijk", a, b).sum(1),
@@ -242,6 +291,11 @@ NEAR_MISSES = {
     "square matrices": lambda a, b, x: a @ b @ a,
     "few columns of many": lambda a, b, x: (a @ b) @ b[:, :100],
     "a shifted identity": lambda a, b, x: jnp.eye(N, k=1) @ a,
+    "an identity less a matrix": lambda a, b, x: centred(a, b),
+    "a shifted identity less a number": lambda a, b, x: (jnp.eye(N, k=1) - 1 / N) @ a,
+    "an identity of few bits less a number": lambda a, b, x: (
+        (jnp.eye(N, dtype=jnp.bfloat16) - 1 / N) @ a.astype(jnp.bfloat16)
+    ),
     "two bands": lambda a, b, x: (jnp.eye(N) + jnp.eye(N, k=1)) @ a,
     "a trace of a function of a product": lambda a, b, x: jnp.trace(jnp.exp(a @ b)),
     "a diagonal of a sum": lambda a, b, x: jnp.diag(jnp.cumsum(a @ b, 0)),
@@ -360,7 +414,12 @@ def drawn(seed: int, sign: float) -> Callable[..., Any]:
     def f(x: Any, t: Any) -> Any:
         one_hot = jax.nn.one_hot(t, 4)
         pool = [x, x.T, jnp.eye(4), jnp.diag(x[0]), jnp.ones((4, 4)), one_hot, jnp.kron(x[:2, :2], x[2:, 2:])]
-        pool += [jnp.broadcast_to(x[0], (4, 4)), jnp.broadcast_to(x[1][:, None], (4, 4)), jnp.exp(x)]
+        pool += [
+            jnp.eye(4) + sign / 3,
+            jnp.broadcast_to(x[0], (4, 4)),
+            jnp.broadcast_to(x[1][:, None], (4, 4)),
+            jnp.exp(x),
+        ]
         for _ in range(7):
             a, b, c = (rng.choice(pool) for _ in range(3))
             pool.append(

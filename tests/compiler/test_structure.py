@@ -28,9 +28,12 @@ from aerogel.compiler.records import (
     Repeated,
     Said,
     Separable,
+    Shifted,
     Sorted,
     Spread,
     Symmetric,
+    of_number,
+    the,
 )
 from aerogel.compiler.structure import structure
 from compiler.programs_of import traced
@@ -59,6 +62,8 @@ def holds(record: Record, value: Any, env: dict[Any, Any]) -> bool:
             return bool(np.all(x == scale * places[dim] + offset))
         case Identity(a, b):
             return bool(np.all(x == (places[a] == places[b])))
+        case Shifted(a, b, scale, rest):
+            return bool(np.allclose(x, scale * (places[a] == places[b]) + rest, rtol=1e-6, atol=1e-6))
         case Diagonal(a, b):
             return bool(np.all(x[places[a] != places[b]] == 0))
         case OneHot(dim, index, along):
@@ -141,6 +146,10 @@ SPELLINGS: dict[str, tuple[Any, type]] = {
     "identity that vmap repeats": (lambda: jax.vmap(lambda x: jnp.eye(4))(D), Identity),
     "diag": (lambda: jnp.diag(D), Diagonal),
     "scaled identity": (lambda: 3 * jnp.eye(4), Diagonal),
+    "identity less a number": (lambda: jnp.eye(4) - 1 / 4, Shifted),
+    "identity less ones": (lambda: jnp.eye(4) - jnp.ones((4, 4)) / 4, Shifted),
+    "numbers less an identity": (lambda: (2 - jnp.eye(4) * 3).T / 5, Shifted),
+    "minus an identity that vmap repeats": (lambda: jax.vmap(lambda x: -(0.5 + jnp.eye(4)))(D), Shifted),
     "masked matrix": (lambda: jnp.eye(4) * jnp.outer(D, D), Diagonal),
     "one_hot": (lambda: jax.nn.one_hot(T, 3), OneHot),
     "one_hot along the first axis": (lambda: jax.nn.one_hot(T, 3, axis=0, dtype=jnp.bfloat16), OneHot),
@@ -182,6 +191,11 @@ NEAR = {
     "fractions compared": lambda: (D[:, None] == jnp.arange(3.0)).astype(jnp.float32),
     "a wrapping counter": lambda: lax.iota(jnp.int8, 100) * jnp.int8(2),
     "outer product of matrices": lambda: (X[:, :, None, None] * X).reshape(12, 12),
+    "identity less a row": lambda: jnp.eye(4) - D,
+    "identities along other dimensions": lambda: jnp.eye(4)[None] + jnp.eye(4)[:, :, None],
+    "identity over numbers": lambda: 1 / (jnp.eye(4) + 1),
+    "integers that wrap": lambda: jnp.eye(4, dtype=jnp.int8) * jnp.int8(100) + jnp.int8(100),
+    "rest alone": lambda: (jnp.eye(4) + 1e8) - jnp.eye(4),
     "two of three": lambda: jax.nn.one_hot(T, 3) + jax.nn.one_hot(T + 1, 3),
 }
 
@@ -191,7 +205,7 @@ def test_near_misses_are_not_taken_for_more(name: str) -> None:
     """What only looks structured gets no record that is not so."""
     program = normalize(traced(NEAR[name]))[0]
     known = structure(program.jaxpr).of(program.jaxpr.outvars[0])
-    assert not {type(r) for r in known} & {Identity, OneHot, Diagonal, Constant, Counted, Kronecker}
+    assert not {type(r) for r in known} & {Identity, Shifted, OneHot, Diagonal, Constant, Counted, Kronecker}
     check(NEAR[name])
 
 
@@ -246,3 +260,22 @@ def test_records_of_the_corpus_are_so() -> None:
         program = draw_program(seed)
         if "special" not in program.source:
             check(program.function(), *program.args())
+
+
+def test_equal_numbers_of_other_kinds_are_told_apart() -> None:
+    """-0.0 is not 0.0, nor True 1, whichever was asked for first: what is known of numbers is kept."""
+
+    def constant(number: Any) -> Any:
+        found = the(Constant, of_number(number))
+        assert found is not None
+        return found.value
+
+    for number in (0.0, -0.0, 1, 1.0, True, 1 + 0j, complex(0.0, -0.0), complex(0.0, 0.0), np.float32(-0.0), 2.5, 2.5):
+        found = constant(number)
+        assert repr(found) == repr(np.asarray(number)[()].item())
+        assert type(found) is not np.float32
+        assert Finite() in of_number(number)
+    assert Finite() not in of_number(math.inf)
+    assert Finite() not in of_number(complex(0, math.nan))
+    assert Finite() in of_number(10**400)
+    assert Positive() not in of_number(math.nan)

@@ -91,7 +91,8 @@ def sorts(o: Operands) -> list[str]:
         "lax.sort_key_val({x}, {y}, {b})[1]", "-jnp.sort(-{x}.astype('float32'), {a})",
     ).format(x=x, y=o(*shape), a=axis, b=axis % len(shape), k=o.size(1, 2))  # fmt: skip
     if o.w.chance(0.4):
-        ordered = o.one_of(f"jnp.sort({x}, {axis})", f"jnp.argsort({x}, {axis})")
+        down = f"jnp.argsort({x}, {axis}, descending=True)"
+        ordered = o.one_of(f"jnp.sort({x}, {axis})", f"jnp.argsort({x}, {axis})", down)
         return [_at(o, ordered, len(shape), axis, o.one_of("0", "-1", ":2", "-2:", ":1"))]
     k = o.size(1, n)
     part = o.one_of("", f":{k}", f"-{k}:", "0", "-1", f"{k - 1}", f"{k - 1}:{k}", "::2", "1:", f":{k}:2", "::-1")

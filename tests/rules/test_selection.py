@@ -11,10 +11,12 @@ import aerogel as ag
 from rules.rules_under_test import normal
 from rules.specials import bits_with, integers, reasons, rules_fired, specials
 
-FIRST, LAST, PLACES, ONE = RULES = [
+FIRST, LAST, PLACES, LAST_PLACES, DOWN, ONE = RULES = [
     ag.rules.first_of_sorted,
     ag.rules.last_of_sorted,
     ag.rules.first_of_argsorted,
+    ag.rules.last_of_argsorted,
+    ag.rules.first_of_argsorted_down,
     ag.rules.top_one,
 ]
 TIES = jnp.round(normal(1, 6, 200) * 2) + 0.0
@@ -30,6 +32,14 @@ SPELLINGS: dict[str, tuple[Any, Any, Any]] = {
     "places": (PLACES, lambda x: jnp.argsort(x)[:4], TIES),
     "places of rows": (PLACES, lambda x: jnp.argsort(x, -1)[:, :4], TIES),
     "places of the largest": (PLACES, lambda x: jnp.argsort(-x, 1)[:, :4], ODD),
+    "last places": (LAST_PLACES, lambda x: jnp.argsort(x)[-4:], TIES[0]),
+    "last places backwards": (LAST_PLACES, lambda x: jnp.argsort(x)[::-1][:4], TIES[1]),
+    "last places of columns": (LAST_PLACES, lambda x: jnp.flip(jnp.argsort(x, 0), 0)[:3], TIES.T),
+    "last place under vmap": (LAST_PLACES, jax.vmap(lambda x: jnp.argsort(x)[-1]), ODD),
+    "rows at the last places": (LAST_PLACES, lambda x: x[jnp.argsort(x[:, 1])[-5:]], TIES.T),
+    "places downwards": (DOWN, lambda x: jnp.argsort(x, descending=True)[:4], TIES[2]),
+    "places of rows downwards": (DOWN, lambda x: jnp.argsort(x, 1, descending=True)[:, :4], TIES),
+    "places downwards under vmap": (DOWN, jax.vmap(lambda x: jnp.argsort(x, descending=True)[:2]), ODD),
     "top one": (ONE, lambda x: lax.top_k(x, 1), normal(3, 50, 100)),
     "top one of few kinds": (ONE, lambda x: lax.top_k(x, 1), specials(4, 50, 100)),
     "top one under vmap": (ONE, jax.vmap(lambda x: lax.top_k(x, 1)[1]), jnp.zeros((5, 1000)).at[:, 9::2].set(-0.0)),
@@ -53,6 +63,11 @@ NEAR_MISSES: dict[str, tuple[Any, Any, Any, str]] = {
     "not the end": (LAST, lambda x: jnp.sort(x)[-3:-1], normal(0, 200), "`slice`"),
     "the sort is needed": (LAST, lambda x: (jnp.sort(x)[-1], jnp.sort(x)), normal(0, 200), "in the middle"),
     "last places": (PLACES, lambda x: jnp.argsort(x)[-2:], normal(0, 200), "`slice`"),
+    "first places": (LAST_PLACES, lambda x: jnp.argsort(x)[:2], normal(0, 200), "`slice`"),
+    "places in the middle": (LAST_PLACES, lambda x: jnp.argsort(x)[-3:-1], normal(0, 200), "`slice`"),
+    "any order of ties": (LAST_PLACES, lambda x: jnp.argsort(x, stable=False)[-2:], normal(0, 200), "is_stable"),
+    "last downwards": (DOWN, lambda x: jnp.argsort(x, descending=True)[-2:], normal(0, 200), "expected"),
+    "many downwards": (DOWN, lambda x: jnp.argsort(x, descending=True)[:14], normal(0, 200), "more than one in 16"),
     "values and places": (PLACES, lambda x: lax.sort((x, x), num_keys=1)[1][:2], normal(0, 200), "expected"),
     "top two": (ONE, lambda x: lax.top_k(x, 2), normal(0, 50, 100), "2 elements, not one"),
     "top one of few": (ONE, lambda x: lax.top_k(x, 1), normal(0, 50), "50 elements"),
@@ -72,6 +87,7 @@ def test_places_are_of_the_type_that_argsort_has() -> None:
     """Of 64 bits where JAX has them."""
     with jax.enable_x64(True):
         assert rules_fired(bits_with(lambda x: jnp.argsort(x)[:2], RULES, normal(0, 200))) == ["first-of-argsorted"]
+        assert rules_fired(bits_with(lambda x: jnp.argsort(x)[-2:], RULES, normal(0, 200))) == ["last-of-argsorted"]
 
 
 def test_selection_goes_before_the_sort() -> None:
@@ -82,7 +98,8 @@ def test_selection_goes_before_the_sort() -> None:
 
 def test_claims() -> None:
     """`check_rule`: nan, -0 and the largest numbers, gradients and `vmap`."""
-    for rule in (FIRST, PLACES):
-        _, f, _ = SPELLINGS["smallest of columns" if rule is FIRST else "places of rows"]
+    spellings = {FIRST: "smallest of columns", PLACES: "places of rows", DOWN: "places of rows downwards"}
+    for rule, spelling in [*spellings.items(), (LAST_PLACES, "last places of columns")]:
+        _, f, _ = SPELLINGS[spelling]
         misses = [(jnp.sort, (normal(0, 9),)), (lambda x: lax.top_k(x, 1), (normal(0, 99),))]
         ag.check_rule(rule, fires_on=[(f, (normal(0, 70, 70),))], leaves_alone=misses, under=[jax.vmap])

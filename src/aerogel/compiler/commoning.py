@@ -5,7 +5,7 @@ last force of a step is the first one of the next. f(n) is carried on, f(c) read
 the loop. Compilers of Fortran call this predictive commoning.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
@@ -54,17 +54,34 @@ def find_commoning(loop: Loop, machine: Machine) -> Commoning | None:
 def _ahead(loop: Loop) -> dict[Var, Atom]:
     """For each value of a step that is one of the step before: which."""
     eqns = [eqn for eqn in loop.body.eqns if not eqn.effects and eqn.primitive.name not in KEPT_APART]
-    made = {equation_key(eqn): eqn.outvars for eqn in eqns}
+    made = _Made(eqns)
     ahead: dict[Var, Atom] = {v: v for v in loop.body_consts}
     ahead.update(zip(loop.body_carry, loop.next_carry, strict=True))
     for eqn in eqns:
         if not all(isinstance(x, Literal) or x in ahead for x in eqn.invars):
             continue
-        key = equation_key(eqn.replace(invars=[substitute(x, ahead) for x in eqn.invars]))
-        found = [] if key is None else made.get(key, [])
+        invars = [substitute(x, ahead) for x in eqn.invars]
+        is_same = all(x is y for x, y in zip(invars, eqn.invars, strict=True))
+        found = eqn.outvars if is_same else made.find(eqn.replace(invars=invars))
         if [v.aval for v in found] == [strong(v.aval) for v in eqn.outvars]:  # as a carry is
             ahead.update(zip(eqn.outvars, found, strict=True))
     return ahead
+
+
+class _Made:
+    """Equations by what they compute; those of a primitive are entered when one of these is looked for."""
+
+    def __init__(self, eqns: Iterable[JaxprEqn]) -> None:
+        self._of_name: dict[str, list[JaxprEqn]] = {}
+        for eqn in eqns:
+            self._of_name.setdefault(eqn.primitive.name, []).append(eqn)
+        self._by_key: dict[Hashable, Sequence[Var]] = {}
+
+    def find(self, eqn: JaxprEqn) -> Sequence[Var]:
+        """The results of the last equation that computes the same; none if there is no such equation."""
+        key = equation_key(eqn)
+        self._by_key.update((equation_key(e), e.outvars) for e in self._of_name.pop(eqn.primitive.name, []))
+        return () if key is None else self._by_key.get(key, ())
 
 
 def _live(loop: Loop, taken: dict[Var, Atom]) -> set[int]:

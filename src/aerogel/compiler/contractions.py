@@ -17,10 +17,10 @@ from .cost import Cost, equation_seconds, nbytes
 from .exactness import Exactness
 from .level import Edit, Level
 from .network import Network
-from .networks import ROOTS, VIEWS, sum_of
+from .networks import ROOTS, VIEWS, Sum, expanded, sum_of
 from .pipeline import Context
 from .program import Builder, is_var, where
-from .records import Facts
+from .records import Facts, Shifted
 
 # The estimate orders forms of one computation, and is no clock: less is not worth the risk.
 MARGIN = 0.8
@@ -111,6 +111,10 @@ class _Finder:
         every = (*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars))
         return {v: k for k, v in enumerate(every)}
 
+    @cached_property
+    def _has_sums(self) -> bool:
+        return self.facts.hold(Shifted)
+
     def _seconds(self, place: int) -> float:
         found = self.seconds.get(place)
         if found is None:
@@ -141,10 +145,17 @@ class _Finder:
         return sites, refusals
 
     def _site(self, place: int, closed: frozenset[int]) -> Site | Refusal | None:
+        multiplied_out = expanded(self.level, self.facts, place, closed) if self._has_sums else None
+        site = None if multiplied_out is None else self._site_of(multiplied_out, place)
+        if isinstance(site, Site):
+            return site
         found = sum_of(self.level, self.facts, place, closed)
+        return None if found is None else self._site_of(found, place)
+
+    def _site_of(self, found: Sum, place: int) -> Site | Refusal | None:
         eqn = self.level.eqns[place]
         aval = eqn.outvars[0].aval
-        if found is None or not all(_is_held(one.coefficient, eqn) for one in found.networks):
+        if not all(_is_held(one.coefficient, eqn) for one in found.networks):
             return None
         networks = found.networks
         if len(networks) == 1 and not _is_more_than_written(networks[0]):
@@ -255,6 +266,8 @@ def _in_words(contractions: list[Contraction]) -> str:
         return "rows are picked, not multiplied by one-hot rows"
     if "scatter" in picks:
         return "rows are added where they go, not multiplied by one-hot rows"
+    if any(one.network.sums for one in contractions):
+        return "an identity and a constant are multiplied by one by one"
     if any(one.network.is_finite for one in contractions):
         return "zeros off a diagonal are not multiplied"
     if len(contractions) > 1:

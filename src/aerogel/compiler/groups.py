@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from aerogel._jax import JaxprEqn, Var
 
+from .disjoint import DisjointSets
 from .level import Edit
 
 
@@ -19,18 +20,10 @@ class Group:
 
 def joined(links: Iterable[tuple[int, int]]) -> list[frozenset[int]]:
     """What hangs together, of pairs that do; in the order of the smallest."""
-    leader: dict[int, int] = {}
-
-    def find(k: int) -> int:
-        while leader.setdefault(k, k) != k:
-            leader[k] = leader[leader[k]]
-            k = leader[k]
-        return k
-
+    sets = DisjointSets()
     for a, b in links:
-        a, b = find(a), find(b)
-        leader[max(a, b)] = min(a, b)
+        sets.join(a, b)
     found: dict[int, set[int]] = {}
-    for k in leader:
-        found.setdefault(find(k), set()).add(k)
-    return [frozenset(found[k]) for k in sorted(found)]
+    for k in sorted(sets.parent):
+        found.setdefault(sets.find(k), set()).add(k)
+    return [frozenset(one) for one in found.values()]

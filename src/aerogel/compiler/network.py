@@ -61,6 +61,7 @@ class Network:
         multiplies: whether values are multiplied at all; `joins`: whether factors are, entry by entry.
         is_finite: whether terms that are zero were left out, so that it is the same for finite values only.
         is_known: whether a factor was left out because its values are known.
+        sums: how many factors it met that are known sums, of each of which it holds one term.
         places: of the equations that were taken in.
     """
 
@@ -72,6 +73,7 @@ class Network:
     joins: bool = False
     is_finite: bool = False
     is_known: bool = False
+    sums: int = 0
     places: set[int] = field(default_factory=set)
     sizes: list[int] = field(default_factory=list)
     summed: list[Label] = field(default_factory=list)

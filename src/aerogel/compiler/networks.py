@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from aerogel._jax import Atom, JaxprEqn
 from .level import Level
 from .network import Factor, Labels, Network, NotOneNetwork, Picking
 from .program import is_var
-from .records import Constant, Counted, Diagonal, Facts, Identity, OneHot, Repeated, the
+from .records import Constant, Counted, Diagonal, Facts, Identity, OneHot, Repeated, Shifted, the
 from .structures import is_no_pad, repeats_whole
 
 # Read by several, these are taken into each network that reads them: they are no work, or XLA repeats it anyway.
@@ -21,12 +22,15 @@ VIEWS = frozenset(
 FLOATS = frozenset("bfloat16 float32 float64 complex64 complex128".split())
 ROOTS = frozenset(("dot_general", "reduce_sum", "gather"))
 MOST_FACTORS = 20
+MOST_SUMS = 3  # multiplied out: 8 networks
 DEEPEST = 100
 
 Dims = tuple[Labels, ...]
 
 
-def network_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -> Network | None:
+def network_of(
+    level: Level, facts: Facts, place: int, closed: frozenset[int], terms: Sequence[int] | None = None
+) -> Network | None:
     """The network of the equation at `place`, as far down as it goes; None if it is none.
 
     Args:
@@ -34,6 +38,8 @@ def network_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -
         facts: what is known of its values.
         place: of a product or a sum.
         closed: places of equations that are not to be taken in.
+        terms: of each sum of an identity and a constant that is met, which of the two is taken (0 or 1; 0 where none is
+            given); None to leave these sums as they are.
     """
     eqn = level.eqns[place]
     aval = eqn.outvars[0].aval
@@ -44,7 +50,7 @@ def network_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -
     network = Network()
     network.out = tuple(network.label(n) for n in aval.shape)
     try:
-        if not _Reader(level, facts, network, aval.dtype, closed).take(place, network.out, 0):
+        if not _Reader(level, facts, network, aval.dtype, closed, terms).take(place, network.out, 0):
             return None
         network.finish()
     except NotOneNetwork:
@@ -91,6 +97,19 @@ def sum_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -> Su
         network.places.add(maker)
         networks.append(network)
     return Sum(tuple(networks), at)
+
+
+def expanded(level: Level, facts: Facts, place: int, closed: frozenset[int]) -> Sum | None:
+    """The equation at `place` multiplied out where a factor is an identity plus a constant; None if none is.
+
+    `(eye(n) - 1 / n) @ A` is `A` less the means of its columns.
+    """
+    first = network_of(level, facts, place, closed, ())
+    if first is None or not 0 < first.sums <= MOST_SUMS:
+        return None
+    networks = [network_of(level, facts, place, closed, terms) for terms in product((0, 1), repeat=first.sums)]
+    same = [one for one in networks if one is not None and (one.sums, one.places) == (first.sums, first.places)]
+    return Sum(tuple(same)) if len(same) == len(networks) else None
 
 
 def _joined(level: Level, facts: Facts, eqn: JaxprEqn) -> tuple[int, int] | None:
@@ -161,6 +180,7 @@ class _Reader:
     network: Network
     dtype: object
     closed: frozenset[int]
+    terms: Sequence[int] | None = None  # of each known sum that is met, which term is taken; None to leave them
 
     def read(self, atom: Atom, dims: Dims, depth: int) -> None:
         """Multiplies the network by a value whose dimensions are labelled `dims`."""
@@ -180,17 +200,31 @@ class _Reader:
         if not known:
             return False
         constant, identity, picked = the(Constant, known), the(Identity, known), the(OneHot, known)
+        shifted = the(Shifted, known)
         if constant is not None and not isinstance(constant.value, complex) and np.isfinite(constant.value):
             self.network.coefficient *= float(constant.value)
         elif identity is not None:
             self.network.is_finite = True
             self.network.join(dims[identity.a], dims[identity.b])
+        elif shifted is not None and shifted.scale and shifted.rest and self.terms is not None:
+            self._take_term(shifted, dims)
         elif picked is not None:
             at = tuple(dims[d] if d >= 0 else () for d in picked.along)
             self.network.multiply(Factor(atom, dims, Picking(picked.index, at, dims[picked.dim])))
         else:
             return False
         return True
+
+    def _take_term(self, shifted: Shifted, dims: Dims) -> None:
+        """Multiplies by one of the two that a value is the sum of: an identity, or a number everywhere."""
+        assert self.terms is not None
+        met = self.network.sums
+        is_rest = met < len(self.terms) and self.terms[met]
+        self.network.sums += 1
+        self.network.is_finite = True
+        self.network.coefficient *= shifted.rest if is_rest else shifted.scale
+        if not is_rest:
+            self.network.join(dims[shifted.a], dims[shifted.b])
 
     def _is_open(self, place: int, depth: int) -> bool:
         eqn = self.level.eqns[place]

@@ -27,6 +27,7 @@ from .exactness import Exactness
 from .normalize import normalize
 from .program import Program
 from .report import Decision, Report
+from .uncollected import uncollected
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
             else:
                 reason = "the values are spread over devices, and it could move them between these"
                 decisions.append(Decision(one.name, "the pass did not run", "", False, reason))
-        with closing(Budget(budget_seconds(len(program.jaxpr.eqns)))) as budget:
+        with uncollected(), closing(Budget(budget_seconds(len(program.jaxpr.eqns)))) as budget:
             for step, run in steps:
                 if budget.is_over:  # the pass that used it up is named already
                     decisions.append(Decision(step, "the pass did not run", "", False, "no time was left for it"))

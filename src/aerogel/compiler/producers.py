@@ -10,11 +10,11 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, along_output
 from .axes.elementwise import NAMES as ELEMENTWISE
-from .choose import UNFUSED
 from .cost import nbytes
 from .level import Level
 from .loop import Loop, LoopBuilder
 from .program import is_var
+from .site_seconds import UNFUSED
 from .spread import stays_local
 from .window import Window, in_window, position
 

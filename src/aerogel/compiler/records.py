@@ -5,8 +5,10 @@ A record is a promise about every value that the program can take: "the value is
 rewrites of the class `finite`.
 """
 
+import cmath
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,6 +46,19 @@ class Identity:
 
     a: int
     b: int
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """`rest` where the places along dimensions `a` < `b` (of one size) differ, `scale` more where they are equal.
+
+    `eye(n) - 1 / n`, which subtracts the mean of what it multiplies.
+    """
+
+    a: int
+    b: int
+    scale: float
+    rest: float
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,7 @@ Record = (
     | Repeated
     | Counted
     | Identity
+    | Shifted
     | Diagonal
     | OneHot
     | Spread
@@ -171,6 +187,10 @@ class Facts:
             return of_number(atom.val) if np.ndim(atom.val) == 0 and _jax.is_number(atom.aval.dtype) else NOTHING
         return self._found.get(atom, NOTHING)
 
+    def hold(self, kind: type[Record]) -> bool:
+        """Whether there is a record of a kind about any value."""
+        return any(isinstance(r, kind) for known in self._found.values() for r in known)
+
     def learn(self, var: Var, known: Known) -> None:
         """Adds records about a value that is new."""
         if known:
@@ -193,6 +213,9 @@ def closed(known: Known, aval: Any) -> Known:
             case Identity(a, b):
                 found |= {Diagonal(a, b), Symmetric(a, b), NonNegative(), Finite()}
                 found |= {Repeated(d) for d in range(len(aval.shape)) if d not in (a, b)}
+            case Shifted(a, b):
+                found |= {Symmetric(a, b), Finite()}
+                found |= {Repeated(d) for d in range(len(aval.shape)) if d not in (a, b)}
             case OneHot():
                 found |= {NonNegative(), Finite()}
             case Positive():
@@ -204,9 +227,14 @@ def closed(known: Known, aval: Any) -> Known:
 
 def of_number(value: Any) -> Known:
     """What is known of a scalar whose value is known."""
-    number = np.asarray(value)[()].item() if not isinstance(value, (bool, int, float, complex)) else value
+    number = value if isinstance(value, (bool, int, float, complex)) else np.asarray(value)[()].item()
+    return _of_number(number) if number != 0 else _of_number.__wrapped__(number)  # 0.0 equals -0.0: none is kept
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _of_number(number: bool | int | float | complex) -> Known:
     found: set[Record] = {Constant(number)}
-    if np.isfinite(number):
+    if isinstance(number, int) or cmath.isfinite(number):
         found.add(Finite())
     if not isinstance(number, complex) and number >= 0:
         found.add(NonNegative())
@@ -226,10 +254,10 @@ def moved(known: Iterable[Record], to: Sequence[int], shape: Sequence[int], new:
     for r in known:
         if isinstance(r, (OneHot, Spread)):
             found |= _moved_source(r, kept, shape)
-        elif isinstance(r, (Identity, Diagonal, Symmetric, Kronecker)):
-            found |= {type(r)(*sorted((kept[r.a], kept[r.b])))} if r.a in kept and r.b in kept else set()
-        elif isinstance(r, Said):
-            found |= {Said(r.fact, kept[r.a], kept[r.b])} if r.a in kept and r.b in kept else set()
+        elif isinstance(r, (Identity, Shifted, Diagonal, Symmetric, Kronecker, Said)):
+            if r.a in kept and r.b in kept:
+                a, b = kept[r.a], kept[r.b]
+                found.add(replace(r, a=a, b=b) if a < b or isinstance(r, Said) else replace(r, a=b, b=a))
         elif isinstance(r, Separable):
             found.add(Separable(*(frozenset(kept[d] for d in dims if d in kept) for dims in (r.one, r.other))))
         elif isinstance(r, (Repeated, Sorted)):

@@ -14,14 +14,13 @@ from .axes import Axis, Mapped, Reduced
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import nbytes
 from .cost.primitives import DEAR
+from .disjoint import DisjointSets
 from .exactness import Exactness
 from .level import Level
 from .program import is_var
 
 # Monoids whose result does not depend on the order.
 ORDERLESS = ("max", "min", "and", "or", "xor", "argmax", "argmin")
-
-
 # What is so many times smaller than what is made of it may exist.
 SMALLER = 16
 # What moves entries and computes nothing.
@@ -151,27 +150,19 @@ def group_of(level: Level, seed: Var, least_bytes: int) -> Group:
 
 def groups(level: Level, is_large: Callable[[Var], bool]) -> list[Group]:
     """The large values of a level, those that equations have in common together, and the places of these equations."""
-    group: dict[Var, Var] = {}
-
-    def root(v: Var) -> Var:
-        while group[v] is not v:
-            group[v] = group[group[v]]
-            v = group[v]
-        return v
-
+    sets = DisjointSets()
     touched: list[tuple[int, Var]] = []
     for place, eqn in enumerate(level.eqns):
         values = [v for v in (*eqn.outvars, *eqn.invars) if is_var(v) and v in level.made_by and is_large(v)]
         for v in values:
-            group.setdefault(v, v)
-            group[root(v)] = root(values[0])
+            sets.join(v, values[0])
         if values:
             touched.append((place, values[0]))
     found: dict[Var, tuple[set[Var], set[int]]] = {}
-    for v in group:
-        found.setdefault(root(v), (set(), set()))[0].add(v)
+    for v in list(sets.parent):
+        found.setdefault(sets.find(v), (set(), set()))[0].add(v)
     for place, v in touched:
-        found[root(v)][1].add(place)
+        found[sets.find(v)][1].add(place)
     return [(frozenset(values), frozenset(places)) for values, places in found.values()]
 
 

@@ -26,6 +26,7 @@ from .records import (
     Repeated,
     Said,
     Separable,
+    Shifted,
     Sorted,
     Spread,
     Symmetric,
@@ -52,9 +53,9 @@ def _operands(eqn: JaxprEqn, facts: Facts) -> list[Known]:
     """Records of the operands as the result's shape sees them: scalars and dimensions of size 1 are stretched."""
     shape, found = _shape(eqn.outvars[0]), []
     for x in eqn.invars:
-        mine = _shape(x)
+        mine, known = _shape(x), facts.of(x)
         to = range(len(mine)) if len(mine) == len(shape) else ()
-        found.append(frozenset(moved(facts.of(x), to, mine, shape)))
+        found.append(known if mine == shape else frozenset(moved(known, to, mine, shape)))
     return found
 
 
@@ -245,6 +246,45 @@ def _sum(eqn: JaxprEqn, facts: Facts) -> Found:
     a, b = (_affine(known) for known in operands)
     if a and b and _kind(eqn.outvars[0]) in "iu":
         found |= set(_counted(eqn, a[1] + sign * b[1], a[2] + sign * b[2], a[0], b[0]))
+    one, other = (_shifted(known) for known in operands)
+    if one and other and (one[0] is None or other[0] in (None, one[0])):
+        dims = other[0] if one[0] is None else one[0]
+        found |= _as_shifted(eqn, dims, one[1] + sign * other[1], one[2] + sign * other[2])
+    return found
+
+
+Dims = tuple[int, int]
+
+
+def _shifted(known: Known) -> tuple[Dims | None, float, float] | None:
+    """Dimensions, scale and rest of a constant (which has no dimensions), an identity, or what is made of these."""
+    constant, identity, shifted = the(Constant, known), the(Identity, known), the(Shifted, known)
+    if shifted is not None:
+        return (shifted.a, shifted.b), shifted.scale, shifted.rest
+    if identity is not None:
+        return (identity.a, identity.b), 1.0, 0.0
+    if constant is None or isinstance(constant.value, complex) or Finite() not in known:
+        return None
+    return None, 0.0, float(constant.value)
+
+
+def _as_shifted(eqn: JaxprEqn, dims: Dims | None, scale: float, rest: float) -> set[Record]:
+    """The record of a float, where it is no number that rounding to the result's type may lose."""
+    (out,) = eqn.outvars
+    is_rounded_once = str(out.aval.dtype) in ("float32", "float64")  # shorter ones are computed in 32 bits
+    if not is_rounded_once or not all(x == 0 or 1e-30 < abs(x) < 1e30 for x in (scale, rest)):
+        return set()
+    if dims is None:
+        return {Constant(_rounded(rest, out))}
+    return {Shifted(*dims, scale, rest)} if scale else set()
+
+
+def _quotient(eqn: JaxprEqn, facts: Facts) -> Found:
+    operands = _operands(eqn, facts)
+    found = _repeated(operands)
+    one, other = (_shifted(known) for known in operands)
+    if one and other and other[0] is None and other[2]:
+        found |= _as_shifted(eqn, one[0], one[1] / other[2], one[2] / other[2])
     return found
 
 
@@ -280,8 +320,11 @@ def _product(eqn: JaxprEqn, facts: Facts) -> Found:
         one = the(Constant, other)
         if one is not None:
             found |= {r for r in known if isinstance(r, Symmetric)}
+            scaled, by = _shifted(known), _shifted(other)
             if one.value == 1:
                 found |= {r for r in known if isinstance(r, (Identity, OneHot, Constant))}
+            elif scaled is not None and by is not None:
+                found |= _as_shifted(eqn, scaled[0], scaled[1] * by[2], scaled[2] * by[2])
     one, other = ({r.dim for r in known if isinstance(r, Repeated)} for known in operands)
     if one - other and other - one:
         found.add(Separable(frozenset(other - one), frozenset(one - other)))
@@ -302,9 +345,11 @@ def _neg(eqn: JaxprEqn, facts: Facts) -> Found:
     affine = _affine(known)
     if affine and _kind(eqn.outvars[0]) in "iu":
         found |= set(_counted(eqn, -affine[1], -affine[2], affine[0]))
-    constant = the(Constant, known)
+    constant, shifted = the(Constant, known), _shifted(known)
     if constant is not None and _kind(eqn.outvars[0]) in "fcV":
         found.add(Constant(-constant.value))
+    elif shifted is not None:
+        found |= _as_shifted(eqn, shifted[0], -shifted[1], -shifted[2])
     return found
 
 
@@ -428,6 +473,7 @@ LEARN: dict[str, Learn] = {
     "add_any": _sum,
     "sub": _sum,
     "mul": _product,
+    "div": _quotient,
     "neg": _neg,
     "concatenate": _concatenate,
     "reduce_sum": _reduced,

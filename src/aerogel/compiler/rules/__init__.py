@@ -33,7 +33,9 @@ from .ruleset import AnyRule as AnyRule
 from .ruleset import RuleSet as RuleSet
 from .ruleset import rule_set as rule_set
 from .selection import first_of_argsorted as first_of_argsorted
+from .selection import first_of_argsorted_down as first_of_argsorted_down
 from .selection import first_of_sorted as first_of_sorted
+from .selection import last_of_argsorted as last_of_argsorted
 from .selection import last_of_sorted as last_of_sorted
 from .selection import top_one as top_one
 from .shipped import default as default

@@ -70,17 +70,56 @@ def first_of_argsorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
 @first_of_argsorted.to
 def _(x: Any, *, axis: int, k: int) -> Any:
     sort = partial(first_of_argsorted.before, axis=axis, k=k)
-    places = jax.dtypes.canonicalize_dtype(np.int64)  # as `argsort` has them
-
-    def select(x: jax.Array) -> jax.Array:
-        return lax.convert_element_type(_largest(lax.neg(x), axis, k)[1], places)
-
-    return or_sorted(x, select, sort)
+    return or_sorted(x, lambda x: _as_places(_largest(lax.neg(x), axis, k)[1]), sort)
 
 
 @first_of_argsorted.when
 def _(x: Operand, *, axis: int, k: int, site: Site) -> bool | str:
     return _cannot_select(x, axis, k, site) or True
+
+
+@_rule_of("last-of-argsorted")
+def last_of_argsorted(x: Any, *, axis: int = 0, start: int = 3) -> Any:
+    """The places of the largest in their order: of equal ones, those behind."""
+    return part(jnp.argsort(x, axis), axis, start, x.shape[axis])
+
+
+@last_of_argsorted.to
+def _(x: Any, *, axis: int, start: int) -> Any:
+    n = x.shape[axis]
+    sort = partial(last_of_argsorted.before, axis=axis, start=start)
+
+    def select(x: jax.Array) -> jax.Array:
+        # `top_k` takes those in front: it looks from the end.
+        from_end = lax.rev(_largest(lax.rev(x, (axis,)), axis, n - start)[1], (axis,))
+        return _as_places(lax.sub(lax.full_like(from_end, n - 1), from_end))
+
+    return or_sorted(x, select, sort)
+
+
+@last_of_argsorted.when
+def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
+    return _cannot_select(x, axis, x.shape[axis] - start, site) or True
+
+
+@_rule_of("first-of-argsorted-down")
+def first_of_argsorted_down(x: Any, *, axis: int = 0, start: int = 3) -> Any:
+    """The places of the largest, the largest first: of equal ones, those in front. All but `start` of them.
+
+    What is sorted is `x` from its end, of which the last are taken: only `start` stands in such a program.
+    """
+    return part(jnp.argsort(x, axis, descending=True), axis, 0, x.shape[axis] - start)
+
+
+@first_of_argsorted_down.to
+def _(x: Any, *, axis: int, start: int) -> Any:
+    sort = partial(first_of_argsorted_down.before, axis=axis, start=start)
+    return or_sorted(x, lambda x: _as_places(_largest(x, axis, x.shape[axis] - start)[1]), sort)
+
+
+@first_of_argsorted_down.when
+def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
+    return _cannot_select(x, axis, x.shape[axis] - start, site) or True
 
 
 @on(
@@ -129,3 +168,8 @@ def _cannot_select(x: Operand, axis: int, k: int, site: Site) -> str | None:
 def _largest(x: jax.Array, axis: int, k: int) -> tuple[jax.Array, jax.Array]:
     values, places = lax.top_k(x, k, axis=axis)
     return values, places
+
+
+def _as_places(places: jax.Array) -> jax.Array:
+    """Of the type that `argsort` gives places."""
+    return lax.convert_element_type(places, jax.dtypes.canonicalize_dtype(np.int64))

@@ -16,7 +16,13 @@ from .kernel_gradient import depthwise_kernel_gradient
 from .pooling import max_pool_gradient
 from .reductions import last_of_cumsum
 from .ruleset import RuleSet
-from .selection import first_of_argsorted, first_of_sorted, last_of_sorted
+from .selection import (
+    first_of_argsorted,
+    first_of_argsorted_down,
+    first_of_sorted,
+    last_of_argsorted,
+    last_of_sorted,
+)
 from .small_determinants import small_det, small_log_det, small_slogdet
 from .small_products import small_product
 from .small_solves import small_cholesky, small_lu, small_solve, small_triangular_solve
@@ -29,6 +35,8 @@ default = RuleSet(
         first_of_sorted,
         last_of_sorted,
         first_of_argsorted,
+        first_of_argsorted_down,
+        last_of_argsorted,
         sort_places,
         argmax_by_blocks,
         argmin_by_blocks,
