@@ -344,6 +344,21 @@ def test_a_little_more_memory_beside_what_is_read() -> None:
     assert max(v.aval.size for eqn in after.jaxpr.eqns for v in eqn.outvars) == 8192 * 128
 
 
+def test_a_factor_is_read_where_its_own_factors_would_be_multiplied_again() -> None:
+    """The norms of outer products, and their sum with weights: neither needs them, both read `u` as it was made."""
+
+    def clipped(x: Any, w: Any) -> Any:
+        u = jnp.sin(w) * jnp.cos(w)
+        products = lax.transpose(lax.dot_general(u, x, (((), ()), ((0,), (0,)))), (0, 2, 1))
+        return jnp.tensordot(jnp.minimum(1, 1 / jnp.sqrt((products**2).sum((1, 2)))), products, 1)
+
+    args = values(1 << 14, 16), values(1 << 14, 48)
+    before, after, fired = passed(clipped, *args)
+    largest = [max(v.aval.size for e in p.jaxpr.eqns for v in e.outvars) for p in (before, after)]
+    assert (len(fired), *largest) == (2, 48 << 18, 48 << 14)
+    assert_near(run(after, *args), run(before, *args), 1e-4)
+
+
 def test_products_keep_their_precision() -> None:
     """A chain keeps the precision that it was given; what was multiplied entry by entry keeps all of it."""
     for f, want in {

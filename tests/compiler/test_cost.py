@@ -572,6 +572,23 @@ def test_seconds_come_with_the_cost_on_request():
     assert program_cost(program, seconds=True).seconds == jaxpr_seconds(program, machine(jax.default_backend()))
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: jnp.searchsorted(x, x),
+        lambda x: jnp.nonzero(x, size=9),
+        lambda x: jnp.ldexp(x, 3),
+        lambda x: lax.custom_root(lambda y: y - x, x, lambda f, y: y - jnp.sin(f(y)), lambda g, y: y / 2),
+    ],
+    ids=["search", "places", "powers of two", "root"],
+)
+def test_what_jax_lowers_late_costs_what_it_computes(f):
+    """In jax 0.12 these are one equation each; its program is what XLA is given."""
+    program = trace(f, f32(100))
+    assert unknown_primitives(program) == set()
+    assert 200 <= program_cost(program).flops <= 20_000
+
+
 # -- coverage, speed
 
 

@@ -106,6 +106,48 @@ def all_names(jaxpr: Jaxpr) -> list[str]:
     return [n for e in jaxpr.eqns for n in (e.primitive.name, *(n for j in inner_jaxprs(e) for n in all_names(j)))]
 
 
+# What JAX keeps whole until it lowers a program, in 0.12; a primitive of what it computes.
+LATE: dict[str, tuple[Any, str]] = {
+    "search": (lambda x: jnp.searchsorted(x[0], x), "scan"),
+    "search under vmap": (jax.vmap(jnp.searchsorted), "scan"),
+    "two searches": (lambda x: (jnp.searchsorted(x[0], x), jnp.searchsorted(x[1], x + 1)), "scan"),
+    "interpolation": (lambda x: jnp.interp(x, x[0], x[1]), "scan"),
+    "places": (lambda x: jnp.nonzero(x > 0, size=3), "cumsum"),
+    "places in a loop": (lambda x: lax.map(lambda r: jnp.nonzero(r > 0, size=2), x), "cumsum"),
+    "places in a branch": (
+        lambda x: lax.cond(x[0, 0] < 0, lambda x: jnp.flatnonzero(x > 0, size=3), lambda x: jnp.zeros(3, int), x),
+        "cumsum",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_is_lowered_late_is_written_out(name: str) -> None:
+    """A search, say, is no equation in which nothing can be found, at any level; two are calls of one function."""
+    f, inside = LATE[name]
+    square = np.sort(np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3))
+    args = (square,) * (2 if "vmap" in name else 1)
+    program = traced(f, *args)
+    normal, _ = normalize(program)
+    check_program(normal, program)
+    found = all_names(normal.jaxpr)
+    assert inside in found
+    assert "call_hi_primitive" not in found
+    assert found.count("jit") == (2 if name == "two searches" else 0)
+    assert normalize(normal)[0] is normal
+    assert bits(run(normal, *args)) == bits(run(program, *args))
+
+
+def test_what_is_lowered_late_keeps_its_derivative() -> None:
+    """A power of two is put into the bits of a number, through which JAX takes no derivative."""
+    x = np.linspace(0.5, 2, 7, dtype=np.float32)
+    scaled = lambda x: jnp.ldexp(x, 3) * jnp.frexp(x)[0] + jnp.interp(x, jnp.sort(x), x)  # noqa: E731
+    normal, _ = normalize(traced(scaled, x))
+    want = jax.vjp(scaled, x)[1](jnp.ones(7))[0]
+    assert np.all(np.asarray(want) > 1)
+    np.testing.assert_array_equal(jax.vjp(lambda x: evaluate(normal, [x])[0], x)[1](jnp.ones(7))[0], want)
+
+
 IDENTITIES = {
     "cast": lambda x, k: x.astype(x.dtype) * 2,
     "reshape": lambda x, k: x.reshape(x.shape) * 2,

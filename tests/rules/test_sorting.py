@@ -19,6 +19,11 @@ def in_scan(rows: Any) -> Any:
     return lax.scan(lambda c, row: (c + jnp.sort(row), jnp.argsort(row)), jnp.zeros(rows.shape[1]), rows)
 
 
+def in_any_order(x: Any) -> Any:
+    """A sort that does not say which of two equal numbers comes first: on CPU, JAX does not keep their order."""
+    return lax.sort(x, is_stable=False)
+
+
 SPELLINGS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sort": (jnp.sort, (specials(0, 100),)),
     "argsort of columns": (lambda x: jnp.argsort(x, 0), (specials(1, 40, 6),)),
@@ -38,6 +43,12 @@ SPELLINGS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "scan": (in_scan, (specials(13, 4, 30),)),
     "branch": (lambda x: lax.cond(x[0] > 0, jnp.sort, jnp.negative, x), (normal(14, 30),)),
     "permutation": (lambda key: jax.random.permutation(key, 500), (jax.random.key(0),)),
+    "in any order": (in_any_order, (normal(16, 100),)),
+    "in any order, with ties": (in_any_order, (specials(17, 100),)),
+    "in any order, with zeros of both signs": (in_any_order, (jnp.nan_to_num(specials(17, 100), posinf=-0.0),)),
+    "in any order in bfloat16": (jax.vmap(in_any_order), (specials(18, 3, 30, dtype="bfloat16"),)),
+    "in any order in float16": (in_any_order, (normal(19, 8, 9).astype("float16"),)),
+    "in any order in a scan": (lambda x: lax.map(in_any_order, x), (normal(20, 3, 80),)),
     "median": (jnp.median, (normal(15, 9, 9),)),
 }
 
@@ -64,6 +75,7 @@ NEAR_MISSES: dict[str, tuple[Any, Any, str]] = {
     "two keys": (lambda x: lax.sort((x, x), num_keys=2), normal(0, 50), "it has 2 keys"),
     "complex": (jnp.sort, normal(0, 50).astype(complex), "complex64 has no order"),
     "not stable": (lambda x: jnp.argsort(x, stable=False), normal(0, 50), "which of two equal keys comes first"),
+    "few, not stable": (in_any_order, normal(0, 63), "63 elements in any order among equals, fewer than 64"),
     "short": (jnp.sort, normal(0, 3), "3 elements, fewer than 4"),
 }
 

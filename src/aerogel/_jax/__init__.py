@@ -38,6 +38,9 @@ from .derivatives import forward_rule as forward_rule
 from .derivatives import with_backward_rule as with_backward_rule
 from .elementwise import OURS as OURS
 from .elementwise import elementwise_primitive as elementwise_primitive
+from .high import has_rules_to_keep as has_rules_to_keep
+from .high import jax_operation as jax_operation
+from .high import lowered_operation as lowered_operation
 from .marker import marker_primitive as marker_primitive
 from .names import Atom as Atom
 from .names import ClosedJaxpr as ClosedJaxpr

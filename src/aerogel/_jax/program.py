@@ -43,7 +43,7 @@ def holds_high_types(jaxpr: Jaxpr) -> bool:
     """Whether values of a program, or of one inside it, are of types that JAX has still to lower.
 
     An equation alone may be left to lower too: since jax 0.11 that is `jnp.searchsorted`, `nonzero`, `custom_root`.
-    Such a one is like any that is unknown.
+    Such a one is written out (`high.py`), or like any that is unknown.
     """
     if not jaxpr.is_high:
         return False

@@ -27,6 +27,7 @@ MARGIN = 0.8
 LEAST_SECONDS = 2e-7
 MORE_BYTES = 1 << 16  # that the new form may hold at its peak, or a part of what the old one reads and was made
 PART_OF_READ = 16
+ENTRYWISE = frozenset("mul integer_pow square neg div".split())
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,17 @@ class Site:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A network that stays as it is, and why."""
+    """A network that stays as it is, and why.
+
+    Attributes:
+        root: the place of the equation whose result it makes.
+        reason: in words.
+        remade: places of entrywise products in it that others read: if it reads them too, it holds less.
+    """
 
     root: int
     reason: str
+    remade: frozenset[int] = frozenset()
 
 
 def sites_of(level: Level, facts: Facts, context: Context) -> tuple[list[Site], list[Refusal]]:
@@ -126,6 +134,9 @@ class _Finder:
                 # What several networks read is better made once if that saves as much.
                 other = self._site(place, self.closed | found.shared)
                 found = other if isinstance(other, Site) and other.seconds_saved >= found.seconds_saved else found
+            elif isinstance(found, Refusal) and found.remade:
+                other = self._site(place, self.closed | found.remade)
+                found = other if isinstance(other, Site) else found
             if isinstance(found, Site):
                 sites.append(found)
                 covered |= found.dying
@@ -179,7 +190,8 @@ class _Finder:
         more = max(MORE_BYTES, made // PART_OF_READ)
         if after.peak_bytes > before.peak_bytes + 2 * nbytes(result.aval) + more:
             held = f"it would hold {after.peak_bytes / 1e6:.1f} MB, and holds {before.peak_bytes / 1e6:.1f} MB"
-            return Refusal(place, held)
+            remade = (k for k in places - dying if self.level.eqns[k].primitive.name in ENTRYWISE)
+            return Refusal(place, held, frozenset(remade))
         return Site(
             place, frozenset(dying), frozenset(shared), tuple(builder.eqns), result, before, after, now - then,
             _exactness(contractions), _in_words(contractions),

@@ -16,6 +16,7 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .closed_over import asks_nothing, without_closures
 from .identities import simplify_equation
+from .late import written_out
 from .program import (
     Builder,
     Program,
@@ -116,7 +117,13 @@ class Normalizer:
         for eqn in jaxpr.eqns:
             new = rename(map_inner(eqn, self.nested), env)
             changed |= new is not eqn
-            if self._is_inlined(eqn, new):
+            operation = written_out(new)
+            if operation is not None:
+                changed = self.calls_left = True  # its own calls are not counted yet
+                builder = Builder(new)
+                env.update(zip(new.outvars, builder.inline(operation, new.invars, like=new), strict=True))
+                eqns += builder.eqns
+            elif self._is_inlined(eqn, new):
                 changed = True
                 inline_call(new, eqns, env)
             else:

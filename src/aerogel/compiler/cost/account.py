@@ -8,9 +8,9 @@ from typing import Any
 from aerogel import _jax
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Literal
 
-from .flat import called, open_jaxpr
+from .flat import called, kind_of, open_jaxpr
 from .kernels import Kernel, kernels
-from .primitives import CALL_PARAMETER, KIND, Kind
+from .primitives import Kind
 from .sizes import nbytes
 from .work import equation_flops
 
@@ -56,8 +56,7 @@ def unknown_primitives(jaxpr: Any) -> frozenset[str]:
 
     They count 0 flops, and the bytes of their operands and results.
     """
-    names = {eqn.primitive.name for eqn in _all_equations(open_jaxpr(jaxpr))}
-    return frozenset(name for name in names if name not in KIND)
+    return frozenset(eqn.primitive.name for eqn in _all_equations(open_jaxpr(jaxpr)) if kind_of(eqn) is None)
 
 
 def has_unknown_trips(jaxpr: Any) -> bool:
@@ -95,7 +94,7 @@ def forwarded_bytes(body: Jaxpr, num_carry: int) -> int:
 def nested_programs(eqn: JaxprEqn) -> list[Jaxpr]:
     """The programs that an equation runs (not those of its derivatives, nor what combines two scalars)."""
     name = eqn.primitive.name
-    if name in CALL_PARAMETER:
+    if kind_of(eqn) is Kind.CALL:
         inner = called(eqn)
         return [] if inner is None else [inner]
     if name == "scan":

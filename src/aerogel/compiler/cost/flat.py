@@ -5,6 +5,7 @@ from typing import Any
 
 from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from ..late import lowered
 from .primitives import CALL_PARAMETER, KIND, Kind
 from .sizes import nbytes
 
@@ -18,9 +19,18 @@ def open_jaxpr(program: Any) -> Jaxpr:
     return program.jaxpr if isinstance(program, ClosedJaxpr) else program
 
 
+def kind_of(eqn: JaxprEqn) -> Kind | None:
+    """What kind of work an equation is; None if its primitive is in no table."""
+    kind = KIND.get(eqn.primitive.name)
+    return Kind.CALL if kind is None and lowered(eqn) is not None else kind
+
+
 def called(eqn: JaxprEqn) -> Jaxpr | None:
     """The program that a call runs when it is evaluated (not its derivative's programs); None if it holds none."""
-    inner = eqn.params.get(CALL_PARAMETER[eqn.primitive.name])
+    parameter = CALL_PARAMETER.get(eqn.primitive.name)
+    if parameter is None:
+        return lowered(eqn)
+    inner = eqn.params.get(parameter)
     inner = getattr(inner, "solve", inner)  # custom_linear_solve holds four programs and runs this one
     inner = open_jaxpr(inner)
     return inner if isinstance(inner, Jaxpr) else None
@@ -45,7 +55,7 @@ def inlined_length(jaxpr: Jaxpr) -> int:
         if total > INLINE_LIMIT:
             break
         for eqn in current.eqns:
-            if KIND.get(eqn.primitive.name) is Kind.CALL:
+            if kind_of(eqn) is Kind.CALL:
                 inner = called(eqn)
                 if inner is not None:
                     stack.append(inner)
@@ -72,7 +82,8 @@ class Flat:
         """Adds equations whose variables are numbered in `ids`, which grows."""
         size, producer = self.size, self.producer
         for eqn in eqns:
-            kind = KIND.get(eqn.primitive.name, Kind.OPAQUE)
+            known = kind_of(eqn)
+            kind = Kind.OPAQUE if known is None else known
             if kind is Kind.CALL:
                 inner = called(eqn)
                 if inner is not None and len(inner.eqns) <= INLINE_LIMIT and inlined_length(inner) <= INLINE_LIMIT:

@@ -1,5 +1,6 @@
 """Places along an axis: the order in which numbers take them, and what stands there."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jax import lax
 
 from .site import Site
 
+OfArray = Callable[[jax.Array], jax.Array]
 _BITS = {1: np.int8, 2: np.int16, 4: np.int32}
 
 
@@ -55,3 +57,10 @@ def part(x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
 def spread(site: Site) -> str | None:
     """The reason against cutting an axis up: it may be spread over devices already."""
     return "its values may be spread over devices" if site.over_devices else None
+
+
+def or_sorted(x: jax.Array, select: OfArray, sort: OfArray) -> jax.Array:
+    """What `select` gives; but where there is a nan or a -0, whose place among equals only a sort knows."""
+    bits = lax.bitcast_convert_type(x, _BITS[np.dtype(x.dtype).itemsize])
+    odd = lax.bitwise_or(lax.ne(x, x), lax.eq(bits, _full(bits, np.iinfo(bits.dtype).min)))
+    return lax.cond(jnp.any(odd), sort, select, x)

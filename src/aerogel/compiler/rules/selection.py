@@ -12,14 +12,13 @@ from jax import lax
 from .extrema import cannot_block, in_blocks
 from .on import on
 from .operand import Operand
-from .places import part
+from .places import or_sorted, part
 from .rule import Rule, rule
 from .site import Site
 
 # Measured border: docs/reference/catalogue-order.md.
 FEWEST = 160  # elements: below, the branch takes longer to start than the sort takes
 MOST = 16  # the part of an axis that is selected by `top_k`: one in so many
-_OfArray = Callable[[jax.Array], jax.Array]
 _REASON = "a selection passes over the array once or twice, a sort log(n) times"
 
 
@@ -36,7 +35,7 @@ def first_of_sorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
 @first_of_sorted.to
 def _(x: Any, *, axis: int, k: int) -> Any:
     sort = partial(first_of_sorted.before, axis=axis, k=k)
-    return _or_sorted(x, lambda x: lax.neg(_largest(lax.neg(x), axis, k)[0]), sort)
+    return or_sorted(x, lambda x: lax.neg(_largest(lax.neg(x), axis, k)[0]), sort)
 
 
 @first_of_sorted.when
@@ -54,7 +53,7 @@ def last_of_sorted(x: Any, *, axis: int = 0, start: int = 3) -> Any:
 def _(x: Any, *, axis: int, start: int) -> Any:
     n = x.shape[axis]
     sort = partial(last_of_sorted.before, axis=axis, start=start)
-    return _or_sorted(x, lambda x: lax.rev(_largest(x, axis, n - start)[0], (axis,)), sort)
+    return or_sorted(x, lambda x: lax.rev(_largest(x, axis, n - start)[0], (axis,)), sort)
 
 
 @last_of_sorted.when
@@ -71,7 +70,7 @@ def first_of_argsorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
 @first_of_argsorted.to
 def _(x: Any, *, axis: int, k: int) -> Any:
     sort = partial(first_of_argsorted.before, axis=axis, k=k)
-    return _or_sorted(x, lambda x: _as_places(_largest(lax.neg(x), axis, k)[1]), sort)
+    return or_sorted(x, lambda x: _as_places(_largest(lax.neg(x), axis, k)[1]), sort)
 
 
 @first_of_argsorted.when
@@ -95,7 +94,7 @@ def _(x: Any, *, axis: int, start: int) -> Any:
         from_end = lax.rev(_largest(lax.rev(x, (axis,)), axis, n - start)[1], (axis,))
         return _as_places(lax.sub(lax.full_like(from_end, n - 1), from_end))
 
-    return _or_sorted(x, select, sort)
+    return or_sorted(x, select, sort)
 
 
 @last_of_argsorted.when
@@ -115,7 +114,7 @@ def first_of_argsorted_down(x: Any, *, axis: int = 0, start: int = 3) -> Any:
 @first_of_argsorted_down.to
 def _(x: Any, *, axis: int, start: int) -> Any:
     sort = partial(first_of_argsorted_down.before, axis=axis, start=start)
-    return _or_sorted(x, lambda x: _as_places(_largest(x, axis, x.shape[axis] - start)[1]), sort)
+    return or_sorted(x, lambda x: _as_places(_largest(x, axis, x.shape[axis] - start)[1]), sort)
 
 
 @first_of_argsorted_down.when
@@ -174,10 +173,3 @@ def _largest(x: jax.Array, axis: int, k: int) -> tuple[jax.Array, jax.Array]:
 def _as_places(places: jax.Array) -> jax.Array:
     """Of the type that `argsort` gives places."""
     return lax.convert_element_type(places, jax.dtypes.canonicalize_dtype(np.int64))
-
-
-def _or_sorted(x: jax.Array, select: _OfArray, sort: _OfArray) -> jax.Array:
-    """What `select` gives; but where there is a nan or a -0, whose place among equals only a sort knows."""
-    bits = lax.bitcast_convert_type(x, np.int32)
-    odd = lax.bitwise_or(lax.ne(x, x), lax.eq(bits, lax.full_like(bits, np.iinfo(np.int32).min)))
-    return lax.cond(jnp.any(odd), sort, select, x)

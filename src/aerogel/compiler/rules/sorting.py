@@ -9,10 +9,12 @@ import numpy as np
 from jax import lax
 
 from .on import on
-from .places import sort_key, spread, taken
+from .places import or_sorted, sort_key, spread, taken
 from .site import Site
 
-SHORTEST = 4  # elements along the axis: docs/reference/catalogue-order.md
+# Measured borders: docs/reference/catalogue-order.md.
+SHORTEST = 4  # elements along the axis
+FEWEST_UNSTABLE = 64  # elements: below, the branch takes longer to start than the sort takes
 _PLACE_BITS = 32
 
 
@@ -50,7 +52,18 @@ def sort_places(
 ) -> list[jax.Array] | str:
     """A sort with one key."""
     refused = cannot_sort(operands, dimension, is_stable, num_keys) or spread(site)
-    return refused or sort_by_places(operands, dimension)
+    if refused is not None:
+        return refused
+    if is_stable:
+        return sort_by_places(operands, dimension)
+    # Of one array alone, in which equal numbers have equal bits, their order is no question.
+    return [
+        or_sorted(
+            operands[0],
+            lambda x: sort_by_places([x], dimension)[0],
+            lambda x: lax.sort(x, dimension, is_stable=False),
+        )
+    ]
 
 
 def cannot_sort(operands: Sequence[Any], dimension: int, is_stable: bool, num_keys: int) -> str | None:
@@ -64,8 +77,10 @@ def cannot_sort(operands: Sequence[Any], dimension: int, is_stable: bool, num_ke
         return "a key of 64 bits leaves no room for the place"
     if len(operands) == 1 and not jnp.issubdtype(key.dtype, jnp.floating):
         return "XLA sorts one array of integers fast"
-    if not is_stable:
+    if not is_stable and len(operands) > 1:
         return "which of two equal keys comes first is not said"
+    if not is_stable and key.size < FEWEST_UNSTABLE:
+        return f"{key.size} elements in any order among equals, fewer than {FEWEST_UNSTABLE}"
     if key.shape[dimension] < SHORTEST:
         return f"{key.shape[dimension]} elements, fewer than {SHORTEST}"
     if key.shape[dimension] >= 2**31:
