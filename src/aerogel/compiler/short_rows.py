@@ -113,10 +113,10 @@ def _delayed(jaxpr: Jaxpr, groups: dict[Key, list[int]]) -> dict[int, int]:
     for k, (own, shape) in home.items():
         (out,) = jaxpr.eqns[k].outvars
         arrays = [x for x in jaxpr.eqns[k].invars if is_var(x) and shape_of(x) == shape]
-        places = {home.get(reader) for reader in readers.get(out, [-1])}
-        later = places.pop()
-        alone = not places and later is not None and later[0] > own and later[1] == shape == shape_of(out)
-        if alone and len(set(arrays)) == 1 and makers.get(arrays[0]) not in home:
+        read_in = {home.get(reader) for reader in readers.get(out, [])}
+        later = read_in.pop() if len(read_in) == 1 else None
+        is_later = later is not None and later[0] > own and later[1] == shape == shape_of(out)
+        if later is not None and is_later and len(set(arrays)) == 1 and makers.get(arrays[0]) not in home:
             found[k] = later[0]
     return found
 
