@@ -49,11 +49,11 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
     In a loop its branch keeps one array more, which is as much as the state of a loop that does little else.
     """
     name = f"vector-{primitive.name}"
-    alone = FEWEST_SINES_ALONE if primitive in _SINES else FEWEST_ALONE
 
     @on(primitive, stage="final", platforms=("cpu",), exactness="no_worse", reason=_REASON, name=name)
     def vectorised(*xs: Any, accuracy: Any = None, site: Site) -> Any:
         chosen = function if of_many is None or xs[0].size < MANY or site.in_loop or site.over_devices else of_many
+        alone = FEWEST_SINES_ALONE if primitive in _SINES else FEWEST_ALONE
         return _refusal(xs, accuracy, site, alone) or chosen(*xs)
 
     return vectorised
