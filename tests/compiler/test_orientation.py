@@ -15,6 +15,7 @@ import aerogel as ag
 from aerogel._jax import Jaxpr
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.orders import carry, moved_bytes, natural, pull
+from aerogel.compiler.passes.orientation import AGAINST_ROWS
 from aerogel.compiler.program import inner_jaxprs
 
 
@@ -417,3 +418,31 @@ def test_random_nests_keep_their_numbers_and_never_copy_more(seed):
         # a program in which nothing fired is the user's own, not its normal form
         assert copied(optimised_program(g, *args)) <= copied(jax.make_jaxpr(g)(*args).jaxpr)
         assert_same(g, *args, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(("columns", "left"), [(4, 1), (256, 0)])
+def test_a_thin_batch_is_not_read_against_its_rows(columns, left):
+    """An ensemble's last layer of few columns takes longer without the transpose before it than the transpose takes."""
+
+    def ensemble(w, b, v, x):
+        return jax.vmap(lambda w, b, v: jnp.tanh(x @ w + b) @ v)(w, b, v)
+
+    args = values(5, 8, 64), values(5, 64), values(5, 64, columns), values(256, 8)
+    assert len(transposes(natural_program(ensemble, *args))) == 1
+    assert len(transposes(optimised_program(ensemble, *args))) == left
+    assert_same(ensemble, *args)
+    reasons = [d.reason for d in ag.explain(ensemble)(*args).refused if d.rule == "orientation"]
+    assert [AGAINST_ROWS] * left == reasons
+
+
+@pytest.mark.parametrize(("heads", "large"), [(4, 0), (128, 1)])
+def test_of_a_thin_batch_the_large_operand_is_not_packed(heads, large):
+    """Scores of relative positions: with few heads the large operand, packed for each, would cost more than a copy."""
+
+    def scores(x, r):
+        return jnp.einsum("hqd,qkd->hqk", x, r)
+
+    args = values(heads, 128, 64), values(128, 130, 64)
+    (product,) = (e for e in optimised_program(scores, *args).eqns if e.primitive.name == "dot_general")
+    assert [130 in x.aval.shape for x in product.invars].index(True) == large
+    assert_same(scores, *args)

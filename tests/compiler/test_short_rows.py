@@ -85,6 +85,8 @@ NEAR_MISSES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x: lax.fori_loop(0, 3, lambda i, c: lax.cond(i > 1, lambda c: c * 0.5 + 1, lambda c: c, c), x),
         (WIDE,),
     ),
+    "rows that are looked up": (lambda x, i: x[i] * 2, (normal(0, 1024, 28), np.arange(1024)[::-1])),
+    "a scatter": (lambda x, i: x + jnp.zeros(x.shape).at[i].add(x), (normal(0, 1024, 28), np.arange(1024)[::-1])),
 }
 
 
@@ -93,6 +95,36 @@ def test_leaves_alone(name: str) -> None:
     """What XLA makes good loops of, and what it would no longer compute together with its neighbours."""
     f, args = NEAR_MISSES[name]
     assert fired(f, *args) == 0
+
+
+def branches(f: Callable[..., Any], *args: Any) -> list[Any]:
+    """The branches that are written."""
+    return [eqn for eqn in jax.make_jaxpr(optimised(f))(*args).jaxpr.eqns if eqn.primitive.name == "cond"]
+
+
+def test_spread_numbers_are_not_stored() -> None:
+    """Zeros that are read before and behind a product are made in each branch, and not handed from one to the other."""
+
+    def f(x: Any, w: Any) -> Any:
+        zeros, y = jnp.zeros(x.shape), x * x
+        return jnp.where(y > 2, x, zeros), jnp.where(jnp.tanh(y @ w) > 0.5, x, zeros)
+
+    found = branches(f, X, normal(3, 28, 28))
+    assert [len(eqn.outvars) for eqn in found] == [2, 1]
+    assert_same(f, X, normal(3, 28, 28))
+
+
+def test_masks_are_made_where_they_are_read() -> None:
+    """The mask of a rectifier's gradient is made of the value that is kept, in the branch that uses it."""
+
+    def loss(x: Any, w: Any) -> Any:
+        return jnp.sum(jnp.tanh(jax.nn.relu(x @ w) @ w))
+
+    gradient, args = jax.grad(loss, 1), (X, normal(3, 28, 28))
+    found = branches(gradient, *args)
+    assert "gt" in {e.primitive.name for eqn in found for e in eqn.params["branches"][1].jaxpr.eqns}
+    assert not [v for eqn in found for v in eqn.outvars if v.aval.dtype == bool]
+    assert_same(gradient, *args, tolerance=1e-3)
 
 
 def test_sums_keep_their_order_where_that_is_asked_for() -> None:

@@ -145,6 +145,59 @@ def test_what_is_dear_and_shared_is_computed_once() -> None:
     assert "reduce_sum" not in names
 
 
+def program_of(f: Callable[..., Any], *args: Any) -> Any:
+    """What the pass makes of a function; the results must stay what they were."""
+    assert report_of(f, *args).fired
+    return jax.make_jaxpr(ag.optimize(f, rules=[], passes=(SmallAxes(),)))(*args).jaxpr
+
+
+def test_no_column_is_left_for_a_reduction() -> None:
+    """Entries are every third number of long rows: XLA would compute in columns what a sum is made of."""
+    program = program_of(lambda x, y: jnp.mean(jnp.sqrt(jnp.sum((x - y) ** 2, -1))), normal(N, 3), normal(N, 3) + 1)
+    cuts = [eqn for eqn in program.eqns if eqn.primitive.name == "slice"]
+    assert len(cuts) == 6
+    assert {eqn.outvars[0].aval.shape for eqn in cuts} == {(N,)}
+    assert not [v for eqn in program.eqns for v in eqn.outvars if v.aval.shape[-1:] == (1,)]
+
+
+@pytest.mark.parametrize(
+    ("after", "parted"),
+    [
+        (lambda y: jnp.mean(jnp.sqrt(y)), True),
+        (lambda y: jnp.max(jnp.log(y + 1)), True),
+        (jnp.sqrt, False),
+        (lambda y: y[:, None] * jnp.ones(3), False),
+    ],
+)
+def test_a_sum_of_it_all_reads_one_array(after: Callable[..., Any], parted: bool) -> None:
+    """XLA's library of reductions is handed the result, made once, and not each of the cuts that it is made of."""
+    program = program_of(lambda x: after(jnp.sum(x * x, -1)), normal(N, 3))
+    assert ("bitcast_convert_type" in {eqn.primitive.name for eqn in program.eqns}) == parted
+
+
+def test_a_shared_value_over_something_dear_is_cut_itself() -> None:
+    """A mixture's densities, read by a maximum over eight too, exist: their quotients are not computed again."""
+
+    def mixture(x: Any, m: Any, s: Any) -> Any:
+        y = -0.5 * ((x[:, None] - m) / s) ** 2
+        return jnp.sum(jnp.exp(y - jnp.max(y, -1, keepdims=True)), -1)
+
+    program = program_of(mixture, normal(N), normal(8), 1 + normal(8) ** 2)
+    assert [eqn.outvars[0].aval.shape for eqn in program.eqns if eqn.primitive.name == "div"] == [(N, 8)]
+    assert [eqn.outvars[0].aval.shape for eqn in program.eqns if eqn.primitive.name == "integer_pow"] == [(N, 8)]
+
+
+def test_a_quotient_by_a_number_is_not_dear() -> None:
+    """Distances in a periodic box are cut at the points, though the box divides what forces need too."""
+
+    def forces(p: Any) -> Any:
+        d = p[:, None] - p[None]
+        d = d - 10 * jnp.round(d / 10)
+        return jnp.sum(jnp.sum(d * d, -1)[..., None] * d, 1)
+
+    assert max(v.aval.size for eqn in program_of(forces, normal(64, 3)).eqns for v in eqn.outvars) == 64 * 64
+
+
 @given(st.data())
 @settings(max_examples=25, deadline=None)
 def test_drawn_regions(data: st.DataObject) -> None:

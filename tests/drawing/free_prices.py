@@ -129,6 +129,8 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (small_products, "_of_rows", lambda *_: None),
     (elementary, "FEWEST", MANY),
     (elementary, "FEWEST_ALONE", MANY),
+    (elementary, "FEWEST_SINES_ALONE", MANY),
+    (elementary, "FEWEST_POWERS_ALONE", MANY),
     (fourier, "FEWEST", 1),
     (convolution_rows, "FEWEST_PRODUCTS", 1),
     (convolution_rows, "FEWEST_OF_A_ROW", 1),

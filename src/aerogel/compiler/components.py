@@ -40,30 +40,42 @@ class Components:
     leaves: set[Var] = field(init=False, default_factory=set)
     stored: set[Var] = field(init=False, default_factory=set)
     made: dict[tuple[Var, int, int], Atom] = field(init=False, default_factory=dict)
+    rows: dict[Var, Atom] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        stack: list[tuple[Atom, int, bool]] = [(self.value, self.axis, False)]
+        whole: set[Var] = set()
+        while (found := self._look(whole)) - whole:
+            whole |= found
+
+    def _look(self, whole: set[Var]) -> set[Var]:
+        """Looks through what makes the value, down to `whole`; the shared values below which something dear is met.
+
+        Such a value exists as it is, for its other readers: it is cut, and not computed again from what is dear.
+        """
+        self.inside, self.leaves, self.stored, found = {}, set(), set(), set[Var]()
+        stack: list[tuple[Atom, int, Var | None]] = [(self.value, self.axis, None)]
         while stack:
             x, axis, shared = stack.pop()
             if not is_var(x) or (x, axis) in self.inside:
                 continue
-            shared = shared or len(self.level.readers(x)) > 1
-            eqn = self._seen_through(x, axis, shared)
+            if shared is None and len(self.level.readers(x)) > 1:
+                shared = x
+            eqn = None if x in whole else self._seen_through(x, axis)
             if eqn is None:
                 self.leaves.add(x)
                 continue
+            if shared is not None and _is_dear(eqn):
+                found.add(shared)
             self.inside[x, axis] = eqn
             for operand, at in self._operands(eqn, axis):
                 if at is not None:
                     stack.append((operand, at, shared))
-                elif is_var(operand) and not shared and self._is_dear(operand):
+                elif is_var(operand) and shared is None and self._is_dear(operand):
                     self.stored.add(operand)
+        return found
 
-    def _seen_through(self, x: Var, axis: int, shared: bool) -> JaxprEqn | None:
-        """The equation that makes `x`, where its entries can be computed one by one; else None.
-
-        What is dear, and read elsewhere too, is not computed again.
-        """
+    def _seen_through(self, x: Var, axis: int) -> JaxprEqn | None:
+        """The equation that makes `x`, where its entries can be computed one by one; else None."""
         place = self.level.made_by.get(x)
         if place is None or len(self.inside) >= MOST_EQUATIONS:
             return None
@@ -71,11 +83,9 @@ class Components:
         name = eqn.primitive.name
         if eqn.effects or len(eqn.outvars) != 1:
             return None
-        if name in ELEMENTWISE:
-            return None if shared and name in DEAR else eqn
         if name == "concatenate":
             return eqn if eqn.params["dimension"] == axis else None
-        return eqn if name in ("broadcast_in_dim", "transpose", "squeeze") else None
+        return eqn if name in ELEMENTWISE or name in ("broadcast_in_dim", "transpose", "squeeze") else None
 
     def _is_dear(self, x: Var) -> bool:
         """Whether `x` is computed by something dear, read by nothing else on the way to it."""
@@ -85,7 +95,7 @@ class Components:
             if not is_var(v) or v not in self.level.made_by or len(self.level.readers(v)) > 1:
                 continue
             eqn = self.level.eqns[self.level.made_by[v]]
-            if eqn.primitive.name in DEAR:
+            if _is_dear(eqn):
                 return True
             stack += eqn.invars if eqn.primitive.name in FUSED else []
         return False
@@ -123,11 +133,25 @@ class Components:
 
     def _entry(self, builder: Builder, x: Atom, axis: int, index: int) -> Atom:
         if not is_var(x) or (x, axis) not in self.inside:
-            return builder.call(lambda x: lax.index_in_dim(x, index, axis, False), x)[0]
+            return self._cut(builder, x, axis, index)
         key = (x, axis, index)
         if key not in self.made:
             self.made[key] = self._computed(builder, self.inside[x, axis], axis, index)
         return self.made[key]
+
+    def _cut(self, builder: Builder, x: Atom, axis: int, index: int) -> Atom:
+        """One entry of a leaf.
+
+        Of a last axis it is every third number, say, of rows that are as long. A slice of one column would do, but XLA
+        computes in columns, [n, 1], what is computed of it; and where that ends in a sum, its library of reductions
+        takes one number at a time, which is up to 16 times as long.
+        """
+        shape = shape_of(x)
+        if not is_var(x) or axis == 0 or axis < len(shape) - 1:
+            return builder.call(lambda x: lax.index_in_dim(x, index, axis, False), x)[0]
+        if x not in self.rows:
+            (self.rows[x],) = builder.call(lambda x: lax.reshape(x, (*shape[:-2], shape[-2] * shape[-1])), x)
+        return builder.call(lambda x: lax.slice_in_dim(x, index, None, shape[-1], axis - 1), self.rows[x])[0]
 
     def _computed(self, builder: Builder, eqn: JaxprEqn, axis: int, index: int) -> Atom:
         name = eqn.primitive.name
@@ -164,6 +188,12 @@ class Components:
         if unit is None or not shape_of(x):
             return x
         return builder.call(lambda x: lax.squeeze(x, [unit]), x)[0]
+
+
+def _is_dear(eqn: JaxprEqn) -> bool:
+    """Whether an equation is dear. A quotient by a number is none: XLA multiplies by its inverse."""
+    by_number = eqn.primitive.name == "div" and not is_var(eqn.invars[1])
+    return eqn.primitive.name in DEAR and not by_number
 
 
 def _where_as_long(operand: Atom, at: int | None, eqn: JaxprEqn, axis: int) -> int | None:

@@ -64,6 +64,10 @@ class Price:
             self._ties[key] = self._tie(seat, order)
         return self._ties[key]
 
+    def burden(self, at: Orders) -> float:
+        """What is done more slowly, as so many bytes copied, in ways that only the outcome of a search is judged by."""
+        return 0.0
+
     def _weight(self, at: Orders) -> float:
         raise NotImplementedError
 
@@ -153,6 +157,10 @@ class Multiplying(Price):
     def form(self, at: Orders) -> Form:
         """The cheapest form."""
         return self._cheapest(at)[1]
+
+    def burden(self, at: Orders) -> float:
+        """What the product takes longer for the form that it has."""
+        return self.product.burden(self.form(at))
 
     def _cheapest(self, at: Orders) -> tuple[float, Form]:
         if at not in self._best:

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, Jaxpr, JaxprEqn
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .axes.rebind import bind
-from .components import Components
+from .components import ELEMENTWISE, MOST_EQUATIONS, Components
+from .cost.primitives import REDUCE
 from .exactness import Exactness
 from .level import Edit, Level, apply_edits
 from .pipeline import Context
 from .program import Builder
+from .rules.once import once
 
 # From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
 LONGEST = {"reduce_sum": 8, "reduce_prod": 8, "reduce_max": 4, "reduce_min": 4, "dot_general": 8}
@@ -126,7 +128,31 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
         entries += builder.call(lambda *xs: reduce(lax.mul, xs), *(one.entry(builder, k) for one in found))
     fold = FOLDS[eqn.primitive.name]
     (total,) = builder.call(lambda *xs: reduce(fold, xs), *entries)
+    if not context.before_differentiation and _is_reduced(level, eqn.outvars[0]):
+        (total,) = builder.call(once, total)
     return _replacing(place, eqn, builder, total), ENTRYWISE
+
+
+def _is_reduced(level: Level, result: Var) -> bool:
+    """Whether a reduction reads, through entrywise equations, what a loop should compute from entries.
+
+    XLA hands such a reduction to a library, with all that feeds it, and stores each cut for it. Where the library is
+    handed the result alone, one loop reads the array.
+    """
+    if result.aval.dtype != np.float32:
+        return False
+    waiting, seen = [result], {result}
+    while waiting and len(seen) <= MOST_EQUATIONS:
+        for place in level.readers(waiting.pop()):
+            eqn = level.eqns[place] if place >= 0 else None
+            if eqn is None:
+                continue
+            if eqn.primitive.name in REDUCE:
+                return True
+            if eqn.primitive.name in ELEMENTWISE:
+                waiting += [v for v in eqn.outvars if v not in seen]
+                seen.update(eqn.outvars)
+    return False
 
 
 def _beside(place: int, eqn: JaxprEqn, found: Components) -> Edit:

@@ -23,6 +23,7 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .axes.rebind import bind, shape_of
 from .cost.primitives import REDUCE
+from .normalize import drop_dead
 from .once import CALLS, READERS
 from .program import Builder, is_var, producers, users, with_equations
 
@@ -82,7 +83,7 @@ def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool) -> tuple[Jaxpr, lis
         elif home[k] not in done:
             done.add(home[k])
             eqns += _in_one_row(found[home[k]])
-    return with_equations(jaxpr, eqns), list(found.values())
+    return drop_dead(with_equations(jaxpr, eqns)), list(found.values())
 
 
 Key = tuple[int, tuple[int, ...]]
@@ -105,7 +106,31 @@ def _groups(jaxpr: Jaxpr, with_sums: bool) -> tuple[dict[Key, list[int]], list[i
             groups.setdefault((own, shape), []).append(k)
             made.update(eqn.outvars)
         rank.update((v, own + (shape is not None and shape_of(v) != shape)) for v in eqn.outvars)
+    for k, later in _delayed(jaxpr, groups).items():
+        places[k] = (later, True, k)
+        groups = {key: [j for j in group if j != k] for key, group in groups.items()}
+        groups[later, shape_of(jaxpr.eqns[k].outvars[0])].append(k)
+    groups = {key: sorted(group) for key, group in groups.items() if group}
     return groups, [k for _, _, k in sorted(places)]
+
+
+def _delayed(jaxpr: Jaxpr, groups: dict[Key, list[int]]) -> dict[int, int]:
+    """Equations that one later group reads and no one else, with its place.
+
+    The mask of a gradient is one. It is made of what was there on the way forward, and need not be stored itself.
+    """
+    home = {k: key for key, group in groups.items() for k in group}
+    makers, readers = producers(jaxpr), users(jaxpr)
+    found: dict[int, int] = {}
+    for k, (own, shape) in home.items():
+        (out,) = jaxpr.eqns[k].outvars
+        arrays = [x for x in jaxpr.eqns[k].invars if is_var(x) and shape_of(x) == shape]
+        read_in = {home.get(reader) for reader in readers.get(out, [])}
+        later = read_in.pop() if len(read_in) == 1 else None
+        is_later = later is not None and later[0] > own and later[1] == shape == shape_of(out)
+        if later is not None and is_later and len(set(arrays)) == 1 and makers.get(arrays[0]) not in home:
+            found[k] = later[0]
+    return found
 
 
 def _is_short(shape: tuple[int, ...]) -> bool:
@@ -122,8 +147,15 @@ def _shape_worked_on(eqn: JaxprEqn, with_sums: bool) -> tuple[int, ...] | None:
     shape = shape_of(eqn.outvars[0])
     if not _is_short(shape) or any(one not in ((), shape) for one in ins):
         return None
-    spreads = name == "broadcast_in_dim" and ins == [()]
-    return shape if spreads or name in ELEMENTWISE or name in _jax.OURS else None
+    return shape if name in ELEMENTWISE or name in _jax.OURS else None
+
+
+def _spread(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], shape: tuple[int, ...]) -> list[JaxprEqn]:
+    """What spreads numbers over arrays of the shape that some equations read: each branch does that anew."""
+    makers = producers(jaxpr)
+    read = dict.fromkeys(makers[x] for eqn in eqns for x in eqn.invars if is_var(x) and x in makers)
+    found = (jaxpr.eqns[k] for k in read if jaxpr.eqns[k].primitive.name == "broadcast_in_dim")
+    return [e for e in found if len(e.invars) == 1 and not shape_of(e.invars[0]) and shape_of(e.outvars[0]) == shape]
 
 
 def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: set[int], handed_on: set[Var]) -> Rows:
@@ -131,12 +163,13 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
 
     What members of other groups read or make is stored between two branches, which costs less than a short row.
     """
-    eqns, inside = [jaxpr.eqns[k] for k in group], set(group)
+    own, inside = [jaxpr.eqns[k] for k in group], set(group)
+    eqns = [*_spread(jaxpr, own, shape), *own]
     made = {v for eqn in eqns for v in eqn.outvars}
     ins = tuple(dict.fromkeys(x for eqn in eqns for x in eqn.invars if is_var(x) and x not in made))
     makers, readers = producers(jaxpr), users(jaxpr)
     outs, fused = [], False
-    for v in (v for eqn in eqns for v in eqn.outvars):
+    for v in (v for eqn in own for v in eqn.outvars):
         others = [k for k in readers.get(v, []) if k not in inside]
         outs += [v] if others else []
         fused |= shape_of(v) == shape and any(k >= 0 and _is_fused(jaxpr.eqns[k]) for k in others if k not in members)
@@ -144,7 +177,7 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
     from_elsewhere = (makers[x] for x in arrays if x in makers and makers[x] not in members)
     fused |= any(_is_fused(jaxpr.eqns[k]) for k in from_elsewhere)
     refusal = None
-    if all(eqn.primitive.name in ("broadcast_in_dim", "reduce_sum") for eqn in eqns):
+    if all(eqn.primitive.name == "reduce_sum" for eqn in own):
         refusal = "XLA makes one loop of it"
     elif not any(jnp.issubdtype(x.aval.dtype, jnp.number) for x in arrays) or not outs:
         refusal = "it reads no array of numbers"
@@ -156,8 +189,11 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
 
 
 def _is_fused(eqn: JaxprEqn) -> bool:
-    """Whether XLA makes one loop of an equation and of work on entries beside it."""
-    return eqn.primitive.name in READERS or eqn.primitive.name in REDUCE or eqn.primitive.name in CALLS
+    """Whether XLA makes one loop of an equation and of work on entries beside it.
+
+    Of what is scattered and an array that is added to it, it makes one scatter.
+    """
+    return eqn.primitive.name in READERS | REDUCE | CALLS | {"gather", "scatter-add"}
 
 
 def _in_one_row(rows: Rows) -> list[JaxprEqn]:

@@ -154,6 +154,10 @@ class Group:
         """Bytes copied."""
         return sum(term.weight(orders) for term in self.terms)
 
+    def burden(self, orders: Sequence[Order]) -> float:
+        """What its products take longer for the forms that they have, as so many bytes copied."""
+        return sum(term.price.burden(term.at(orders)) for term in self.terms)
+
 
 def groups_of(layout: Layout, terms: list[Term]) -> list[Group]:
     """The clusters of a level by groups."""

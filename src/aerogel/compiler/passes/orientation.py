@@ -25,6 +25,8 @@ from ..terms import Group, Term, groups_of, terms_of
 
 NAME = "orientation"
 WHAT = "products are made in the order in which they are wanted"
+AS_MUCH = "every other order copies as much: what reads the transpose, or what it reads, is wanted as it is"
+AGAINST_ROWS = "without it, thin products would read their left operands against the rows, which takes longer"
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,10 @@ def _level(jaxpr: Jaxpr, prices: Prices, decisions: list[Decision]) -> Jaxpr:
     changed = False
     for group in groups_of(layout, terms_of(jaxpr, layout, prices)):
         before = group.weight(layout.orders) + _of_broadcasts(layout, group)
-        fired = before > 0 and _improve(jaxpr, layout, group, before, readers)
-        changed |= fired
         if before:
-            made += _decisions(jaxpr, layout, group, fired, makers, readers)
+            refusal = _improve(jaxpr, layout, group, before, readers)
+            changed |= refusal is None
+            made += _decisions(jaxpr, layout, group, refusal, makers, readers)
     if not changed:
         decisions += made
         return jaxpr
@@ -79,18 +81,26 @@ def _transposed(eqn: JaxprEqn) -> int:
     return moved_bytes(eqn.invars[0].aval, natural(len(order)), order)
 
 
-def _improve(jaxpr: Jaxpr, layout: Layout, group: Group, before: float, readers: Readers) -> bool:
-    """Turns the clusters of one group if that pays; whether it did."""
+def _improve(jaxpr: Jaxpr, layout: Layout, group: Group, before: float, readers: Readers) -> str | None:
+    """Turns the clusters of one group if that pays; else the reason why it does not."""
     weight, orders = best_orders(layout, group)
+    folded, burden = _folded(jaxpr, layout, group, readers)
     # As cheap as what XLA makes of it is enough where a transpose goes: then there is less to compile.
-    if weight >= before or weight > _folded(jaxpr, layout, group, readers):
-        return False
-    layout.turn(orders)
-    return True
+    if weight >= before or weight > folded:
+        return AS_MUCH
+    burden = max(burden, group.burden(layout.orders))
+    old = layout.turn(orders)
+    if weight + group.burden(layout.orders) > before + burden:
+        layout.turn(old)
+        return AGAINST_ROWS
+    return None
 
 
-def _folded(jaxpr: Jaxpr, layout: Layout, group: Group, readers: Readers) -> float:
-    """What a group copies when products read through the transposes of their operands, as XLA makes them do."""
+def _folded(jaxpr: Jaxpr, layout: Layout, group: Group, readers: Readers) -> tuple[float, float]:
+    """What a group copies when products read through the transposes of their operands, as XLA makes them do.
+
+    And the burden of those products.
+    """
     turned = {}
     for _, eqn in _transposes(group):
         (x,), out = eqn.invars, eqn.outvars[0]
@@ -99,9 +109,9 @@ def _folded(jaxpr: Jaxpr, layout: Layout, group: Group, readers: Readers) -> flo
             assert carried is not None, "a transpose takes every order"
             turned[layout.cluster[out]] = carried.order
     old = layout.turn(turned)
-    weight = group.weight(layout.orders)
+    found = group.weight(layout.orders), group.burden(layout.orders)
     layout.turn(old)
-    return weight
+    return found
 
 
 def _transposes(group: Group) -> list[tuple[Term, JaxprEqn]]:
@@ -115,7 +125,7 @@ def _of_broadcasts(layout: Layout, group: Group) -> int:
 
 
 def _decisions(
-    jaxpr: Jaxpr, layout: Layout, group: Group, fired: bool, makers: Makers, readers: Readers
+    jaxpr: Jaxpr, layout: Layout, group: Group, refusal: str | None, makers: Makers, readers: Readers
 ) -> list[Decision]:
     """One for each transpose of the group that has gone or, next to a product, has stayed."""
     product = next((t.eqn for t in group.terms if t.eqn is not None and t.eqn.primitive.name == "dot_general"), None)
@@ -126,13 +136,12 @@ def _decisions(
         if not size:
             continue
         at = where(eqn) or product_line  # vmap's own transposes have no line of the user's
-        if fired and not term.weight(layout.orders):
+        if refusal is None and not term.weight(layout.orders):
             reason = "its transpose need not exist"
             found.append(Decision(NAME, WHAT, at, True, reason, 0, 2 * size, size, Exactness.REASSOCIATES))
         elif _beside_product(jaxpr, eqn, makers, readers):
-            reason = "every other order copies as much: what reads the transpose, or what it reads, is wanted as it is"
-            found.append(Decision(NAME, WHAT, at, False, reason))
-    if fired and not any(d.fired for d in found):
+            found.append(Decision(NAME, WHAT, at, False, refusal or AS_MUCH))
+    if refusal is None and not any(d.fired for d in found):
         reason = "its operands and readers have the batch first"
         found.append(Decision(NAME, WHAT, product_line, True, reason, exactness=Exactness.REASSOCIATES))
     return found

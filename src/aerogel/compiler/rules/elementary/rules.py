@@ -18,9 +18,13 @@ from .sine import cos, cos_of_many, sin, sin_of_many, tan, tan_of_many
 # Below so many elements the calls are as fast (measured in a loop, 1 to 256 elements: 1.2 to 1.8 of the time at 4, and
 # 0.2 to 0.8 at 16).
 FEWEST = 16
-# The same outside of loops: XLA starts a program of more than 1,000 operations on another thread, which takes longer
-# than so many calls (one sine of 64 elements: 7 us, and 14 with the polynomial; of 1,200: 16 both).
-FEWEST_ALONE = 2048
+# The same outside of loops: XLA starts a program of more than 1,000 operations on another thread, and calls of the C
+# library are none. That takes as long as these many calls of a sine or a power, or of the dearer others (measured with
+# two busy cores, alone and in small formulas: 1.2 to 2.3 of the time at half as many, 0.4 to 0.9 at twice as many).
+FEWEST_ALONE = 1 << 12
+FEWEST_SINES_ALONE = 1 << 13
+FEWEST_POWERS_ALONE = 1 << 14
+_SINES = (lax.sin_p, lax.cos_p, lax.tan_p)
 # So many elements are looked through for large ones first: twice as many as it takes for that to cost what it saves.
 MANY = 1 << 15
 # Exponents that XLA writes as products, quotients and roots.
@@ -30,13 +34,13 @@ _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
 _REASON = "XLA calls the C library for it, one element at a time"
 
 
-def _refusal(xs: tuple[Any, ...], accuracy: Any, site: Site) -> str | None:
+def _refusal(xs: tuple[Any, ...], accuracy: Any, site: Site, alone: int) -> str | None:
     dtypes = {x.dtype for x in xs}
     if len(dtypes) > 1 or not dtypes <= _FLOATS:
         return "its operands are not floats of one type"
     if xs[0].dtype.itemsize > 4:
         return "it is of float64"
-    return _fewest(xs[0], site) or (None if accuracy is None else "its accuracy is chosen by hand")
+    return _fewest(xs[0], site, alone) or (None if accuracy is None else "its accuracy is chosen by hand")
 
 
 def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., Any] | None = None) -> PrimitiveRule:
@@ -49,7 +53,8 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
     @on(primitive, stage="final", platforms=("cpu",), exactness="no_worse", reason=_REASON, name=name)
     def vectorised(*xs: Any, accuracy: Any = None, site: Site) -> Any:
         chosen = function if of_many is None or xs[0].size < MANY or site.in_loop or site.over_devices else of_many
-        return _refusal(xs, accuracy, site) or chosen(*xs)
+        alone = FEWEST_SINES_ALONE if primitive in _SINES else FEWEST_ALONE
+        return _refusal(xs, accuracy, site, alone) or chosen(*xs)
 
     return vectorised
 
@@ -59,11 +64,11 @@ def _power(x: Any, y: Any, *, site: Site) -> Any:
     if exponent is not None and np.ndim(exponent) == 0 and exponent in _EASY:
         return f"XLA writes a power of {float(exponent):g} without the C library"
     x, y = jnp.broadcast_arrays(x, y)  # either may be a scalar
-    return _refusal((x, y), None, site) or power(x, y)
+    return _refusal((x, y), None, site, FEWEST_POWERS_ALONE) or power(x, y)
 
 
-def _fewest(x: Any, site: Site) -> str | None:
-    fewest = FEWEST if site.in_loop else FEWEST_ALONE
+def _fewest(x: Any, site: Site, alone: int) -> str | None:
+    fewest = FEWEST if site.in_loop else alone
     return f"it has fewer than {fewest} elements" if x.size < fewest else None
 
 
@@ -82,7 +87,7 @@ def vector_log(x: Any, *, accuracy: Any, site: Site) -> Any:
         return "its accuracy is chosen by hand"
     if set(site.readers()) <= _REDUCTIONS:
         return "a reduction is all that reads it: they are one loop, of vector code"
-    return _fewest(x, site) or log(x)
+    return _fewest(x, site, FEWEST_ALONE) or log(x)
 
 
 rules = RuleSet(
