@@ -42,7 +42,10 @@ def summary(records: Sequence[Mapping[str, Any]]) -> str:
         lines.append("| " + " | ".join([sentence, *cells]) + " |")
     machine = records[-1]["machine"]
     where = f"{machine['processor']}, {machine['cores']} cores, jax {machine['jax']}"
-    return "\n".join(lines) + f"\n\nMedians over a claim's rows, best and worst in brackets, less than 1 MB counts as that; {where}.\n"
+    return (
+        "\n".join(lines)
+        + f"\n\nMedians over a claim's rows, best and worst in brackets, less than 1 MB counts as that; {where}.\n"
+    )
 
 
 def _of_natural(rows: Sequence[Row]) -> str:
