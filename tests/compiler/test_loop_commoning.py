@@ -84,6 +84,7 @@ NEAR_MISSES: dict[str, tuple[Step, int]] = {
     "of the state before": (lambda s, _: ((s[0] + jnp.sin(s[1]), jnp.sin(s[0]) + s[1]), None), 8),
     "one step": (first_and_last(FORCES["sine"][1]), 1),
     "cheap": (lambda s, _: ((0.5 * s[1], s[1] + 0.1), 0.5 * (s[1] + 0.1)), 8),
+    "arithmetic that XLA fuses with what stays": (first_and_last(lambda q: q - q * q * q), 8),
     "of an unchanged state": (lambda s, _: ((s[0], s[1] + jnp.sin(s[0])), jnp.sin(s[0])), 8),
 }
 
