@@ -31,6 +31,7 @@ CLAIMS = (
     "small_matrices_cost_a_few_loops",
     "a_short_last_axis_costs_what_its_entries_cost",
     "short_rows_cost_what_long_rows_cost",
+    "everyday_programs_without_loops_are_never_slower",
     "elementary_functions_are_vector_code",
     "max_pool_gradients_are_slices",
     "few_term_convolutions_are_one_loop",

@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -66,31 +67,9 @@ def test_who_turned_it_off_finds_it_off() -> None:
     assert not gc.isenabled()
 
 
-def test_the_last_one_turns_it_on() -> None:
-    """One in another and two side by side in threads: it comes back with the last of them, whichever that is."""
-    with uncollected():
-        with uncollected():
-            pass
-        assert not gc.isenabled()
-        inside, leave = threading.Event(), threading.Event()
-
-        def other() -> None:
-            with uncollected():
-                inside.set()
-                assert leave.wait(60)
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        assert inside.wait(60)
-    assert not gc.isenabled()
-    leave.set()
-    thread.join()
-    assert gc.isenabled()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*")
-def test_a_forked_process_has_its_collector() -> None:
-    """The thread that turned it off is not there to turn it on."""
+@contextmanager
+def inside_elsewhere() -> Iterator[None]:
+    """While another thread is in such a context, until this one ends."""
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -100,13 +79,34 @@ def test_a_forked_process_has_its_collector() -> None:
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert inside.wait(60)
-    child = os.fork()
-    if child == 0:
-        is_on = gc.isenabled()
+    try:
+        assert inside.wait(60)
+        yield
+    finally:
+        leave.set()
+        thread.join()
+
+
+def test_the_last_one_turns_it_on() -> None:
+    """One in another and two side by side in threads: it comes back with the last of them, whichever that is."""
+    with ExitStack() as other:
         with uncollected():
-            is_off = not gc.isenabled()
-        os._exit(0 if is_on and is_off and gc.isenabled() else 1)
-    leave.set()
-    thread.join()
+            with uncollected():
+                pass
+            assert not gc.isenabled()
+            other.enter_context(inside_elsewhere())
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_forked_process_has_its_collector() -> None:
+    """The thread that turned it off is not there to turn it on."""
+    with inside_elsewhere():
+        child = os.fork()
+        if child == 0:
+            is_on = gc.isenabled()
+            with uncollected():
+                is_off = not gc.isenabled()
+            os._exit(0 if is_on and is_off and gc.isenabled() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -106,20 +106,20 @@ def _groups(jaxpr: Jaxpr, with_sums: bool) -> tuple[dict[Key, list[int]], list[i
             groups.setdefault((own, shape), []).append(k)
             made.update(eqn.outvars)
         rank.update((v, own + (shape is not None and shape_of(v) != shape)) for v in eqn.outvars)
-    for k, later in _delayed(jaxpr, groups).items():
+    home = {k: key for key, group in groups.items() for k in group}
+    for k, later in _delayed(jaxpr, home).items():
         places[k] = (later, True, k)
-        groups = {key: [j for j in group if j != k] for key, group in groups.items()}
+        groups[home[k]].remove(k)
         groups[later, shape_of(jaxpr.eqns[k].outvars[0])].append(k)
     groups = {key: sorted(group) for key, group in groups.items() if group}
     return groups, [k for _, _, k in sorted(places)]
 
 
-def _delayed(jaxpr: Jaxpr, groups: dict[Key, list[int]]) -> dict[int, int]:
+def _delayed(jaxpr: Jaxpr, home: dict[int, Key]) -> dict[int, int]:
     """Equations that one later group reads and no one else, with its place.
 
     The mask of a gradient is one. It is made of what was there on the way forward, and need not be stored itself.
     """
-    home = {k: key for key, group in groups.items() for k in group}
     makers, readers = producers(jaxpr), users(jaxpr)
     found: dict[int, int] = {}
     for k, (own, shape) in home.items():
