@@ -446,3 +446,18 @@ def test_of_a_thin_batch_the_large_operand_is_not_packed(heads, large):
     (product,) = (e for e in optimised_program(scores, *args).eqns if e.primitive.name == "dot_general")
     assert [130 in x.aval.shape for x in product.invars].index(True) == large
     assert_same(scores, *args)
+
+
+def quadratic_form(a, p):
+    """`a p a^T` for many matrices: the covariance that a linear model predicts."""
+    return a @ p @ a.T
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_rows_are_copied_rather_than_entries(size):
+    """What XLA copies for a left operand is turned within its rows: whole rows are moved in a third of the time."""
+    (product, _) = equations(
+        optimised_program(quadratic_form, values(size, size), values(512, size, size)), "dot_general"
+    )
+    assert product.invars[1].aval.shape == (512, size, size)
+    assert_same(quadratic_form, values(size, size), values(512, size, size))

@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -427,6 +428,40 @@ def test_nested_with_jax_and_transformed() -> None:
     assert jax.tree.structure(last) == jax.tree.structure(model)
     with jax.disable_jit():
         assert f(model, X, jnp.max) == 2.0
+
+
+def python_calls(f: Any, *args: Any) -> list[str]:
+    """The names of the Python functions that a third call of `f` enters."""
+    f(*args), f(*args)
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_qualname) if event == "call" else None)
+    try:
+        f(*args)
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+@pytest.mark.parametrize("donate", ["none", "state"])
+def test_a_warm_call_runs_no_python(donate: str) -> None:
+    """JAX's C++ code answers known calls; only what they return is put together in Python, once per module."""
+    assert python_calls(ag.jit(lambda m, x: m(x), donate=donate), linear(), X) == []
+    assert python_calls(ag.jit(linear()), X) == []
+    grow = ag.jit(lambda m: jax.tree.map(lambda w: 2 * w, m))
+    assert python_calls(grow, linear()) == ["unflatten_whole"]
+    named = ag.jit(lambda m, x: {"y": m(x), "name": "text"})
+    assert python_calls(named, linear(), X) == ["<lambda>", "Layout.whole"]
+
+
+def test_a_warm_call_with_another_value_that_is_no_array_is_another_program() -> None:
+    """After calls that C++ code answered, one with a function in it is divided, and then the old ones are as before."""
+    g, traces = counted(lambda m, x, how=jnp.sum: how(m(x)))
+    for _ in range(3):
+        assert g(linear(), X) == X.sum()
+    for _ in range(3):
+        assert g(linear(), X, jnp.max) == X.max()
+    assert python_calls(g, linear(), X) == []
+    assert len(traces) == 2
 
 
 def test_reentrant_tracing_and_generators() -> None:

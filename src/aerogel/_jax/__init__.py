@@ -6,10 +6,12 @@ on jax 0.10.2 and 0.12.0.1. When JAX changes, the change ends here; where the tw
 
 from .calls import UNSPECIFIED as UNSPECIFIED
 from .calls import argument_names as argument_names
+from .calls import cache_miss as cache_miss
 from .calls import can_be_traced as can_be_traced
 from .calls import check_callable as check_callable
 from .calls import compiled_over_devices as compiled_over_devices
 from .calls import donated_arguments as donated_arguments
+from .calls import forget_answers as forget_answers
 from .calls import is_unspecified as is_unspecified
 from .calls import jit_doors as jit_doors
 from .calls import like as like
@@ -17,6 +19,7 @@ from .calls import make_jit as make_jit
 from .calls import signature as signature
 from .calls import static_arguments as static_arguments
 from .calls import watch_slow_calls as watch_slow_calls
+from .calls import with_cache_miss as with_cache_miss
 from .context import checking_keys as checking_keys
 from .context import derivatives_above as derivatives_above
 from .context import differentiating as differentiating

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax._src import api, api_util, core, pjit, util
+from jax._src.lib import _jax as jaxlib
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED  # of an argument that is added to a call
 from jax._src.sharding_impls import UnspecifiedValue
 
@@ -48,6 +49,31 @@ def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 def donated_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Positions and names of the arguments that a compiled function donates, as JAX resolved them."""
     return jitted._jit_info.donate_argnums, jitted._jit_info.donate_argnames
+
+
+def cache_miss(jitted: Any) -> Callable[..., tuple[Any, Any, bool]]:
+    """What JAX's own compiled function does where its C++ code has no answer.
+
+    It gives the result, what the C++ code needs to answer such calls from then on (None if it cannot), and whether
+    that is to be forgotten again.
+    """
+    return jitted._cache_miss
+
+
+def with_cache_miss(jitted: Any, fun: Callable[..., Any], cache_miss: Callable[..., tuple[Any, Any, bool]]) -> Any:
+    """A compiled function in C++ as `jitted`, that asks `cache_miss` where it has no answer.
+
+    `fun` is what it calls under `jax.disable_jit`, and must be no other's: what was compiled is kept by it. Pickling is
+    the one door that JAX leaves to such a function's parts, and knows nothing of how it was made.
+    """
+    made = jaxlib.PjitFunction.__new__(jaxlib.PjitFunction)
+    made.__setstate__(jitted.__getstate__() | {"fun": fun, "cache_miss": cache_miss})
+    return made
+
+
+def forget_answers(jitted: Any) -> None:
+    """Makes a compiled function's C++ code ask anew. What was traced and compiled is kept elsewhere."""
+    jitted._clear_cache()
 
 
 def can_be_traced(x: Any) -> bool:

@@ -89,10 +89,10 @@ class Session:
 
         return jit
 
-    def compiled(self, f: Any, traced: Any, optimized: dict[str, Any], options: dict[str, Any]) -> CountedJit:
-        """What `ag.jit` compiles in the place of `f`: optimised once, as it asked for, and noted."""
+    def compiled(self, f: Any, traced: Any, optimized: dict[str, Any], options: dict[str, Any]) -> Any:
+        """What `ag.jit` compiles in the place of `f`: optimised once, as it asked for, and noted; and what counts."""
         wrapper, record = self.optimized(traced, f, **optimized)
-        return self.counted(_jax.original_jit(wrapper, **options), traced, options, record)
+        return _jax.original_jit(wrapper, **options), lambda call: self.counted(call, traced, options, record)
 
     def counted(self, native: Any, fun: Any, options: dict[str, Any], record: Record) -> CountedJit:
         """`native`, which JAX made of the optimised form of `fun`, with a counter."""

@@ -161,7 +161,7 @@ class Product:
         weight += copy_weight(self.eqn.outvars[0].aval, form.out, wanted)
         sides = [self._side(k, order, form.batch) for k, order in enumerate((form.left, form.right))]
         for k, order in enumerate((form.left, form.right)):
-            weight += 0 if sides[k].regular else self._made_regular(k, order, form.batch)
+            weight += 0 if sides[k].regular else self._made_regular(k, order, form.batch, k == form.swapped)
         if sides[0].contracted != sides[1].contracted and sides[0].regular and sides[1].regular:
             weight += 2 * min(nbytes(one), nbytes(other))
         first, second = (1, 0) if form.swapped else (0, 1)
@@ -203,11 +203,11 @@ class Product:
         free = self.free[side]
         return tuple(free[d - first] for d in wanted if first <= d < first + len(free))
 
-    def _made_regular(self, side: int, order: Order, batch: Order) -> int:
-        head = permute(self.batch[side], batch)
+    def _made_regular(self, side: int, order: Order, batch: Order, is_left: bool) -> int:
+        """XLA gives the left operand its contracted dimensions last, and the right one its free dimensions."""
         free, contract = (tuple(d for d in order if d in dims[side]) for dims in (self.free, self.contract))
-        aval = self.eqn.invars[side].aval
-        return min(copy_weight(aval, order, head + free + contract), copy_weight(aval, order, head + contract + free))
+        tail = free + contract if is_left else contract + free
+        return copy_weight(self.eqn.invars[side].aval, order, permute(self.batch[side], batch) + tail)
 
     def _side(self, side: int, order: Order, batch: Order) -> "_Side":
         shape = self.eqn.invars[side].aval.shape

@@ -78,11 +78,10 @@ class StateCalls:
     tell, the types of the arguments are looked at before every call from then on.
     """
 
-    def __init__(self, make: Callable[[State], Any], without: State) -> None:
+    def __init__(self, plain: Any, make: Callable[[State], Any], without: State) -> None:
+        self.plain = plain
         self._make = make
         self._without = without
-        self._plain = make(((), ()))
-        self.static = _jax.static_arguments(self._plain)
         self._state: State | None = None
         self._current: Any = None
         self._has_many = False
@@ -102,13 +101,20 @@ class StateCalls:
             raise OtherState
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._called(lambda compiled: compiled, args, kwargs)
+
+    def cache_miss(self, *args: Any, **kwargs: Any) -> Any:
+        """As JAX's own (see `_jax.cache_miss`): what C++ code may answer from then on donates what this call does."""
+        return self._called(_jax.cache_miss, args, kwargs)
+
+    def _called(self, way: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
         if self._current is None or self._has_many:
-            return self.chosen(args, kwargs)(*args, **kwargs)
+            return way(self.chosen(args, kwargs))(*args, **kwargs)
         try:
-            return self._current(*args, **kwargs)
+            return way(self._current)(*args, **kwargs)
         except OtherState:
             pass
-        return self.chosen(args, kwargs)(*args, **kwargs)
+        return way(self.chosen(args, kwargs))(*args, **kwargs)
 
     def chosen(self, args: Any, kwargs: Any) -> Any:
         """The compiled function for these arguments."""
@@ -118,9 +124,9 @@ class StateCalls:
         state = self._by_types.get(key)
         if state is None:
             try:
-                out = self._plain.eval_shape(*args, **kwargs)
+                out = self.plain.eval_shape(*args, **kwargs)
             except OtherState:
-                out = self._plain.eval_shape(*args, **kwargs)
+                out = self.plain.eval_shape(*args, **kwargs)
             state = self._by_types[key] = arguments_that_return(args, kwargs, joined(out), self._without)
         if state not in self._by_state:
             self._by_state[state] = self._make(state)
@@ -137,10 +143,10 @@ class StateCalls:
         return self.chosen(args, kwargs).trace(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        return self._plain.eval_shape(*args, **kwargs)
+        return self.plain.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
-        for compiled in (self._plain, *self._by_state.values()):
+        for compiled in (self.plain, *self._by_state.values()):
             compiled.clear_cache()
 
 

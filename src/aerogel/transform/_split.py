@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import jax
+from jax.tree_util import GetAttrKey
 
 from aerogel import _jax
 from aerogel.module import Module
@@ -53,8 +54,18 @@ class Split:
         return self.layout.whole(self.arrays)
 
 
-jax.tree_util.register_pytree_node(
-    Split, lambda node: ((node.arrays,), node.layout), lambda layout, children: Split(children[0], layout)
+def _divided(node: Split) -> tuple[tuple[Any, ...], Layout]:
+    return (node.arrays,), node.layout
+
+
+# Trees are divided before JAX sees them, and what C++ code returns is whole.
+_jax.register_node(
+    Split,
+    _divided,
+    lambda layout, children: Split(children[0], layout),
+    lambda node: (((GetAttrKey("arrays"), node.arrays),), node.layout),
+    _divided,
+    lambda layout, children: layout.whole(children[0]),
 )
 
 

@@ -15,9 +15,10 @@ from aerogel.compiler.pipeline import Pass
 from aerogel.compiler.rules import AnyRule, rule_set
 from aerogel.module import BoundMethod, Module
 
+from ._compiled import Shown
 from ._compiled import compiled as compile_
 from ._donation import DONATE, State, StateCalls, all_arguments
-from ._split import Split, differs, divider, joined, split
+from ._split import differs, divider, joined, split
 from .recompiles import Traces
 from .stages import stage_of, way_to
 
@@ -181,13 +182,13 @@ def _made(f: Any, given: dict[str, Any]) -> Any:
     optimized = {name: arguments.pop(name) for name in ("numerics", "rules", "passes", "tune", "memory_limit")}
     options = arguments if bound is None else after_the_first(arguments)
     if donate == "state":
-        compiled = _donating_state(f, function, traces, optimized, options, first=int(bound is not None))
+        compiled, shown = _donating_state(f, function, traces, optimized, options, first=int(bound is not None))
     else:
-        compiled = compile_(f, traced, optimized, options)
+        compiled, shown = compile_(f, traced, optimized, options)
         if donate == "all":
             everything = all_arguments(function, int(bound is not None), _jax.static_arguments(compiled))
-            compiled = compile_(f, traced, optimized, with_donated(options, everything))
-    call = _caller(f, compiled, bound, _static_of(compiled))
+            compiled, shown = compile_(f, traced, optimized, with_donated(options, everything))
+    call = _caller(f, compiled, bound, shown)
     # With itself beside it: `functools.wraps` copies attributes to functions that are not `jit`'s.
     setattr(call, _MADE_BY, (call, given))
     return call
@@ -278,57 +279,51 @@ def _tracing(function: Any, traces: Traces, check: Any) -> Any:
     return traced
 
 
-def _donating_state(f: Any, function: Any, traces: Traces, optimized: Any, options: Any, first: int) -> StateCalls:
+def _donating_state(
+    f: Any, function: Any, traces: Traces, optimized: Any, options: Any, first: int
+) -> tuple[Any, Shown]:
     calls: Any = None
     traced = _tracing(function, traces, lambda *seen: calls.check(*seen))
 
     def make(state: State) -> Any:
-        return compile_(f, traced, optimized, with_donated(options, state))
+        return compile_(f, traced, optimized, with_donated(options, state))[0]
 
-    numbers, names = _jax.static_arguments(make(((), ())))
-    donated = _jax.donated_arguments(make(((), ())))
-    calls = StateCalls(make, ((*numbers, *donated[0], *range(first)), (*names, *donated[1])))
-    return calls
-
-
-def _static_of(compiled: Any) -> State:
-    return compiled.static if isinstance(compiled, StateCalls) else _jax.static_arguments(compiled)
+    plain, shown = compile_(f, traced, optimized, options)
+    numbers, names = _jax.static_arguments(plain)
+    donated = _jax.donated_arguments(plain)
+    calls = StateCalls(plain, make, ((*numbers, *donated[0], *range(first)), (*names, *donated[1])))
+    return calls, shown
 
 
-def _caller(f: Any, compiled: Any, bound: Any, static: State) -> Any:
-    """The function that users call."""
+def _caller(f: Any, compiled: Any, bound: Any, shown: Shown) -> Any:
+    """The function that users call.
+
+    JAX's C++ code answers where it can: nothing in Python stands before it. What it cannot answer comes to
+    `cache_miss`: calls with new types, with values that are no arrays, and under transformations.
+    """
+    plain, missed = (
+        (compiled.plain, compiled.cache_miss)
+        if isinstance(compiled, StateCalls)
+        else (compiled, _jax.cache_miss(compiled))
+    )
+    static = _jax.static_arguments(plain)
     divide = divider(static)
-    # Once a call had something else than arrays in it, every call is looked at; None before the first call.
-    divides: bool | None = None
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal divides
+    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         if not _jax.trace_state_clean() and _jax.reverse_mode_is_next() and not _jax.gradients_taken.value:
             with _jax.gradients_taken(_jax.derivatives_above()):
-                return call(*args, **kwargs)
-        if divides is not False:
-            given = args, kwargs
-            args, kwargs = divide(args, kwargs)
-            if divides is None:
-                divides = differs(given, (args, kwargs))
-            if divides:
-                return joined(compiled(*args, **kwargs))
-        try:
-            out = compiled(*args, **kwargs)
-        except TypeError:
-            # JAX looks at all arguments before it traces, so if one was no array, nothing has happened yet.
-            given = args, kwargs
-            args, kwargs = divide(args, kwargs)
-            if not differs(given, (args, kwargs)):
-                raise
-            divides = True
-        else:
-            return out.whole() if type(out) is Split else out
+                return cache_miss(*args, **kwargs)
+        given = args, kwargs
+        args, kwargs = divide(args, kwargs)
+        if differs(given, (args, kwargs)):
+            return joined(compiled(*args, **kwargs)), None, False
+        out, *known = missed(*args, **kwargs)
+        return joined(out), *known
+
+    def without_jit(*args: Any, **kwargs: Any) -> Any:
         return joined(compiled(*args, **kwargs))
 
-    call = _jax.wraps(f)(call)
-    call.__dict__.pop(_SLOT, None)
-    call.__doc__ = f.__doc__
+    call = shown(_jax.with_cache_miss(plain, without_jit, cache_miss))
     made = _Compiled(call, *(() if bound is None else (bound,)))
     functools.update_wrapper(made, f, updated=())
     made.stages = _Stages(f, compiled, made.args, divide, static)
@@ -356,6 +351,7 @@ class _Compiled(functools.partial[Any]):
 
     def clear_cache(self) -> None:
         self.stages.compiled.clear_cache()
+        _jax.forget_answers(self.func)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None or self.args else types.MethodType(self, instance)
