@@ -317,8 +317,8 @@ def _caller(f: Any, compiled: Any, bound: Any, shown: Shown) -> Any:
         args, kwargs = divide(args, kwargs)
         if differs(given, (args, kwargs)):
             return joined(compiled(*args, **kwargs)), None, False
-        out, *known = missed(*args, **kwargs)
-        return joined(out), *known
+        out, known, is_old = missed(*args, **kwargs)
+        return joined(out), known, is_old
 
     def without_jit(*args: Any, **kwargs: Any) -> Any:
         return joined(compiled(*args, **kwargs))
