@@ -20,7 +20,7 @@ from jax import lax
 from .on import on
 
 MOST_PLACES = 4
-SHORTEST_RUN = 32  # of entries to copy; below, weaving is the slower form
+SHORTEST_RUN = 16  # of entries to copy; below, weaving four parts is the slower form, and weaving two is wherever it is
 
 Sizes = Sequence[int]
 Place = tuple[int, ...]
@@ -50,13 +50,14 @@ def max_pool_gradient(
         return "its first windows begin in the padding"
     if not source.size:
         return "it has no entries"
-    # XLA adds to zero, which makes 0 of -0.
     zero = lax.full_like(source, 0)
-    source = lax.select(lax.eq(source, zero), zero, source)
     places = list(itertools.product(*map(range, sizes)))
+    spreads = sizes[-1] == 1 and (len(places) == 2 or operand.shape[-1] < SHORTEST_RUN)
+    # XLA adds to zero, which makes 0 of -0: a sum does so itself.
+    source = source if spreads else lax.select(lax.eq(source, zero), zero, source)
     first = _first_of_the_largest(operand, source.shape, places, strides)
     parts = {p: lax.select(lax.eq(first, lax.full_like(first, k)), source, zero) for k, p in enumerate(places)}
-    if sizes[-1] == 1 and operand.shape[-1] < SHORTEST_RUN:
+    if spreads:
         return _spread(parts, operand.shape, strides)
     return _woven({**dict.fromkeys(itertools.product(*map(range, strides)), zero), **parts}, operand.shape)
 
