@@ -7,6 +7,7 @@ CLAIMS = (
     "issue_4968_examples_need_no_stack",
     "formulas_over_all_pairs_take_no_memory",
     "formulas_over_all_pairs_of_65536_fit_in_a_gigabyte",
+    "a_kernel_product_is_faster_than_pykeops",
     "gradients_of_loops_store_half",
     "a_gradient_from_outside_costs_what_one_inside_costs",
     "a_reduced_scan_output_is_never_stacked",
