@@ -178,6 +178,21 @@ def test_weight_gradients_leave_the_backward_loop() -> None:
     assert outer(hoisted(gradient)) == 0
 
 
+def test_what_left_the_backward_loop_does_not_come_back() -> None:
+    """Of small steps, too, the products with their inputs are summed up by one product: no pass undoes another."""
+
+    def loss(a: jax.Array, us: jax.Array) -> jax.Array:
+        def step(c: jax.Array, u: jax.Array) -> Any:
+            c = 0.2 * (a @ c) + u
+            return c, c
+
+        return jnp.mean(lax.scan(step, jnp.zeros(12), us)[1] ** 2)
+
+    args = normal(0, 12, 12), normal(1, 500, 12)
+    assert count(ag.optimize(jax.grad(loss)), "dot_general", args, inside=False) == 1
+    assert_same_gradients(loss, args, (0, 1))
+
+
 @pytest.mark.parametrize("key", [jax.random.key(0), jax.random.PRNGKey(0)], ids=["typed", "raw"])
 def test_random_numbers_are_drawn_at_once(key: jax.Array) -> None:
     """Keys that are inputs of the steps draw the same bits outside the loop."""

@@ -245,6 +245,20 @@ def test_a_function_called_twice_stays_one() -> None:
     assert calls_of(normalize(traced(lambda x: inner(x) * 2, X))[0].jaxpr) == []
 
 
+def test_diagonals_are_no_calls_and_choose_nothing() -> None:
+    """`jnp.diag` called twice is what it is outside of TPU kernels, twice: passes see through it."""
+
+    def f(x: Any) -> Any:
+        y = jnp.exp(x @ x.T)
+        total = jnp.sum(lax.scan(lambda c, _: (c * 0.5, c), x, None, length=9)[1])  # so that something is rewritten
+        return jnp.diag(y).sum() + jnp.diag(y * y.T).sum() + total
+
+    x = jax.random.normal(jax.random.key(0), (300, 20)) / 5
+    assert "platform_index" in str(jax.make_jaxpr(f)(x))
+    assert "platform_index" not in str(jax.make_jaxpr(ag.optimize(f))(x))
+    np.testing.assert_allclose(ag.optimize(f)(x), f(x), rtol=1e-5)
+
+
 def test_dead_code_goes_from_bodies_too() -> None:
     """The equations of a level stay as many, those of a loop in it become fewer; nothing dead, the same object."""
 

@@ -461,3 +461,18 @@ def test_rows_are_copied_rather_than_entries(size):
     )
     assert product.invars[1].aval.shape == (512, size, size)
     assert_same(quadratic_form, values(size, size), values(512, size, size))
+
+
+def test_few_entries_are_read_through_a_transpose():
+    """Both sides of a contrastive loss walk over one matrix: what reads a diagonal of one asks for no copy of it."""
+
+    def contrastive(a, b):
+        logits = a @ b.T
+        sides = (jax.nn.log_softmax(each) for each in (logits, logits.T))
+        return -sum(jnp.diag(side).mean() for side in sides)
+
+    args = values(256, 32), values(256, 32, seed=1)
+    program = optimised_program(contrastive, *args)
+    (turned,) = transposes(program)
+    assert [e.primitive.name for e in program.eqns if turned.outvars[0] in e.invars] == ["gather"]
+    assert_same(contrastive, *args, tolerance=1e-5)

@@ -24,6 +24,7 @@ from .budget import Budget, PassTimeout, budget_seconds
 from .check import check_program
 from .cost import Cost, Machine, machine, program_cost
 from .exactness import Exactness
+from .kernel_branches import without_kernel_branches
 from .normalize import normalize
 from .program import Program
 from .report import Decision, Report
@@ -111,7 +112,7 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
     if refusal is not None:
         decisions.append(Decision("optimize", "the program is left as it is", "", False, refusal))
     elif passes:
-        steps: list[tuple[str, Run]] = [("normalize", lambda p, context: normalize(p, context.over_devices))]
+        steps: list[tuple[str, Run]] = [("normalize", _normalized)]
         for one in passes:
             if not context.over_devices or getattr(one, "keeps_devices", False):
                 steps.append((one.name, one))
@@ -128,6 +129,15 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
     if not any(d.fired for d in decisions):
         current = program
     return Outcome(program, current, tuple(decisions), time.perf_counter() - start)
+
+
+def _normalized(program: Program, context: Context) -> tuple[Program, list[Decision]]:
+    found, decisions = normalize(program, context.over_devices)
+    plain = without_kernel_branches(found, context.platform)
+    if plain is found:
+        return found, decisions
+    found, more = normalize(plain, context.over_devices)
+    return found, decisions + more
 
 
 def refused_whole(jaxpr: Jaxpr) -> str | None:

@@ -97,8 +97,9 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
     if fuses(site.eqn):
         return seconds_of_reductions(site, machine)
     if isinstance(site.answer, Reduced) and _only_multiplies(site):
-        # no product of matrices: each step goes once over the accumulator
-        return steps * 3 * nbytes(site.eqn.outvars[0].aval) / machine.cache_bytes_per_second
+        # no product of matrices: each step goes once over the accumulator, in a kernel of its own
+        each = 3 * nbytes(site.eqn.outvars[0].aval) / machine.cache_bytes_per_second
+        return steps * (each + (machine.seconds_per_step_kernel if machine.name == "cpu" else 0.0))
     whole = equation_seconds(site.eqn, machine)
     return max(0.0, steps * jaxpr_seconds(step_program(site).jaxpr, machine) - whole)
 

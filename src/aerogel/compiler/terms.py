@@ -13,6 +13,8 @@ from .orders import Order
 from .prices import Carrying, Multiplying, Price, Prices
 from .program import is_var
 
+FEW = 16  # of so many entries one is few
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -75,11 +77,18 @@ def terms_of(jaxpr: Jaxpr, layout: Layout, prices: Prices) -> list[Term]:
             terms.append(_carrier(eqn, layout, prices))
         elif role != "repeated":
             cluster = layout.cluster[eqn.outvars[0]] if role in ENTRYWISE else None
-            for x in eqn.invars:
+            for x in eqn.invars[1:] if _reads_few(eqn) else eqn.invars:
                 reader(x, cluster)
     for x in jaxpr.outvars:
         reader(x, None)
     return terms
+
+
+def _reads_few(eqn: JaxprEqn) -> bool:
+    """Whether an equation reads few entries of its first operand, and XLA takes them through a transpose."""
+    if eqn.primitive.name not in ("gather", "dynamic_slice", "slice"):
+        return False
+    return FEW * eqn.outvars[0].aval.size <= eqn.invars[0].aval.size
 
 
 def _reader(x: Atom, cluster: int | None, layout: Layout, prices: Prices) -> Term | None:

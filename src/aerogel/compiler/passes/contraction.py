@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from aerogel._jax import Jaxpr
 
 from ..contractions import edits_of, line_of, sites_of
 from ..exactness import Exactness
@@ -11,7 +11,7 @@ from ..levels import rewrite_steps
 from ..networks import ROOTS
 from ..normalize import normalize
 from ..pipeline import Context
-from ..program import Program, copy_equation, is_var, rename, substitute, with_equations
+from ..program import Program
 from ..report import Decision
 from ..slices import sliced_apart
 from ..structure import structure
@@ -43,7 +43,7 @@ class ContractionOrder:
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     if not any(eqn.primitive.name in ROOTS for eqn in jaxpr.eqns):
         return jaxpr
-    level = Level(sliced_apart(without_kernel_branches(jaxpr, context.platform)))
+    level = Level(sliced_apart(jaxpr))
     sites, refusals = sites_of(level, structure(level.jaxpr), context)
     for one in refusals:
         decisions.append(Decision(NAME, f"{WHAT} is left as it is", line_of(one.root, level), False, one.reason))
@@ -56,32 +56,3 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         what = f"{WHAT}: {site.how}"
         decisions.append(Decision(NAME, what, line_of(site.root, level), True, reason, *saved, site.exactness))
     return apply_edits(level.jaxpr, edits_of(sites, level))[0]
-
-
-def without_kernel_branches(jaxpr: Jaxpr, platform: str) -> Jaxpr:
-    """A level without the branches that are taken inside TPU kernels only (`jnp.diagonal` has one)."""
-    indices = {
-        eqn.outvars[0]
-        for eqn in jaxpr.eqns
-        if eqn.primitive.name == "platform_index" and eqn.params.get("platforms") == (("mosaic",), None)
-    }
-    if not indices or platform not in ("cpu", "gpu"):
-        return jaxpr
-    eqns: list[JaxprEqn] = []
-    env: dict[Var, Atom] = {}
-    for eqn in jaxpr.eqns:
-        eqn = rename(eqn, env)
-        if eqn.primitive.name == "cond" and eqn.invars[0] in indices and not eqn.effects:
-            _take_branch(eqn, eqn.params["branches"][1], eqns, env)
-        else:
-            eqns.append(eqn)
-    return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
-
-
-def _take_branch(eqn: JaxprEqn, branch: ClosedJaxpr, eqns: list[JaxprEqn], env: dict[Var, Atom]) -> None:
-    assert not branch.consts, "a branch of jnp's closed over an array"
-    inner: dict[Var, Atom] = dict(zip(branch.jaxpr.invars, eqn.invars[1:], strict=True))
-    for one in branch.jaxpr.eqns:
-        new = copy_equation(one, inner)
-        eqns.append(new.replace(source_info=eqn.source_info))
-    env.update((v, substitute(x, inner)) for v, x in zip(eqn.outvars, branch.jaxpr.outvars, strict=True) if is_var(v))
