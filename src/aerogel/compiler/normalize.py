@@ -137,7 +137,7 @@ class Normalizer:
         if not is_plain_call(new):
             return False
         body = new.params["jaxpr"].jaxpr
-        return self.calls[id(old.params["jaxpr"].jaxpr)] == 1 or _size(body) <= SMALL_CALL
+        return self.calls[id(old.params["jaxpr"].jaxpr)] == 1 or (len(body.eqns) <= SMALL_CALL and not bodies(body))
 
     def _merge(self, jaxpr: Jaxpr) -> Jaxpr:
         """Equal equations become one, and equations that do nothing become their input; the same object if none."""
@@ -184,12 +184,6 @@ class Normalizer:
         env.update(gone)
         self.decisions += stacked_once(before, eqn)
         return eqn
-
-
-def _size(jaxpr: Jaxpr) -> float:
-    """Equations, those of branches too; infinite with a loop or a call, of which a copy is another function."""
-    inside = ((eqn.primitive.name == "cond", held) for eqn, held in bodies(jaxpr))
-    return len(jaxpr.eqns) + sum(sum(map(_size, held)) if is_branch else float("inf") for is_branch, held in inside)
 
 
 # What is in normal form in every program: how often a call stands in one decides about calls alone.
