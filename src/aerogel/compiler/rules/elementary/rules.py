@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...cost import nbytes
+from ...cost.vector_code import is_branch_of_sines
 from ..on import PrimitiveRule, on
 from ..ruleset import RuleSet
 from ..site import Site
@@ -26,11 +26,6 @@ FEWEST_ALONE = 1 << 12
 FEWEST_SINES_ALONE = 1 << 13
 FEWEST_POWERS_ALONE = 1 << 14
 _SINES = (lax.sin_p, lax.cos_p, lax.tan_p)
-# So many elements are looked through for large ones first: twice as many as it takes for that to cost what it saves.
-MANY = 1 << 15
-# In a loop the branch keeps one array more. That is as much as the state of a loop that does little else, and little
-# beside what a loop takes and gives that is so many times as large: the stacks of a gradient.
-FEW_OF_LOOP = 10
 # Exponents that XLA writes as products, quotients and roots.
 _EASY = (-1, 0, 0.5, 1, 2, 3)
 _FLOATS = frozenset(map(np.dtype, (np.float16, jnp.bfloat16, np.float32, np.float64)))
@@ -53,10 +48,9 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
 
     @on(primitive, stage="final", platforms=("cpu",), exactness="no_worse", reason=_REASON, name=name)
     def vectorised(*xs: Any, accuracy: Any = None, site: Site) -> Any:
-        many = of_many is not None and xs[0].size >= MANY and not site.over_devices
-        if many and site.in_loop:
-            many = FEW_OF_LOOP * nbytes(xs[0]) <= site.loop_bytes
-        chosen = of_many if many else function
+        within = site.loop_bytes if site.in_loop else None
+        branch = not site.over_devices and is_branch_of_sines(xs[0], within)
+        chosen = of_many if branch and of_many is not None else function
         alone = FEWEST_SINES_ALONE if primitive in _SINES else FEWEST_ALONE
         return _refusal(xs, accuracy, site, alone) or chosen(*xs)
 
