@@ -1,10 +1,10 @@
 """Claim: the gradient of a loop stores half of what plain JAX stores for it, or less, and takes no longer.
 
 Value and gradient of recurrent cells, integrators, stencils, a selective state space model and a Kalman filter, as
-users write them. Half is asked where a choice of what to store of that size exists (issue 5). The expert's forms are the
-step under `jax.checkpoint`, and what depends on no state made of all steps before the loop (issue 2), which takes less
-time and more memory. Where steps are large and cheap, storing every step loses to storing some and running the others
-again: the bounds are those of the rows 18 to 21 of the issue's table.
+users write them. Half is asked where a choice of what to store of that size exists (issue 5). The expert's forms are
+the step under `jax.checkpoint`, and what depends on no state made of all steps before the loop (issue 2), which takes
+less time and more memory. Where steps are large and cheap, storing every step loses to storing some and running the
+others again: the bounds are those of the rows 18 to 21 of the issue's table.
 """
 
 from __future__ import annotations
