@@ -193,3 +193,19 @@ def test_under_shard_map_vmap_and_in_a_cond() -> None:
     for g, x in ((placed, X), (jax.vmap(f), X[None]), (chosen, X)):
         for got, want in zip(jax.jit(ag.optimize(g))(x), jax.jit(g)(x), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1 << 14, 1 << 18])
+def test_what_becomes_a_branch_is_in_memory_anyway(size: int) -> None:
+    """The sine of many numbers is one, in a loop beside whose state one array more is little."""
+
+    def f(x: Any) -> Any:
+        def step(c: Any, _: Any) -> tuple[Any, Any]:
+            c, d = c
+            force = jnp.sin(c)
+            return (0.9 * c + force, d - force), None
+
+        return lax.scan(step, (x, x), None, length=10)[0]
+
+    fired = [d.rule for d in ag.explain(f)(jax.ShapeDtypeStruct((size,), jnp.float32)).fired]
+    assert ("loop-once" in fired) == (size < 1 << 15)

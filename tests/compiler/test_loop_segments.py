@@ -174,3 +174,31 @@ def test_what_is_huge_may_take_longer() -> None:
         x = jax.ShapeDtypeStruct((n,), np.float32)
         found = ag.explain(jax.grad(warping))(x, x).decisions
         assert [d.fired for d in found if d.rule == SEGMENTS.name][:1] == [fires]
+
+
+def test_what_is_made_of_the_state_is_not_stored_beside_it() -> None:
+    """A force that is carried on is made again where a segment starts; one that begins otherwise is stored."""
+
+    def trajectory(first: Callable[[Any], Any]) -> Callable[..., Any]:
+        def f(q: Any, p: Any) -> Any:
+            def step(carry: Any, _: Any) -> tuple[Any, Any]:
+                q, p, force = carry
+                p = p + 0.1 * force
+                q = q + 0.1 * p
+                return (q, p + 0.1 * jnp.sin(q), jnp.sin(q)), None
+
+            q, p, _ = lax.scan(step, (q, p, first(q)), None, length=64)[0]
+            return jnp.sum(q * p)
+
+        return jax.value_and_grad(f, argnums=(0, 1))
+
+    args = jnp.asarray(normal(0, WIDTH)), jnp.asarray(normal(1, WIDTH))
+
+    def starts(first: Callable[[Any], Any]) -> int:
+        f = trajectory(first)
+        once = ag.optimize(f, passes=[LoopSegments(least_bytes=8 * 8 * WIDTH)])
+        assert_same(jax.jit(once)(*args), jax.jit(f)(*args), 1e-5)
+        loops = [eqn for eqn in jax.make_jaxpr(once)(*args).eqns if eqn.primitive.name == "scan"]
+        return sum(v.aval.ndim == 2 for v in loops[0].outvars)
+
+    assert starts(jnp.sin) + 1 == starts(jnp.cos)

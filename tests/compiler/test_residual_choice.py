@@ -41,6 +41,12 @@ def forgetting(c: Any, x: Any) -> tuple[Any, Any]:
     return c, c
 
 
+def squared(c: Any, _: Any) -> tuple[Any, Any]:
+    """A gradient asks for the state before a step, and for twice the state after it."""
+    c = c - 0.05 * jnp.roll(c, 1, -1) - 0.05 * c * c
+    return c, c**2
+
+
 def two_carries(state: Any, x: Any) -> tuple[Any, Any]:
     """Leapfrog: position and momentum."""
     q, p = state
@@ -58,6 +64,7 @@ def narrow(c: Any, x: Any) -> tuple[Any, Any]:
 
 STEPS: dict[str, tuple[Step, bool, int]] = {
     "logistic map": (logistic_map, False, 1),
+    "squared": (squared, False, 1),
     "gated": (gated, True, 3),
     "of inputs": (of_inputs, True, 1),
     "forgetting": (forgetting, True, 1),

@@ -104,15 +104,16 @@ def test_of_many_numbers_is_the_nearest_float32_nearly_everywhere(name: str) -> 
     assert worst_error(of_many, name, [np.concatenate([SPECIAL, -SPECIAL])]) <= BOUND
 
 
-@pytest.mark.parametrize("in_loop", [False, True])
-def test_of_many_numbers_stands_outside_of_loops(in_loop: bool) -> None:
-    """A branch in a step would keep one array more: twice the memory of issue 4968's examples by hand."""
+LARGE = jax.ShapeDtypeStruct((1 << 16,), jnp.float32)
+STATE_ONLY = lambda x: lax.fori_loop(0, 8, lambda _, x: jnp.sin(x), x)  # noqa: E731
+STACKED = lambda x: lax.scan(lambda x, _: (jnp.sin(x), x), x, None, length=16)[1]  # noqa: E731
 
-    def f(x: Any) -> Any:
-        return lax.fori_loop(0, 8, lambda _, x: jnp.sin(x), x) if in_loop else jnp.sin(x)
 
-    program = jax.jit(ag.optimize(f)).trace(jax.ShapeDtypeStruct((1 << 16,), jnp.float32)).lower()
-    assert ("stablehlo.case" in program.as_text()) != in_loop
+@pytest.mark.parametrize(("f", "branches"), [(jnp.sin, True), (STATE_ONLY, False), (STACKED, True)])
+def test_of_many_numbers_stands_where_one_array_more_is_little(f: Callable[..., Any], branches: bool) -> None:
+    """A branch in a step keeps one array more: twice the memory of issue 4968's examples by hand."""
+    program = jax.jit(ag.optimize(f)).trace(LARGE).lower()
+    assert ("stablehlo.case" in program.as_text()) == branches
 
 
 def truth_of(name: str, x: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from .accumulate import chosen
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import Machine, equation_seconds, nbytes
 from .cost.primitives import DEAR, REDUCE
+from .cost.vector_code import SINES, is_branch_of_sines
 from .loop import Loop, LoopBuilder, is_float
 from .program import copy_equation, inner_jaxprs, is_var, producers, substitute, users
 
@@ -107,12 +108,21 @@ class _Step:
         if v in self.stacked:
             into |= (stack := self._kernel())
             self.stacks |= stack
+        if self._is_branch(eqn):  # nobody computes it again
+            return self._kernel()
         if not exists:
             return into
         own = self._kernel()
         if eqn.primitive.name == "dynamic_update_slice" or eqn.primitive.name in CALLS:
             self.stacks |= own
         return own if self._has_two_operands(eqn) else own | into
+
+    def _is_branch(self, eqn: JaxprEqn) -> bool:
+        """Whether a rule makes a branch of it when all passes are done."""
+        if eqn.primitive.name not in SINES or self.carried_only:
+            return False
+        taken = sum(nbytes(x.aval) for x in (*self.loop.eqn.invars, *self.loop.eqn.outvars))
+        return is_branch_of_sines(eqn.outvars[0].aval, taken)
 
     def _is_extreme(self, eqn: JaxprEqn) -> bool:
         name = eqn.primitive.name
@@ -139,7 +149,7 @@ class _Step:
             if eqn.primitive.name not in FUSED and not _is_reshape(eqn):
                 continue
             v = eqn.outvars[0]
-            work = (1 << k) if eqn.primitive.name in DEAR else 0
+            work = (1 << k) if eqn.primitive.name in DEAR and not self._is_branch(eqn) else 0
             for x in eqn.invars:
                 work |= dear.get(x, 0) if is_var(x) else 0
             arrays = self.kernels[v].bit_count()
@@ -150,7 +160,7 @@ class _Step:
                     yield Repeated(v, arrays, seconds)
                     work = 0
             # What has two operands and exists is not computed again.
-            dear[v] = 0 if arrays == 1 and v in self.carried else work
+            dear[v] = 0 if (arrays == 1 and v in self.carried) or self._is_branch(eqn) else work
 
     def _branches(self, v: Var) -> bool:
         """Whether no single reader is computed wherever `v` is: that one would be the value to keep."""

@@ -78,27 +78,69 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
     carries = [] if now >= parts_from else _carries(loop)
     before = {v: kept[x] for v, x in carries if x in kept and v not in kept}
     fixed = _rounded(loop, compared(level, needed, readers))
-    graph = _graph(level, loop, needed, kept, before, fixed, len(readers), machine, fresh)
-    taken = graph.taken()
-    cost = graph.cost(taken)
-    named = {v: y for y, v in needed.items() if is_var(v)} | kept
-    own = [*loop.body_carry, *(v for eqn in loop.body.eqns for v in eqn.outvars)]
-    stored = {
-        v: named.get(v) or _jax.new_var(v.aval.update(shape=(loop.length, *v.aval.shape), weak_type=False))
-        for v in own
-        if ("need", v) in taken and ("again", v) not in taken and v not in before
-    }
-    before = {v: y for v, y in before.items() if ("need", v) in taken}
-    for v, x in carries:
-        if v in stored and v not in kept and x in stored and stored[v] not in before.values():
-            before[v] = stored[x]
-            cost -= _stored_seconds(v, False, loop, machine, fresh) - _stored_seconds(v, True, loop, machine, fresh)
-            del stored[v]
+    work = _Choice(level, loop, needed, kept, before, carries, fixed, len(readers), machine, fresh)
+    cost, stored, before = work.best()
     now_stored = {v for v in needed.values() if is_var(v)}
     if cost > WORTH * sum(_stored_seconds(v, False, loop, machine, fresh) for v in now_stored):
         return None
     saved = now - sum(nbytes(y.aval) for v, y in stored.items() if v not in kept)
     return Residuals(place, loop, readers, needed, stored, before, saved) if saved >= SMALLEST_SAVING else None
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a choice is made of: `kept` and `before` are stacked anyway, `carries` may be read of the step before."""
+
+    level: Level
+    loop: Loop
+    needed: dict[Var, Atom]
+    kept: dict[Var, Var]
+    before: dict[Var, Var]
+    carries: list[tuple[Var, Var]]
+    fixed: set[Var]
+    readers: int
+    machine: Machine
+    fresh: bool
+
+    def best(self) -> tuple[float, dict[Var, Var], dict[Var, Var]]:
+        """Seconds, the values that are stored and the carries that are read of the step before, with their stacks.
+
+        Where a carry is stored, what it becomes may be the better thing to store, of which both can be made.
+        """
+        found = self.cheapest(set())
+        ends = {x for v, x in self.carries if v in found[1] and x not in found[1]}
+        return min(found, self.cheapest(ends), key=lambda one: one[0]) if ends else found
+
+    def cheapest(self, ends: set[Var]) -> tuple[float, dict[Var, Var], dict[Var, Var]]:
+        """The same for the cheapest choice that stores `ends`, what carries become."""
+        loop, kept = self.loop, self.kept
+        read = {v for v, x in self.carries if x in ends and v not in self.before}
+        there = {*self.before, *read}
+        fixed = self.fixed | ends
+        graph = _graph(self.level, loop, self.needed, kept, there, fixed, self.readers, self.machine, self.fresh)
+        for x in ends:
+            graph.edge(SOURCE, ("need", x), float("inf"))
+        taken = graph.taken()
+        cost = graph.cost(taken)
+        named = {v: y for y, v in self.needed.items() if is_var(v)} | kept
+        own = [*loop.body_carry, *(v for eqn in loop.body.eqns for v in eqn.outvars)]
+        stored = {
+            v: named.get(v) or _jax.new_var(v.aval.update(shape=(loop.length, *v.aval.shape), weak_type=False))
+            for v in own
+            if ("need", v) in taken and ("again", v) not in taken and v not in self.before
+        }
+        before = {v: y for v, y in self.before.items() if ("need", v) in taken}
+        for v, x in self.carries:
+            if v in stored and v not in kept and x in stored and stored[v] not in before.values():
+                before[v] = stored[x]
+                del stored[v]
+                cost -= 0.0 if v in read else self._written(v)
+        return cost + sum(self._written(v) for v in read if v in stored), stored, before
+
+    def _written(self, v: Var) -> float:
+        """What storing a value costs more than reading what exists."""
+        one, other = (_stored_seconds(v, exists, self.loop, self.machine, self.fresh) for exists in (False, True))
+        return one - other
 
 
 def _carries(loop: Loop) -> list[tuple[Var, Var]]:
@@ -167,7 +209,7 @@ def _graph(
     loop: Loop,
     needed: dict[Var, Atom],
     kept: dict[Var, Var],
-    before: dict[Var, Var],
+    before: Collection[Var],
     fixed: set[Var],
     readers: int,
     machine: Machine,

@@ -16,9 +16,10 @@ from aerogel import _jax
 from aerogel._jax import Atom, DropVar, JaxprEqn, Var
 
 from .cost import nbytes
+from .derived import in_order
 from .level import Edit
 from .loop import Loop, LoopBuilder
-from .program import Builder, is_var
+from .program import Builder, copy_equation, is_var
 
 # A divisor of the number of steps is taken that is so near to the length of segments which takes least memory.
 NEAR = 1.5
@@ -26,11 +27,16 @@ NEAR = 1.5
 
 @dataclass(frozen=True)
 class Pair:
-    """A loop, and the only one that reads some of its outputs, `residuals`, step by step."""
+    """A loop, and the only one that reads some of its outputs, `residuals`, step by step.
+
+    `derived` has the carries of the first loop, by place, that are made again where a segment starts, each with the
+    equations of the body that make it of what other carries become.
+    """
 
     first: Loop
     second: Loop
     residuals: frozenset[Var]
+    derived: dict[int, list[JaxprEqn]] = field(default_factory=dict)
 
     @property
     def residual_bytes(self) -> int:
@@ -40,7 +46,7 @@ class Pair:
     def segment_length(self) -> int:
         """The number of steps in a segment with which the two stacks take least memory; a divisor, if one is near."""
         length = self.first.length
-        carry_bytes = sum(nbytes(v.aval) for v in self.first.body_carry)
+        carry_bytes = sum(nbytes(v.aval) for k, v in enumerate(self.first.body_carry) if k not in self.derived)
         best = math.sqrt(max(1.0, length * length * carry_bytes / self.residual_bytes))
         near = [k for k in range(1, length) if length % k == 0 and best / NEAR <= k <= best * NEAR]
         return min(near, key=lambda k: abs(math.log(k / best)), default=max(1, min(round(best), length)))
@@ -70,7 +76,7 @@ class _Segments:
     size: int
     eqns: tuple[list[JaxprEqn], list[JaxprEqn]] = field(default_factory=lambda: ([], []))
     results: tuple[dict[Var, Atom], dict[Var, Atom]] = field(default_factory=lambda: ({}, {}))
-    starts: list[Var] = field(default_factory=list)  # the carries of the first loop where segments start, stacked
+    starts: dict[int, Var] = field(default_factory=dict)  # carries of the first loop where segments start, stacked
     of_head: dict[Var, Atom] = field(default_factory=dict)  # what the first loop stacks in the head
 
     def __post_init__(self) -> None:
@@ -86,7 +92,7 @@ class _Segments:
             carry, self.of_head = self._head(out, loop, carry, [self._head_of(out, x) for x in loop.xs], loop.ys)
         new = LoopBuilder(loop.eqn, self.count, loop.reverse)
         carried, setters, finals = _carries(new, loop, carry)
-        self.starts = [new.y(v) for v in carried]
+        self.starts = {k: new.y(v) for k, v in enumerate(carried) if k not in self.pair.derived}
         eqn, made = loop.run([*self._consts(new, loop), *carried, *self._entries(new, loop)], self.size, kept)
         new.body.eqns.append(eqn)
         for set_next, v in zip(setters, loop.finals, strict=True):
@@ -105,7 +111,7 @@ class _Segments:
             carry, ys = self._second_head(out, carry)
         new = LoopBuilder(loop.eqn, self.count, loop.reverse)
         carried, setters, finals = _carries(new, loop, carry)
-        start = [new.x(v) for v in self.starts]
+        start = self._start(new)
         residuals = [y for y in first.ys if y in self.pair.residuals]
         again, stacked = first.run(
             [*self._consts(new, first), *start, *self._entries(new, first)], self.size, residuals
@@ -120,6 +126,20 @@ class _Segments:
         if self.head and not head_first:
             finals, ys = self._second_head(out, finals)
         self._finish(1, out, loop, finals, stacks, ys)
+
+    def _start(self, new: LoopBuilder) -> list[Atom]:
+        """The carries of the first loop where a segment starts, in the body of the second."""
+        first, derived = self.pair.first, self.pair.derived
+        ends = first.next_carry
+        env: dict[Var, Atom] = dict(zip(first.body_consts, self._consts(new, first), strict=True))
+        start: dict[int, Atom] = {k: new.x(v) for k, v in self.starts.items()}
+        env.update((x, start[k]) for k, x in enumerate(ends) if k in start and is_var(x))
+        for k in in_order(derived, ends):
+            x = ends[k]
+            assert is_var(x), "what is made again is made by an equation"
+            new.body.eqns += [copy_equation(eqn, env) for eqn in derived[k]]
+            start[k] = env[x]
+        return [start[k] for k in range(len(ends))]
 
     def _second_head(self, out: Builder, carry: Sequence[Atom]) -> tuple[list[Atom], dict[Var, Atom]]:
         loop = self.pair.second

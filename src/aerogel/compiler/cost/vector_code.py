@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .machine import Machine
+from .sizes import nbytes
 
 # By entry of float32: rules/elementary, and for the places of extrema rules/extrema.
 VECTOR_SECONDS = {
@@ -19,6 +20,24 @@ VECTOR_SECONDS = {
 # The place of an extremum, from so many elements along its axis and in all on (docs/reference/catalogue-order.md).
 SHORTEST_SEARCH = 64
 FEWEST_SEARCHED = 4096
+
+# Sines, cosines and tangents of so many elements look for large ones first, in a branch: twice as many as it takes for
+# that to cost what it saves. In a loop the branch keeps one array more. That is as much as the state of a loop that
+# does little else; it is done where the loop takes and gives so many times as much.
+SINES = ("sin", "cos", "tan")
+MANY_SINES = 1 << 15
+FEW_OF_LOOP = 4
+
+
+def is_branch_of_sines(aval: Any, loop_bytes: int | None) -> bool:
+    """Whether sines of so many numbers become a branch, whose result is in memory.
+
+    Args:
+        aval: their type.
+        loop_bytes: what the loop that they stand in takes and gives; None in no loop.
+    """
+    large = loop_bytes is None or FEW_OF_LOOP * nbytes(aval) <= loop_bytes
+    return large and aval.size >= MANY_SINES and jnp.issubdtype(aval.dtype, jnp.floating) and aval.dtype.itemsize <= 4
 
 
 def is_vector_search(dtype: Any, size: int, length: int) -> bool:

@@ -12,6 +12,7 @@ from aerogel._jax import ClosedJaxpr, Jaxpr
 from ..cost import jaxpr_seconds
 from ..cost.account import jaxpr_cost
 from ..cost.vector_code import with_vector_code
+from ..derived import derived_carries
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
@@ -89,7 +90,7 @@ class _Walk:
         second = as_loop(level.eqns[readers[0]]) if len(readers) == 1 else None
         if second is None or loop.length < FEWEST_STEPS or compared(level, needed, readers):
             return None
-        pair = Pair(loop, second, frozenset(needed))
+        pair = Pair(loop, second, frozenset(needed), derived_carries(level, loop))
         least = self.context.machine.fresh_bytes if self.least_bytes is None else self.least_bytes
         return (pair, (place, readers[0])) if pair.residual_bytes > least else None
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import _jax
 from ..._jax import Atom, JaxprEqn, Literal, Var
-from ..cost import Machine
+from ..cost import Machine, nbytes
 from ..levels import Around
 from ..pipeline import Context
 from ..program import where
@@ -90,6 +90,11 @@ class Site:
         return self._ask("in_loop")
 
     @property
+    def loop_bytes(self) -> int:
+        """The most that one of the loops around it takes and gives, in bytes; 0 in none."""
+        return self._ask("loop_bytes")
+
+    @property
     def steps(self) -> int:
         """How often it is computed, as far as that is known: the product of the lengths of the scans around it."""
         return self._ask("steps")
@@ -157,6 +162,10 @@ class Site:
         readers = {id(one and one.eqn): one for one in self._graph.readers(x)}.values()
         return tuple(sorted("result" if one is None else one.eqn.primitive.name for one in readers))
 
+    def _loop_bytes(self) -> int:
+        loops = [eqn for eqn in self._around if eqn.primitive.name in LOOPS]
+        return max((sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars)) for eqn in loops), default=0)
+
     def _enclosing(self) -> tuple[Enclosing, ...]:
         found = [(eqn.primitive.name, eqn.params.get("length")) for eqn in self._around]
         return tuple(Enclosing(name, n if name == "scan" and isinstance(n, int) else None) for name, n in found)
@@ -171,6 +180,7 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "over_devices": lambda site: site._context.over_devices,
     "around": Site._enclosing,
     "in_loop": lambda site: any(one.name in LOOPS for one in site._enclosing()),
+    "loop_bytes": Site._loop_bytes,
     "steps": lambda site: math.prod(one.length or 1 for one in site._enclosing()),
     "value": Site._value_key,
     "facts": lambda site, k: facts_at(site._graph, site._operands[k]),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...cost.vector_code import is_branch_of_sines
 from ..on import PrimitiveRule, on
 from ..ruleset import RuleSet
 from ..site import Site
@@ -25,8 +26,6 @@ FEWEST_ALONE = 1 << 12
 FEWEST_SINES_ALONE = 1 << 13
 FEWEST_POWERS_ALONE = 1 << 14
 _SINES = (lax.sin_p, lax.cos_p, lax.tan_p)
-# So many elements are looked through for large ones first: twice as many as it takes for that to cost what it saves.
-MANY = 1 << 15
 # Exponents that XLA writes as products, quotients and roots.
 _EASY = (-1, 0, 0.5, 1, 2, 3)
 _FLOATS = frozenset(map(np.dtype, (np.float16, jnp.bfloat16, np.float32, np.float64)))
@@ -44,15 +43,14 @@ def _refusal(xs: tuple[Any, ...], accuracy: Any, site: Site, alone: int) -> str 
 
 
 def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., Any] | None = None) -> PrimitiveRule:
-    """The rule that writes `function`; or for large arrays, on one device and in no loop, `of_many`.
-
-    In a loop its branch keeps one array more, which is as much as the state of a loop that does little else.
-    """
+    """The rule that writes `function`; or `of_many`, for large arrays on one device, unless a loop has little else."""
     name = f"vector-{primitive.name}"
 
     @on(primitive, stage="final", platforms=("cpu",), exactness="no_worse", reason=_REASON, name=name)
     def vectorised(*xs: Any, accuracy: Any = None, site: Site) -> Any:
-        chosen = function if of_many is None or xs[0].size < MANY or site.in_loop or site.over_devices else of_many
+        within = site.loop_bytes if site.in_loop else None
+        branch = not site.over_devices and is_branch_of_sines(xs[0], within)
+        chosen = of_many if branch and of_many is not None else function
         alone = FEWEST_SINES_ALONE if primitive in _SINES else FEWEST_ALONE
         return _refusal(xs, accuracy, site, alone) or chosen(*xs)
 

@@ -1,15 +1,18 @@
 """sin, cos and tan of float32: whole half turns are taken off exactly, whatever the size of the argument.
 
 Payne and Hanek: of x / pi only those binary digits matter that stand near the point. x has 24 bits; a window of 1 / pi
-that begins where the product is still a multiple of two, in parts of 29, 29 and 53 bits, gives two exact products in
-float64 and a third one whose rounding is far below the result. Four windows serve all exponents. The float32 number
-that is closest to a multiple of pi / 2 leaves 2^-33 of it, which the third part still resolves to 2^-61.
+that begins where the product is still a multiple of two, in parts of 29, 29, 29 and 53 bits, gives three exact products
+in float64 and a fourth one whose rounding is far below the result. Two windows serve all exponents (four of three parts
+take as many products less as they take selections more: a third more time with AVX2). The float32 number that is
+closest to a multiple of pi / 2 leaves 2^-33 of it, which the last part still resolves to 2^-61.
 
-Which window an element needs costs a third of the time. Of many numbers the squares are added up first: where that says
-that none is beyond 2^27, as is usual, two parts of the first window serve them all.
+The digits beyond the first two parts of the first window cost half of the time. Of many numbers the squares are added
+up first: where that says that none is beyond 2^27, as is usual, these two serve them all.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -23,26 +26,26 @@ from .wide import Narrow, Wide, elementary, float64, horner, like, narrow, polyn
 _OVER_PI = 0x517CC1B727220A94FE13ABE8FA9A6EE06DB14ACC9E21C820FF28B1D5EF5DE2B0
 _DIGITS = 256
 _PART = 29
-_STEP = 26  # exponents that one window serves
-_FIRST = 51  # the first exponent for which the digits before the second window can be dropped
+_BORDER = 80  # the first exponent for which the digits before the second window can be dropped
 
 
-def _window(start: int) -> tuple[float, float, float]:
-    """The digits of 1 / pi from weight 2^-start on, in parts of 29, 29 and 53 bits; in whole turns, that is halved."""
+def _window(start: int) -> tuple[float, ...]:
+    """The digits of 1 / pi from weight 2^-start on, in parts of 29, 29, 29 and 53 bits.
+
+    The first two in whole turns, that is halved: of their products whole turns are taken off, one by one.
+    """
     parts, place = [], start - 1
     rest = _OVER_PI % (1 << (_DIGITS - place))
-    for width in (_PART, _PART, 53):
+    for width, turns in ((_PART, 1), (_PART, 1), (_PART, 0), (53, 0)):
         place += width
         part, rest = divmod(rest, 1 << (_DIGITS - place))
-        parts.append(math.ldexp(part, -place - 1))
-    first, second, third = parts
-    return first, second, third
+        parts.append(math.ldexp(part, -place - turns))
+    return tuple(parts)
 
 
-_WINDOWS = tuple(_window(start) for start in (1, *(1 + _FIRST - 24 + k * _STEP for k in range(3))))
-_BORDERS = tuple(_FIRST + k * _STEP for k in range(3))
+_WINDOWS = _window(1), _window(1 + _BORDER - 24)
 # The first window in two parts, in half turns: of a number below 2^27 the product with the second is right to 2^-57.
-_PARTS = (2 * _WINDOWS[0][0], 2 * (_WINDOWS[0][1] + _WINDOWS[0][2]))
+_PARTS = (2 * _WINDOWS[0][0], 2 * _WINDOWS[0][1] + _WINDOWS[0][2] + _WINDOWS[0][3])
 _SQUARE = 2.0**54  # of the largest number that they serve
 
 # sin(pi f) / f and cos(pi f) of f^2, relative error 2^-35; the latter on a quarter turn only.
@@ -60,12 +63,11 @@ def _far(x: Narrow, offset: float, doubled: int) -> Turns:
 
     The magnitude of f is right to 2^-28 of itself at the least.
     """
-    size = lax.abs(x)
-    beyond = [lax.ge(size, like(size, 2.0 ** (border - doubled))) for border in _BORDERS]
     wide = widen(x)
-    first, second, third = (_chosen(wide, beyond, k, doubled) for k in range(3))
-    p, q, rest = wide * first, wide * second, wide * third
-    return _nearest(q * float64(2), (p - rounded(p)) * float64(2), rest * float64(2), offset=offset)
+    beyond = lax.ge(lax.abs(wide), like(wide, 2.0 ** (_BORDER - doubled)))
+    p, q, r, rest = (wide * _chosen(beyond, pair, doubled) for pair in zip(*_WINDOWS, strict=True))
+    p, q = p - rounded(p), q - rounded(q)
+    return _nearest(p + p, q + q, r, rest, offset=offset)
 
 
 def _near(x: Narrow, offset: float, doubled: int) -> Turns:
@@ -74,20 +76,18 @@ def _near(x: Narrow, offset: float, doubled: int) -> Turns:
     return _nearest(*(wide * float64(math.ldexp(part, doubled)) for part in _PARTS), offset=offset)
 
 
-def _nearest(a: Wide, b: Wide, *rest: Wide, offset: float) -> Turns:
-    """f and n of a sum plus the offset, of which `rest` is too small to matter to n."""
-    n = rounded(a + b + float64(offset) if offset else a + b)
+def _nearest(*parts: Wide, offset: float) -> Turns:
+    """f and n of a sum plus the offset; its parts become smaller."""
+    n = rounded(functools.reduce(operator.add, parts[:3]) + float64(offset))
     # n is subtracted before the smaller parts are added: near a multiple of pi nothing of them is lost.
-    f = a - (n - float64(offset) if offset else n)
-    for part in (b, *rest):
-        f = f + part
+    f = functools.reduce(operator.add, parts[1:], parts[0] - (n - float64(offset)))
     return f, lax.bitcast_convert_type(n + float64(1.5 * 2**52), np.uint64)
 
 
-def _chosen(x: Wide, beyond: list[Any], part: int, doubled: int) -> Wide:
-    """The part of that window that serves the exponent of x."""
-    a, b, c, d = (like(x, math.ldexp(window[part], doubled)) for window in _WINDOWS)
-    return lax.select(beyond[1], lax.select(beyond[2], d, c), lax.select(beyond[0], b, a))
+def _chosen(beyond: Any, parts: tuple[float, float], doubled: int) -> Wide:
+    """Of two parts, the one for a small number or the one for a number beyond the border."""
+    small, large = (lax.full(beyond.shape, math.ldexp(part, doubled), float64) for part in parts)
+    return lax.select(beyond, large, small)
 
 
 def _sine(f: Wide, n: Any) -> Narrow:
