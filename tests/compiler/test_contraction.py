@@ -14,6 +14,7 @@ import aerogel as ag
 from aerogel._jax import ClosedJaxpr, evaluate
 from aerogel.compiler import contractions
 from aerogel.compiler.cost import program_cost
+from aerogel.compiler.kernel_branches import without_kernel_branches
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.contraction import ContractionOrder
 from compiler.programs_of import FAST, STRICT, run, traced
@@ -28,7 +29,7 @@ def values(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
 
 def passed(f: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, ClosedJaxpr, list[Any]]:
     """The program, what the pass makes of it, and the decisions that fired."""
-    before = normalize(traced(f, *args))[0]
+    before = normalize(without_kernel_branches(normalize(traced(f, *args))[0], "cpu"))[0]
     after, decisions = ContractionOrder()(before, FAST)
     return before, after, [d for d in decisions if d.fired]
 

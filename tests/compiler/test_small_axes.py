@@ -28,7 +28,8 @@ def report_of(f: Callable[..., Any], *args: Any, **options: Any) -> Report:
     optimised = jax.jit(ag.optimize(f, rules=[], passes=(SmallAxes(),), on_report=reports.append, **options))
     for got, want in zip(jax.tree.leaves(optimised(*args)), jax.tree.leaves(jax.jit(f)(*args)), strict=True):
         assert jax.typeof(got) == jax.typeof(want)
-        np.testing.assert_allclose(got, want, 1e-5, 1e-5)
+        # Sums that cancel are as exact as their terms are large, whatever a machine fuses.
+        np.testing.assert_allclose(got, want, 1e-5, 1e-5 * float(np.abs(want).max(initial=1.0)))
     return reports[-1]
 
 
