@@ -53,17 +53,17 @@ def pytest_report_header() -> str:
 # them, and so does a run that names files.
 SHARES = {
     "test_examples": 4,
-    "audit": 4,
-    "compat": 6,
-    "compiler": 24,
-    "contract": 10,
+    "audit": 5,
+    "compat": 8,
+    "compiler": 32,
+    "contract": 14,
     "laws": 10,
     "module": 6,
-    "nn": 8,
-    "rules": 10,
+    "nn": 12,
+    "rules": 14,
     "test_soundness": 60,
     "train": 3,
-    "transform": 8,
+    "transform": 12,
 }
 FEWEST_CASES = 4
 
