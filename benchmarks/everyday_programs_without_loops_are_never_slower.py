@@ -79,6 +79,23 @@ def relative_scores_by_hand(x, r):
     return jnp.take_along_axis(x @ r.T, (i[:, None] - i + n - 1)[None], -1)
 
 
+def contrastive(x, y):
+    """Pictures and their captions, both ways."""
+    logits = 10 * unit(x) @ unit(y).T
+    return -sum(jnp.diag(jax.nn.log_softmax(side)).mean() for side in (logits, logits.T))
+
+
+def contrastive_by_hand(x, y):
+    x, y = unit(x), unit(y)
+    logits = 10 * x @ y.T
+    far = sum(jax.nn.logsumexp(logits, axis).mean() for axis in (0, 1))
+    return far - 20 * jnp.sum(x * y) / len(x)
+
+
+def unit(x):
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
 def wave(t):
     return jnp.sin(2 * t) * jnp.exp(-t * t) + jnp.sin(5 * t)
 
@@ -91,6 +108,7 @@ CASES = (
     case(
         "scores of relative positions", relative_scores, relative_scores_by_hand, (4, 128, 64), (255, 64), grad=(0, 1)
     ),
+    case("contrastive loss", contrastive, contrastive_by_hand, (256, 32), (256, 32), grad=(0,)),
     case("sines of 2,500 numbers", wave, wave, (2_500,)),
     case(
         "powers of 2,100 numbers", lambda x: jnp.abs(x) ** 1.7, lambda x: jnp.exp(1.7 * jnp.log(jnp.abs(x))), (2_100,)

@@ -187,6 +187,20 @@ def kalman_args(steps=100, series=512, size=8):
     return {**model, "r": jnp.zeros(())}, normal(2, steps, series), state
 
 
+def linear(a, us, c, checkpoint=lambda f: f):
+    """A small linear system that is driven: a mean square of its states."""
+
+    def step(c, u):
+        c = 0.2 * (a @ c) + u
+        return c, c
+
+    return jnp.mean(lax.scan(checkpoint(step), c, us)[1] ** 2)
+
+
+def linear_args(steps=500, size=12):
+    return normal(0, size, size), normal(1, steps, size), jnp.zeros(size)
+
+
 def pair():
     return normal(0, N), 0.1 * normal(1, N)
 
@@ -218,4 +232,5 @@ CASES = (
     case("heat and u (1 - u)", repeated(reaction, 200, unit), 242 / 14, 0.36),
     case("selective state space", (state_space, state_space_args, (0, 1), state_space_hoisted)),
     case("Kalman filter", (kalman, kalman_args, (0,))),
+    case("driven linear system", (linear, linear_args, (0,)), None, 1.05),
 )

@@ -16,7 +16,7 @@ import jax
 from aerogel import _jax
 from aerogel._launch import RunOptions
 from aerogel.transform import optimize
-from aerogel.transform._compiled import take_over
+from aerogel.transform._compiled import Shown, take_over
 
 from ._compare import Sampler
 from ._counted import CountedJit
@@ -89,7 +89,7 @@ class Session:
 
         return jit
 
-    def compiled(self, f: Any, traced: Any, optimized: dict[str, Any], options: dict[str, Any]) -> Any:
+    def compiled(self, f: Any, traced: Any, optimized: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Shown]:
         """What `ag.jit` compiles in the place of `f`: optimised once, as it asked for, and noted; and what counts."""
         wrapper, record = self.optimized(traced, f, **optimized)
         return _jax.original_jit(wrapper, **options), lambda call: self.counted(call, traced, options, record)

@@ -55,7 +55,7 @@ class Repeated:
 
     Attributes:
         value: in the body.
-        arrays: how many.
+        arrays: how many; slices of it that are read at other places count.
         seconds: of a step, saved when it is computed once.
     """
 
