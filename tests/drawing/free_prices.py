@@ -6,12 +6,14 @@ from typing import Any
 
 from aerogel.compiler import choose, contractions, hoist_plan, hoistable, producers, residuals, rules, short_axes
 from aerogel.compiler.kept import Kept
+from aerogel.compiler.one_kernel import Price
 from aerogel.compiler.passes import (
     branch_guard,
     excerpts,
     full_sums,
     in_place,
     loop_hoist,
+    loop_kernel,
     loop_split,
     reroll,
     streaming,
@@ -81,6 +83,8 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (contractions, "MARGIN", 1.5),
     (contractions, "LEAST_SECONDS", -1.0),
     (contractions, "MORE_BYTES", 1 << 60),
+    (loop_kernel, "FEWEST_STEPS", 0),
+    (loop_kernel, "price", lambda *_: Price(1.0, 0.0)),
 )
 _OUT: tuple[tuple[Any, str, Any], ...] = (
     (hoist_plan, "TRUST", 1e9),
@@ -128,6 +132,8 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (small_products, "_of_batch", lambda *_: None),
     (small_products, "_of_rows", lambda *_: None),
     (elementary, "FEWEST", MANY),
+    (elementary, "FEWEST_POWERS", MANY),
+    (elementary, "FEWEST_SINES", MANY),
     (elementary, "FEWEST_ALONE", MANY),
     (elementary, "FEWEST_SINES_ALONE", MANY),
     (elementary, "FEWEST_POWERS_ALONE", MANY),

@@ -10,6 +10,7 @@ from .passes.inverse_products import InverseProducts
 from .passes.loop_commoning import LoopCommoning
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
+from .passes.loop_kernel import LoopKernel
 from .passes.loop_linear import LoopLinear
 from .passes.loop_once import LoopOnce
 from .passes.loop_parts import LoopParts
@@ -51,4 +52,5 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopOnce(),
     LoopPieces(),
     ShortRows(),
+    LoopKernel(),
 )

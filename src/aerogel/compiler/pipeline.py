@@ -63,6 +63,8 @@ class Pass(Protocol):
     A pass that says `early = True` is applied to a function before its gradient is taken, too: what it writes has the
     better gradient.
 
+    A pass that says `after_rules = True` runs when all rules have.
+
     Where values may be spread over devices, only passes run that say `keeps_devices = True`: their rewrites never need
     a collective that the program did not.
     """

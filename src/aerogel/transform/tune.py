@@ -33,9 +33,10 @@ BUDGET_SECONDS = 60.0  # after which no other form is begun
 
 
 def with_rules(rules: RuleSet, passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
-    """The passes between those that apply the rules of each stage that there are."""
+    """The passes between those that apply the rules of each stage that there are; after these, those that say so."""
     first, then, last = ((Rules(rules, stage),) if rules.at(stage) else () for stage in Stage)
-    return (*first, *passes, *then, *last)
+    after = tuple(one for one in passes if getattr(one, "after_rules", False))
+    return (*first, *(one for one in passes if one not in after), *then, *last, *after)
 
 
 @dataclass(frozen=True)

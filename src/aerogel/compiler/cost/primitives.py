@@ -125,6 +125,7 @@ CALL_PARAMETER = {
     "composite": "jaxpr",
     "shard_map": "jaxpr",
     "run_state": "jaxpr",
+    "one_kernel": "call",  # ours
 }
 
 KIND: dict[str, Kind] = {

@@ -16,9 +16,11 @@ from .double import log
 from .power import cbrt, power
 from .sine import cos, cos_of_many, sin, sin_of_many, tan, tan_of_many
 
-# Below so many elements the calls are as fast (measured in a loop, 1 to 256 elements: 1.2 to 1.8 of the time at 4, and
-# 0.2 to 0.8 at 16).
-FEWEST = 16
+# Below so many elements the calls are as fast (measured in loops with vectors of 32 bytes: at half as many 0.7 to 2 of
+# the time; with 64 bytes they are slower from 16 elements on). Of small numbers the sine and cosine are dear to beat.
+FEWEST = 64
+FEWEST_POWERS = 128  # also roots and tangents
+FEWEST_SINES = 256
 # The same outside of loops: XLA starts a program of more than 1,000 operations on another thread, and calls of the C
 # library are none. That takes as long as these many calls of a sine or a power, or of the dearer others (measured with
 # two busy cores, alone and in small formulas: 1.2 to 2.3 of the time at half as many, 0.4 to 0.9 at twice as many).
@@ -33,13 +35,13 @@ _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
 _REASON = "XLA calls the C library for it, one element at a time"
 
 
-def _refusal(xs: tuple[Any, ...], accuracy: Any, site: Site, alone: int) -> str | None:
+def _refusal(xs: tuple[Any, ...], accuracy: Any, site: Site, few: int, alone: int) -> str | None:
     dtypes = {x.dtype for x in xs}
     if len(dtypes) > 1 or not dtypes <= _FLOATS:
         return "its operands are not floats of one type"
     if xs[0].dtype.itemsize > 4:
         return "it is of float64"
-    return _fewest(xs[0], site, alone) or (None if accuracy is None else "its accuracy is chosen by hand")
+    return _fewest(xs[0], site, few, alone) or (None if accuracy is None else "its accuracy is chosen by hand")
 
 
 def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., Any] | None = None) -> PrimitiveRule:
@@ -51,8 +53,10 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
         within = site.loop_bytes if site.in_loop else None
         branch = not site.over_devices and is_branch_of_sines(xs[0], within)
         chosen = of_many if branch and of_many is not None else function
+        few = FEWEST_SINES if primitive in (lax.sin_p, lax.cos_p) else FEWEST
+        few = FEWEST_POWERS if primitive in (lax.tan_p, lax.cbrt_p) else few
         alone = FEWEST_SINES_ALONE if primitive in _SINES else FEWEST_ALONE
-        return _refusal(xs, accuracy, site, alone) or chosen(*xs)
+        return _refusal(xs, accuracy, site, few, alone) or chosen(*xs)
 
     return vectorised
 
@@ -62,11 +66,11 @@ def _power(x: Any, y: Any, *, site: Site) -> Any:
     if exponent is not None and np.ndim(exponent) == 0 and exponent in _EASY:
         return f"XLA writes a power of {float(exponent):g} without the C library"
     x, y = jnp.broadcast_arrays(x, y)  # either may be a scalar
-    return _refusal((x, y), None, site, FEWEST_POWERS_ALONE) or power(x, y)
+    return _refusal((x, y), None, site, FEWEST_POWERS, FEWEST_POWERS_ALONE) or power(x, y)
 
 
-def _fewest(x: Any, site: Site, alone: int) -> str | None:
-    fewest = FEWEST if site.in_loop else alone
+def _fewest(x: Any, site: Site, few: int, alone: int) -> str | None:
+    fewest = few if site.in_loop else alone
     return f"it has fewer than {fewest} elements" if x.size < fewest else None
 
 
@@ -85,7 +89,7 @@ def vector_log(x: Any, *, accuracy: Any, site: Site) -> Any:
         return "its accuracy is chosen by hand"
     if set(site.readers()) <= _REDUCTIONS:
         return "a reduction is all that reads it: they are one loop, of vector code"
-    return _fewest(x, site, FEWEST_ALONE) or log(x)
+    return _fewest(x, site, FEWEST, FEWEST_ALONE) or log(x)
 
 
 rules = RuleSet(

@@ -1,0 +1,167 @@
+"""Which loops XLA's CPU backend runs faster as one kernel, and such a loop as a call that it makes one of.
+
+XLA starts a kernel for each fused operation of a loop's step, at 30 to 100 ns, and shares the work of a kernel among
+threads by a rule that takes little work for much: from some 20 kB of entries on, if there are more operations than
+bytes. A Runge-Kutta step of 1,000 trajectories then takes 10 us instead of 3. Its own cure is for loops that move less
+than 1 kB in a step: these it compiles as one kernel (`SmallWhileLoopHoistingPass`, jaxlib 0.10.2). We ask for that
+where it pays.
+
+What is in such a kernel runs on one core, and is compiled by XLA's older code generator. Library calls are not
+possible in it, nor are operations that XLA hands to a library by their size, as products and larger reductions: a
+program with one of these would not compile. What may stand in it is therefore listed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
+
+from .axes.elementwise import NAMES as ELEMENTWISE
+from .cost import Machine
+from .cost.account import body_kernels, carry_slice
+from .cost.kernels import Kernel
+from .cost.primitives import DEAR
+from .cost.seconds import kernel_seconds
+from .cost.work import dot_shape
+from .program import Builder, copy_equation, inner_jaxprs, is_var, substitute
+
+SHAPING = (
+    "broadcast_in_dim reshape squeeze expand_dims transpose slice concatenate pad rev iota dynamic_slice "
+    "dynamic_update_slice gather clamp bitcast_convert_type split stack unstack tile iota_2x32_shape"
+).split()
+REDUCTIONS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin "
+    "cumsum cumprod cummax cummin".split()
+)
+WITH_PROGRAMS = frozenset("scan while cond jit closed_call eval_jaxpr custom_jvp_call custom_vjp_call".split())
+WRITTEN = frozenset((*ELEMENTWISE, *SHAPING))
+# XLA gives a library sums and extrema of 4,096 elements, and products of two matrices where one side has 8 rows or
+# columns; not products with a vector (jaxlib 0.10.2).
+MOST_REDUCED = 2048
+LARGEST_SIDE = 7
+# Half precision is twice as slow in such a kernel; complex numbers were not looked at.
+TYPES = frozenset("float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
+
+# Of a step, fitted to 60 loops: what a kernel costs besides its work, what it costs to share one, and by how much
+# the older code generator's code may be slower.
+SECONDS_PER_KERNEL = 6e-8
+SECONDS_TO_SHARE = 2.5e-6
+SLOWER = 0.15
+FUSED = 4.0  # how much faster an operation is beside others of its kernel than alone, of values in the cache
+# XLA's rule: the "cycles" of a kernel, 10 for a byte and 1 for an operation, beside 100,000 for each thread.
+SHARED_CYCLES = 200_000
+FEWEST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one step of a loop costs, in seconds, besides what it costs both ways.
+
+    Attributes:
+        kernels: starting them, and sharing the work of those that XLA shares.
+        inside: what one kernel loses by running on one core, and by its code.
+    """
+
+    kernels: float
+    inside: float
+
+
+def refusal(eqn: JaxprEqn) -> str | None:
+    """Why an equation cannot be one kernel; None if it can."""
+    if eqn.effects:
+        return "its steps have effects"
+    if not all(x.aval.size for x in (*eqn.invars, *eqn.outvars) if hasattr(x.aval, "size")):
+        return "it takes or gives arrays without elements"
+    for one in _all(eqn):
+        reason = _why_not(one)
+        strange = next((x.aval for x in (*one.invars, *one.outvars) if _dtype(x) not in TYPES), None)
+        if reason is not None or strange is not None:
+            return reason or f"it holds values of type {strange}"
+    return None
+
+
+def _why_not(eqn: JaxprEqn) -> str | None:
+    name = eqn.primitive.name
+    if name in WITH_PROGRAMS:
+        closed = (inner for inner in eqn.params.values() if isinstance(inner, ClosedJaxpr))
+        return "it closes over arrays" if any(inner.consts for inner in closed) else None
+    if name in REDUCTIONS:
+        size = eqn.invars[0].aval.size
+        return f"`{name}` goes over {size:,} elements: XLA calls a library for it" if size > MOST_REDUCED else None
+    if name == "dot_general":
+        batch, *sides = dot_shape(eqn)
+        is_large = (min(sides) > 1 and max(sides) > LARGEST_SIDE) or batch * prod(sides) > MOST_REDUCED
+        return "it holds products of matrices, or a large one: XLA calls a library for them" if is_large else None
+    return None if name in WRITTEN or name in _jax.OURS else f"`{name}` may call a library"
+
+
+def _dtype(x: _jax.Atom) -> str:
+    return getattr(getattr(x.aval, "dtype", None), "name", "")
+
+
+def reorders_sums(eqn: JaxprEqn) -> bool:
+    """Whether a loop holds sums, which the older code generator adds up in another order."""
+    return any(one.primitive.name in REDUCTIONS or one.primitive.name == "dot_general" for one in _all(eqn))
+
+
+def _all(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    yield eqn
+    for inner in inner_jaxprs(eqn):
+        for one in inner.eqns:
+            yield from _all(one)
+
+
+def price(eqn: JaxprEqn, machine: Machine) -> Price:
+    """What a step of a loop costs as kernels of its own, and as a part of one."""
+    alone = replace(machine.on_one_core().in_cache(), vector_flops_per_second=FUSED * machine.vector_flops_per_second)
+    starts = shared = work = 0.0
+    for kernel in _kernels(eqn):
+        seconds = kernel_seconds(kernel, alone)
+        inside = price(kernel.root, machine) if kernel.root.primitive.name in ("scan", "while") else None
+        if inside is not None:
+            steps = kernel.root.params.get("length", 1)
+            starts, shared = starts + steps * inside.kernels, shared + steps * inside.inside
+            continue
+        starts, work = starts + SECONDS_PER_KERNEL, work + seconds
+        if _is_shared(kernel):
+            starts += SECONDS_TO_SHARE
+            shared += seconds * (1 - 1 / machine.cores)
+    return Price(starts, shared + SLOWER * work)
+
+
+def _kernels(eqn: JaxprEqn) -> list[Kernel]:
+    inner = inner_jaxprs(eqn)
+    return [one for body in inner[-1:] for one in body_kernels(body, carry_slice(eqn))]
+
+
+def _is_shared(kernel: Kernel) -> bool:
+    """Whether XLA shares a kernel's work among threads: transcendental functions do not count in its rule."""
+    moved = sum(amount for amount, _ in (*kernel.reads, *kernel.writes))
+    size = max((v.aval.size for v in kernel.root.outvars if not isinstance(v, DropVar)), default=0)
+    names = [one.primitive.name for one in (*kernel.fused, kernel.root)]
+    operations = size * sum(name in ELEMENTWISE and name not in DEAR for name in names)
+    return operations > moved and operations + 10 * moved >= SHARED_CYCLES
+
+
+def as_one_kernel(eqn: JaxprEqn, level: Jaxpr) -> JaxprEqn:
+    """An equation of `level` as a call that is one kernel.
+
+    It takes each array once, and returns an entry of each as well: XLA may find that it does not use one.
+    """
+    given = list(dict.fromkeys(x for x in eqn.invars if is_var(x)))
+    inside: dict[Var, _jax.Atom] = {x: _jax.new_var(x.aval) for x in given}
+    made = [v for v in eqn.outvars if not isinstance(v, DropVar)]
+    built = Builder(eqn)
+    built.eqns.append(copy_equation(eqn, inside))
+    entries = [built.call(_entry, inside[x])[0] for x in given]
+    outs = [*(substitute(v, inside) for v in made), *entries]
+    call = _jax.new_jaxpr(level, [inside[x] for x in given], outs, built.eqns)
+    return _jax.one_kernel(ClosedJaxpr(call, ()), given, [*made, *(_jax.new_var(v.aval) for v in entries)], eqn)
+
+
+def _entry(x):
+    return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)

@@ -1,0 +1,61 @@
+"""Loop kernel: a loop whose steps are many small kernels is compiled as one (see `one_kernel.py`)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aerogel import _jax
+from aerogel._jax import Jaxpr, JaxprEqn
+
+from ..exactness import Exactness
+from ..levels import rewrite_levels
+from ..one_kernel import FEWEST_STEPS, Price, as_one_kernel, price, refusal, reorders_sums
+from ..pipeline import Context
+from ..program import Program, where, with_equations
+from ..report import Decision
+
+NAME = "loop-kernel"
+
+
+@dataclass(frozen=True)
+class LoopKernel:
+    """The pass. Bound: each loop is looked at once. It runs after all rules: what it writes is opaque to them."""
+
+    after_rules: ClassVar = True
+
+    name: str = NAME
+    exactness: Exactness = Exactness.REASSOCIATES
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such loops as calls, and a decision for each."""
+        if context.platform != "cpu" or context.before_differentiation or not _jax.KNOWS_KERNELS:
+            return program, []
+        decisions: list[Decision] = []
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions)), decisions
+
+
+def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
+    eqns = [_equation(eqn, jaxpr, context, decisions) for eqn in jaxpr.eqns]
+    same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+    return jaxpr if same else with_equations(jaxpr, eqns)
+
+
+def _equation(eqn: JaxprEqn, level: Jaxpr, context: Context, decisions: list[Decision]) -> JaxprEqn:
+    steps = eqn.params.get("length") if eqn.primitive.name == "scan" else FEWEST_STEPS
+    if eqn.primitive.name not in ("scan", "while") or steps < FEWEST_STEPS:
+        return eqn
+    found = price(eqn, context.machine)
+    if found.kernels <= found.inside or not any(not isinstance(v, _jax.DropVar) for v in eqn.outvars):
+        return eqn
+    what = f"the steps of `{eqn.primitive.name}` are one kernel"
+    exactness = Exactness.REASSOCIATES if reorders_sums(eqn) else Exactness.NO_WORSE
+    reason = refusal(eqn)
+    if reason is None and exactness not in context.allowed:
+        reason = 'its sums are added up in another order: numerics="fast" allows that'
+    decisions.append(Decision(NAME, what, where(eqn), reason is None, reason or _said(found), exactness=exactness))
+    return as_one_kernel(eqn, level) if reason is None else eqn
+
+
+def _said(found: Price) -> str:
+    return (
+        f"starting and sharing them takes {1e6 * found.kernels:.1f} us a step, one core {1e6 * found.inside:.1f} more"
+    )
