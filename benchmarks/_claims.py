@@ -16,6 +16,7 @@ CLAIMS = (
     "logits_under_a_cross_entropy_are_never_built",
     "what_a_step_makes_for_several_arrays_is_computed_once",
     "what_the_step_before_computed_is_read_from_there",
+    "small_loops_are_one_kernel",
     "two_consumers_share_one_loop",
     "map_and_fori_loop_fuse_like_scan",
     "loop_fusion_survives_its_surroundings",

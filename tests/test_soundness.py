@@ -56,6 +56,7 @@ FIRES = {
 # What rewrites loops by what is stacked, and what keeps a limit, has its programs in test_differential.py and laws/.
 ELSEWHERE = {
     "loop-commoning",
+    "loop-kernel",
     "loop-linear",
     "loop-once",
     "loop-parts",

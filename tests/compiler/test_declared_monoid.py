@@ -44,7 +44,7 @@ def test_loops_take_in_what_a_user_declares() -> None:
     assert [d.rule for d in report.fired] == ["loop-fusion"]
     assert report.fired[0].exactness == "reassociates"
     np.testing.assert_allclose(jax.jit(ag.optimize(trajectory))(x), trajectory(x), 1e-5)
-    assert not ag.explain(trajectory, numerics="strict")(x).fired
+    assert {d.rule for d in ag.explain(trajectory, numerics="strict")(x).fired} <= {"loop-kernel"}
 
 
 def test_a_pair_is_for_one_result() -> None:

@@ -16,8 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import aerogel as ag
-from aerogel._jax import KNOWS_KERNELS
-from aerogel.compiler.one_kernel import LARGEST_SIDE, MOST_REDUCED
+from aerogel._jax import KNOWS_KERNELS, jaxpr_as_fun
+from aerogel.compiler.kernel_products import MOST_MULTIPLICATIONS
+from aerogel.compiler.one_kernel import MOST_REDUCED
 from compiler.loop_patterns import normal
 
 pytestmark = pytest.mark.skipif(not KNOWS_KERNELS, reason="of this jaxlib it is not known what it makes of the mark")
@@ -155,7 +156,7 @@ def test_under_other_transformations_it_is_what_it_calls() -> None:
     f = ag.optimize(recurrent)
     # A trace of the optimised function by itself, whose program is then transformed: nothing of ours sees that.
     program = jax.jit(f).trace(w, xs).jaxpr
-    call = jax.extend.core.jaxpr_as_fun(program)
+    call = jaxpr_as_fun(program)
     assert MARK in text(lambda *a: call(*a)[0], w, xs)
     forms = {
         "vmap": lambda g: jax.vmap(g, (None, 0)),
@@ -188,15 +189,20 @@ def loop(step: Callable[[Any], Any], steps: int = 10) -> Callable[[Any], Any]:
     return lambda x: lax.scan(lambda c, _: (step(c), (jnp.roll(c, 1), c + 1)), x, None, length=steps)
 
 
-SQUARE = normal(0, LARGEST_SIDE + 1, LARGEST_SIDE + 1)
+SQUARE = normal(0, 1 + round(MOST_MULTIPLICATIONS ** (1 / 3)), 1 + round(MOST_MULTIPLICATIONS ** (1 / 3)))
 MISSES: dict[str, tuple[Case, str]] = {
-    "products of matrices": ((loop(lambda x: jnp.tanh(x @ x)), (SQUARE,)), "products"),
+    "products of matrices": ((loop(lambda x: jnp.tanh(x @ x)), (SQUARE,)), "product"),
     "factors": ((loop(lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(4))), (normal(0, 4, 4),)), "cholesky"),
     "sorted": ((loop(jnp.sort), (normal(0, 30),)), "sort"),
     "half precision": ((loop(lambda x: jnp.tanh(x) + 1), (normal(0, 30).astype("bfloat16"),)), "bfloat16"),
     "complex": ((loop(lambda x: x * x), (normal(0, 30) + 1j,)), "complex64"),
     "scattered": ((loop(lambda x: x.at[jnp.array([0, 3, 0])].add(x[:3])), (normal(0, 30),)), "scatter"),
     "without elements": ((loop(lambda x: x + 1), (jnp.zeros((0, 3)),)), "without elements"),
+    "a running maximum": (
+        (lambda x: lax.fori_loop(0, 9, lambda i, c: (c[0] * 0.9, jnp.maximum(*c)), (x, x)), (normal(0, 60),)),
+        "last bit",
+    ),
+    "many sums": ((loop(lambda x: sum((x - (x**k).sum() for k in range(9)), x)), (normal(0, 100),)), "too much"),
     "large sums": ((loop(lambda x: x - x.sum()), (normal(0, MOST_REDUCED + 1),)), "library"),
 }
 
@@ -212,6 +218,25 @@ def test_what_xla_cannot_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert MARK not in text(ag.optimize(f), *args)
     refused = [d.reason for d in ag.explain(f)(*args).refused if d.rule == "loop-kernel"]
     assert any(reason in said for said in refused), refused
+
+
+def test_products_that_a_library_would_take_are_sums() -> None:
+    """Batched, of several terms and of integers; XLA would not compile the kernel with one that it hands on."""
+    a, b = normal(0, 2, 8, 9), normal(1, 2, 9, 10)
+    whole = jnp.arange(90, dtype=jnp.int32).reshape(9, 10)
+    products: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+        "matrices": (jnp.matmul, a[0], b[0]),
+        "batch": (jnp.matmul, a, b),
+        "transposed": (lambda a, b: b.T @ a.T, a[0], b[0]),
+        "two terms": (lambda a, b: jnp.einsum("bik,bkj->ij", a, b), a, b),
+        "batch inside": (lambda a, b: jnp.einsum("bik,bkj->ibj", a, b), a, b),
+        "integers": (jnp.matmul, whole[:8, :9], whole),
+    }
+    for name, (product, a, b) in products.items():
+        f = lambda a, b, product=product: lax.scan(lambda c, _: (c + 1, product(a + c, b)), 0, None, length=5)[1]  # noqa: E731
+        form = jax.jit(ag.optimize(f))
+        assert MARK in form.lower(a, b).as_text(), name
+        np.testing.assert_allclose(form(a, b), jax.jit(f)(a, b), rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 def test_large_loops_are_left() -> None:
@@ -235,7 +260,7 @@ def test_on_several_devices_it_is_what_it_calls() -> None:
     f, args = CASES["Runge-Kutta"]
     mesh = Mesh(np.array(jax.devices()[:2]), ("lanes",))
     lanes = NamedSharding(mesh, P(None, "lanes"))
-    program = jax.extend.core.jaxpr_as_fun(jax.jit(ag.optimize(f)).trace(*args).jaxpr)
+    program = jaxpr_as_fun(jax.jit(ag.optimize(f)).trace(*args).jaxpr)
     assert MARK in text(program, *args)
     spread = jax.jit(program, in_shardings=lanes)
     assert MARK not in spread.lower(*args).as_text()

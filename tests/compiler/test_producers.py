@@ -62,7 +62,7 @@ def test_what_is_dear_or_needed_elsewhere_is_made_once() -> None:
     def small(v, w):
         return total(w[:, None] * v[0, :3])
 
-    assert ag.explain(small)(V, W).fired == ()
+    assert {d.rule for d in ag.explain(small)(V, W).fired} <= {"loop-kernel"}
 
 
 def test_the_decision_names_what_is_made() -> None:

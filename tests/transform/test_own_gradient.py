@@ -209,7 +209,7 @@ def test_a_second_derivative_of_what_was_called_before() -> None:
     def f(x: Any) -> Any:
         return jnp.sum(lax.scan(lambda c, _: (jnp.sin(1.3 * c), jnp.cos(c)), x, None, length=4)[1] ** 2)
 
-    x, compiled = jnp.linspace(0.1, 1.0, 64), ag.jit(f)
+    x, compiled = jnp.linspace(0.1, 1.0, 512), ag.jit(f)
     compiled(x)
     assert [d.rule for d in ag.explain(f)(x).fired if d.rule.startswith("vector")]
     second = [jax.grad(lambda x, g=g: jnp.sum(jax.grad(g)(x)))(x) for g in (f, compiled)]

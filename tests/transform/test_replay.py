@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aerogel as ag
+from aerogel.compiler import DEFAULT_PASSES
 from aerogel.transform.snapshots import Placement
 
 W = jnp.array([[0.5, 0.2], [-0.3, 0.8]])
@@ -199,7 +200,10 @@ def test_as_many_carries_as_promised(optimised: bool) -> None:
             return ag.scan(step, carry, None, length=steps, checkpoint=checkpoint)[0].sum()
 
         gradient = jax.value_and_grad(loss, (0, 1))
-        return temporary_bytes(ag.optimize(gradient) if optimised else gradient, carry, carry) / carry.nbytes
+        # Small loops as kernels keep what a stretch of steps stacks twice: 256 kB here, and nothing where that is much.
+        passes = [one for one in DEFAULT_PASSES if one.name != "loop-kernel"]
+        form = ag.optimize(gradient, passes=passes, rules=ag.rules.default) if optimised else gradient
+        return temporary_bytes(form, carry, carry) / carry.nbytes
 
     assert in_carries("all") > steps
     assert in_carries("sqrt") < (2 * steps) ** 0.5 + 8

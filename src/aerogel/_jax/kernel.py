@@ -49,6 +49,23 @@ def _batched(args: Any, dims: Any, *, call: ClosedJaxpr) -> Any:
     return outs, [0] * len(outs)
 
 
+def _transposed(cotangents: Any, *args: Any, call: ClosedJaxpr) -> Any:
+    linear = [k for k, x in enumerate(args) if ad.is_undefined_primal(x)]
+
+    def of_linear(*some: Any) -> Any:
+        full = list(args)
+        for k, x in zip(linear, some, strict=True):
+            full[k] = x
+        return core.jaxpr_as_fun(call)(*full)
+
+    types = [jax.ShapeDtypeStruct(args[k].aval.shape, args[k].aval.dtype) for k in linear]
+    found = jax.linear_transpose(of_linear, *types)([ad.instantiate_zeros(ct) for ct in cotangents])
+    outs = [None] * len(args)
+    for k, ct in zip(linear, found, strict=True):
+        outs[k] = ct
+    return outs
+
+
 def _called(ctx: Any, *args: Any, call: ClosedJaxpr) -> Any:
     return mlir.lower_fun(core.jaxpr_as_fun(call), multiple_results=True)(ctx, *args)
 
@@ -82,6 +99,7 @@ def _register_checks() -> None:
 _one_kernel.def_impl(partial(dispatch.apply_primitive, _one_kernel))
 _one_kernel.def_abstract_eval(lambda *_, call: [v.aval for v in call.jaxpr.outvars])
 ad.primitive_jvps[_one_kernel] = _forward_mode
+ad.primitive_transposes[_one_kernel] = _transposed
 batching.primitive_batchers[_one_kernel] = _batched
 mlir.register_lowering(_one_kernel, _called)
 mlir.register_lowering(_one_kernel, _marked, platform="cpu")

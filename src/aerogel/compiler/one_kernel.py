@@ -7,19 +7,21 @@ than 1 kB in a step: these it compiles as one kernel (`SmallWhileLoopHoistingPas
 where it pays.
 
 What is in such a kernel runs on one core, and is compiled by XLA's older code generator. Library calls are not
-possible in it, nor are operations that XLA hands to a library by their size, as products and larger reductions: a
-program with one of these would not compile. What may stand in it is therefore listed.
+possible in it, nor are operations that XLA hands to a library by their size, as products (small ones are written as
+sums) and larger reductions: a program with one of these would not compile. What may stand in it is therefore listed.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+import jax
 from jax import lax
 
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 
+from . import kernel_products
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import Machine
 from .cost.account import body_kernels, carry_slice
@@ -27,6 +29,7 @@ from .cost.kernels import Kernel
 from .cost.primitives import DEAR
 from .cost.seconds import kernel_seconds
 from .cost.work import dot_shape
+from .loop import is_float
 from .program import Builder, copy_equation, inner_jaxprs, is_var, substitute
 
 SHAPING = (
@@ -39,10 +42,11 @@ REDUCTIONS = frozenset(
 )
 WITH_PROGRAMS = frozenset("scan while cond jit closed_call eval_jaxpr custom_jvp_call custom_vjp_call".split())
 WRITTEN = frozenset((*ELEMENTWISE, *SHAPING))
-# XLA gives a library sums and extrema of 4,096 elements, and products of two matrices where one side has 8 rows or
-# columns; not products with a vector (jaxlib 0.10.2).
+# XLA gives a library sums and extrema of 4,096 elements (jaxlib 0.10.2).
 MOST_REDUCED = 2048
-LARGEST_SIDE = 7
+# Together they are one function for LLVM: 10 sums of 100 entries took it 0.8 s instead of 0.2, 20 2.3 s, and 40 9 s.
+MOST_REDUCTIONS = 8
+MOST_EQUATIONS = 300
 # Half precision is twice as slow in such a kernel; complex numbers were not looked at.
 TYPES = frozenset("float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
 
@@ -50,6 +54,8 @@ TYPES = frozenset("float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 ui
 # the older code generator's code may be slower.
 SECONDS_PER_KERNEL = 6e-8
 SECONDS_TO_SHARE = 2.5e-6
+SECONDS_PER_CALL = 5e-7  # of the library, for a product of small matrices
+SECONDS_PER_TERM = 2.5e-10  # of such a product as a sum
 SLOWER = 0.15
 FUSED = 4.0  # how much faster an operation is beside others of its kernel than alone, of values in the cache
 # XLA's rule: the "cycles" of a kernel, 10 for a byte and 1 for an operation, beside 100,000 for each thread.
@@ -76,7 +82,12 @@ def refusal(eqn: JaxprEqn) -> str | None:
         return "its steps have effects"
     if not all(x.aval.size for x in (*eqn.invars, *eqn.outvars) if hasattr(x.aval, "size")):
         return "it takes or gives arrays without elements"
-    for one in _all(eqn):
+    if _compares(eqn):
+        return "it keeps or looks for the largest: in one kernel a value may differ in its last bit from what was kept"
+    held = list(_all(eqn))
+    if len(held) > MOST_EQUATIONS or sum(one.primitive.name in REDUCTIONS for one in held) > MOST_REDUCTIONS:
+        return "it is too much for one kernel: XLA would take long to compile it"
+    for one in held:
         reason = _why_not(one)
         strange = next((x.aval for x in (*one.invars, *one.outvars) if _dtype(x) not in TYPES), None)
         if reason is not None or strange is not None:
@@ -93,10 +104,25 @@ def _why_not(eqn: JaxprEqn) -> str | None:
         size = eqn.invars[0].aval.size
         return f"`{name}` goes over {size:,} elements: XLA calls a library for it" if size > MOST_REDUCED else None
     if name == "dot_general":
-        batch, *sides = dot_shape(eqn)
-        is_large = (min(sides) > 1 and max(sides) > LARGEST_SIDE) or batch * prod(sides) > MOST_REDUCED
-        return "it holds products of matrices, or a large one: XLA calls a library for them" if is_large else None
+        return kernel_products.why_not(eqn)
     return None if name in WRITTEN or name in _jax.OURS else f"`{name}` may call a library"
+
+
+def _compares(eqn: JaxprEqn) -> bool:
+    """Whether a loop has a running extremum of floats, or looks for equal floats, as gradients of extrema do.
+
+    Where LLVM sees both the operation that makes a value and one that reads it, it may round once for the two.
+    """
+    for body in inner_jaxprs(eqn):
+        carries = set(body.invars)
+        for one in body.eqns:
+            if one.primitive.name in ("max", "min", "eq") and is_float(one.invars[0].aval.dtype):
+                running = all(is_var(x) for x in one.invars) and any(x in carries for x in one.invars)
+                if running or one.primitive.name == "eq":
+                    return True
+            if _compares(one):
+                return True
+    return False
 
 
 def _dtype(x: _jax.Atom) -> str:
@@ -125,6 +151,9 @@ def price(eqn: JaxprEqn, machine: Machine) -> Price:
         if inside is not None:
             steps = kernel.root.params.get("length", 1)
             starts, shared = starts + steps * inside.kernels, shared + steps * inside.inside
+            continue
+        if kernel.root.primitive.name == "dot_general" and kernel_products.calls_library(kernel.root):
+            starts, shared = starts + SECONDS_PER_CALL, shared + SECONDS_PER_TERM * prod(dot_shape(kernel.root))
             continue
         starts, work = starts + SECONDS_PER_KERNEL, work + seconds
         if _is_shared(kernel):
@@ -159,9 +188,11 @@ def as_one_kernel(eqn: JaxprEqn, level: Jaxpr) -> JaxprEqn:
     built.eqns.append(copy_equation(eqn, inside))
     entries = [built.call(_entry, inside[x])[0] for x in given]
     outs = [*(substitute(v, inside) for v in made), *entries]
-    call = _jax.new_jaxpr(level, [inside[x] for x in given], outs, built.eqns)
-    return _jax.one_kernel(ClosedJaxpr(call, ()), given, [*made, *(_jax.new_var(v.aval) for v in entries)], eqn)
+    call = ClosedJaxpr(_jax.new_jaxpr(level, [inside[x] for x in given], outs, built.eqns), ())
+    return _jax.one_kernel(
+        kernel_products.with_sums(call), given, [*made, *(_jax.new_var(v.aval) for v in entries)], eqn
+    )
 
 
-def _entry(x):
+def _entry(x: jax.Array) -> jax.Array:
     return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)

@@ -49,7 +49,7 @@ def explain(
     ...     return jax.lax.scan(lambda c, _: (c / 2, c), x, None, length=64)[1].sum()
     >>> report = ag.explain(decay)(jnp.ones(1000))
     >>> [decision.rule for decision in report.fired]
-    ['loop-fusion']
+    ['loop-fusion', 'loop-kernel']
     """
     _check(f, numerics, "explain")
     chosen = None if rules is None else rule_set(rules)

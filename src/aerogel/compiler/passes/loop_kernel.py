@@ -40,8 +40,8 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
 
 
 def _equation(eqn: JaxprEqn, level: Jaxpr, context: Context, decisions: list[Decision]) -> JaxprEqn:
-    steps = eqn.params.get("length") if eqn.primitive.name == "scan" else FEWEST_STEPS
-    if eqn.primitive.name not in ("scan", "while") or steps < FEWEST_STEPS:
+    is_loop = eqn.primitive.name in ("scan", "while")
+    if not is_loop or eqn.params.get("length", FEWEST_STEPS) < FEWEST_STEPS:
         return eqn
     found = price(eqn, context.machine)
     if found.kernels <= found.inside or not any(not isinstance(v, _jax.DropVar) for v in eqn.outvars):
