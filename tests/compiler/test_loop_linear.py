@@ -93,9 +93,9 @@ def test_the_derivative_of_what_is_the_same_in_every_step_is_taken_once(name: st
 def test_by_default_a_gradient_holds_no_sum_of_matrices() -> None:
     """What is summed first is a sum of outer products, which leaves the loop as one product (`loop-hoist`)."""
     f, _ = GRADIENTS["inverse"]
-    fired = [d.rule for d in ag.explain(f)(*SMALL).fired]
+    fired = [d.rule for d in ag.explain(f)(SPD, XS).fired]
     assert fired.index("loop-linear") < fired.index("loop-hoist")
-    got, want = (jax.jit(g)(*SMALL) for g in (ag.optimize(f), f))
+    got, want = (jax.jit(g)(SPD, XS) for g in (ag.optimize(f), f))
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4 * float(jnp.abs(want).max()))
 
 
