@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,19 @@ from compiler.loop_patterns import normal
 pytestmark = pytest.mark.skipif(not KNOWS_KERNELS, reason="of this jaxlib it is not known what it makes of the mark")
 MARK = "xla_cpu_small_call"
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@contextmanager
+def settings(**values: bool) -> Iterator[None]:
+    """JAX's settings for a while."""
+    before = {name: getattr(jax.config, name) for name in values}
+    for name, value in values.items():
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def text(f: Callable[..., Any], *args: Any) -> str:
@@ -237,6 +251,32 @@ def test_products_that_a_library_would_take_are_sums() -> None:
         form = jax.jit(ag.optimize(f))
         assert MARK in form.lower(a, b).as_text(), name
         np.testing.assert_allclose(form(a, b), jax.jit(f)(a, b), rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+KNOWN = np.linspace(0, 1, 8, dtype="float32")
+CLOSED: dict[str, Callable[[Any], Any]] = {
+    "in a step": loop(lambda c: c * KNOWN + jnp.roll(c, 1)),
+    "in a branch": loop(lambda c: lax.cond(c[0] > 0, lambda c: c * KNOWN, lambda c: c + KNOWN, c)),
+    "as inputs and state": lambda x: lax.scan(lambda c, k: (c * k, c + 1), KNOWN, np.tile(KNOWN, (6, 1)))[0] + x,
+    "in a loop in a step": loop(lambda c: lax.fori_loop(0, 3, lambda i, d: d * KNOWN + c[i], jnp.zeros(8))),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("simplified", [False, True])
+def test_constants_do_not_become_arguments_that_nobody_reads(
+    name: str, simplified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA would sink them into the call. Where JAX keeps them within programs, such a loop stays as it is."""
+    from aerogel.compiler.one_kernel import Price
+    from aerogel.compiler.passes import loop_kernel
+
+    monkeypatch.setattr(loop_kernel, "price", lambda *_: Price(1.0, 0.0))
+    f, x = CLOSED[name], normal(0, 8)
+    with settings(jax_use_simplified_jaxpr_constants=simplified):
+        got, want = jax.jit(ag.optimize(lambda x: f(x)))(x), jax.jit(lambda x: f(x))(x)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), got, want)
+        assert simplified or MARK in text(ag.optimize(lambda x: f(x)), x)
 
 
 def test_large_loops_are_left() -> None:

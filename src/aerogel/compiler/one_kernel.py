@@ -19,7 +19,7 @@ import jax
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
+from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
 from . import kernel_products
 from .axes.elementwise import NAMES as ELEMENTWISE
@@ -90,6 +90,8 @@ def refusal(eqn: JaxprEqn) -> str | None:
     for one in held:
         reason = _why_not(one)
         strange = next((x.aval for x in (*one.invars, *one.outvars) if _dtype(x) not in TYPES), None)
+        if any(isinstance(x, Literal) and x.aval.shape for x in one.invars):
+            reason = "it closes over arrays"
         if reason is not None or strange is not None:
             return reason or f"it holds values of type {strange}"
     return None
@@ -98,8 +100,9 @@ def refusal(eqn: JaxprEqn) -> str | None:
 def _why_not(eqn: JaxprEqn) -> str | None:
     name = eqn.primitive.name
     if name in WITH_PROGRAMS:
-        closed = (inner for inner in eqn.params.values() if isinstance(inner, ClosedJaxpr))
-        return "it closes over arrays" if any(inner.consts for inner in closed) else None
+        params = (x for param in eqn.params.values() for x in (param if isinstance(param, (tuple, list)) else (param,)))
+        closed = any(isinstance(x, ClosedJaxpr) and x.consts for x in params)
+        return "it closes over arrays" if closed else None
     if name in REDUCTIONS:
         size = eqn.invars[0].aval.size
         return f"`{name}` goes over {size:,} elements: XLA calls a library for it" if size > MOST_REDUCED else None
