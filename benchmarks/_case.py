@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 
+from ._elsewhere import UnderFlags
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -34,6 +36,7 @@ class Case:
         hand: expert forms by name. Which is best depends on the machine, so all are measured, and the fastest one is
             the yardstick.
         args: makes the arguments (called once, so that importing a claim allocates nothing).
+        flags: `XLA_FLAGS` under which an expert would run the natural form; then `hand` is empty.
         grad: positions to differentiate by; empty for a program that is measured for its value only. A result that is
             no scalar is made one by `scalarise`.
         bounds: for the value; `grad_bounds` for value-and-gradient.
@@ -45,16 +48,25 @@ class Case:
     args: Callable[[], tuple]
     grad: tuple[int, ...] = ()
     notes: str = ""
+    flags: str = ""
     bounds: Bounds = field(default_factory=Bounds)
     grad_bounds: Bounds = field(default_factory=Bounds)
 
-    def modes(self) -> dict[str, tuple[Callable, dict[str, Callable], Bounds]]:
+    def modes(self) -> dict[str, tuple[Callable, dict[str, Callable | UnderFlags], Bounds]]:
         """Natural form, expert forms and bounds to measure, per mode: `value`, and `value and gradient` if asked."""
-        modes = {"value": (self.natural, dict(self.hand), self.bounds)}
+        modes = {"value": (self.natural, self._expert("value"), self.bounds)}
         if self.grad:
-            with_grad = {name: value_and_grad(f, self.grad) for name, f in self.hand.items()}
-            modes["value and gradient"] = (value_and_grad(self.natural, self.grad), with_grad, self.grad_bounds)
+            mode = "value and gradient"
+            modes[mode] = (value_and_grad(self.natural, self.grad), self._expert(mode), self.grad_bounds)
         return modes
+
+    def _expert(self, mode: str) -> dict[str, Callable | UnderFlags]:
+        if self.flags:
+            claim = self.natural.__module__.rpartition(".")[2]
+            return {self.flags: UnderFlags(claim, self.name, mode, self.flags)}
+        if mode == "value":
+            return dict(self.hand)
+        return {name: value_and_grad(f, self.grad) for name, f in self.hand.items()}
 
 
 def value_and_grad(f: Callable, argnums: tuple[int, ...]) -> Callable:

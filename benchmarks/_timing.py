@@ -21,6 +21,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ._elsewhere import UnderFlags
+
 MIN_ROUNDS = 20
 SHORTEST_SAMPLE_S = (
     2e-3  # shorter programs are called several times per sample: the clock and the dispatch are noisy below
@@ -61,7 +63,7 @@ class Measured:
 
 
 def measure(
-    forms: Mapping[str, Callable],
+    forms: Mapping[str, Callable | UnderFlags],
     args: tuple,
     *,
     min_rounds: int = MIN_ROUNDS,
@@ -81,7 +83,10 @@ def measure(
     for name, form in forms.items():
         start = time.perf_counter()
         # a fresh closure, so that two forms which are one object do not share a jit cache entry
-        compiled[name] = jax.jit(lambda *a, form=form: form(*a)).lower(*args).compile()
+        if isinstance(form, UnderFlags):
+            compiled[name] = form.compile()
+        else:
+            compiled[name] = jax.jit(lambda *a, form=form: form(*a)).lower(*args).compile()
         compile_seconds[name] = time.perf_counter() - start
         outputs[name] = jax.block_until_ready(compiled[name](*args))
         calls[name] = functools.partial(compiled[name], *args)

@@ -45,7 +45,6 @@ from .high import has_rules_to_keep as has_rules_to_keep
 from .high import jax_operation as jax_operation
 from .high import lowered_operation as lowered_operation
 from .kernel import KNOWS_KERNELS as KNOWS_KERNELS
-from .kernel import ONE_KERNEL as ONE_KERNEL
 from .kernel import one_kernel as one_kernel
 from .marker import marker_primitive as marker_primitive
 from .names import Atom as Atom

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 from jax._src import core, dispatch
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
+
+from .partly import pushed
 
 OURS: set[str] = set()  # the names of those that were made
 
@@ -29,16 +30,7 @@ def elementwise_primitive(
         return [natural(*xs)]
 
     def forward_mode(primals: Any, tangents: Any) -> Any:
-        given = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
-
-        def of_given(*some: Any) -> Any:
-            full = list(primals)
-            for k, x in zip(given, some, strict=True):
-                full[k] = x
-            return natural(*full)
-
-        _, tangent = jax.jvp(of_given, [primals[k] for k in given], [tangents[k] for k in given])
-        return primitive.bind(*primals), tangent
+        return primitive.bind(*primals), pushed(natural, primals, tangents)[1]
 
     primitive.def_impl(partial(dispatch.apply_primitive, primitive))
     primitive.def_abstract_eval(lambda *avals: pe.abstract_eval_fun(as_list, *avals, debug_info=info)[0])

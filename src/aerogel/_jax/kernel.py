@@ -11,13 +11,14 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
+from .partly import of_some, pushed
+
 # The first is what XLA marks its own small loops with (`SmallWhileLoopHoistingPass`), the second keeps its inliner
 # from the call. Looked at in jaxlib 0.10.2 and 0.12.0; of others it is not known what they make of it.
 _MARKS = {"xla_cpu_small_call": "true", "inlineable": "false"}
 KNOWS_KERNELS = (0, 10) <= jaxlib_version[:2] <= (0, 12)
 
-ONE_KERNEL = "one_kernel"
-_one_kernel = core.Primitive(ONE_KERNEL)
+_one_kernel = core.Primitive("one_kernel")
 _one_kernel.multiple_results = True
 
 
@@ -33,15 +34,7 @@ def one_kernel(call: ClosedJaxpr, args: list[Var], outs: list[Var], like: JaxprE
 
 
 def _forward_mode(primals: Any, tangents: Any, *, call: ClosedJaxpr) -> Any:
-    given = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
-
-    def of_given(*some: Any) -> Any:
-        full = list(primals)
-        for k, x in zip(given, some, strict=True):
-            full[k] = x
-        return core.jaxpr_as_fun(call)(*full)
-
-    return jax.jvp(of_given, [primals[k] for k in given], [tangents[k] for k in given])
+    return pushed(core.jaxpr_as_fun(call), primals, tangents)
 
 
 def _batched(args: Any, dims: Any, *, call: ClosedJaxpr) -> Any:
@@ -51,13 +44,7 @@ def _batched(args: Any, dims: Any, *, call: ClosedJaxpr) -> Any:
 
 def _transposed(cotangents: Any, *args: Any, call: ClosedJaxpr) -> Any:
     linear = [k for k, x in enumerate(args) if ad.is_undefined_primal(x)]
-
-    def of_linear(*some: Any) -> Any:
-        full = list(args)
-        for k, x in zip(linear, some, strict=True):
-            full[k] = x
-        return core.jaxpr_as_fun(call)(*full)
-
+    of_linear = of_some(core.jaxpr_as_fun(call), args, linear)
     types = [jax.ShapeDtypeStruct(args[k].aval.shape, args[k].aval.dtype) for k in linear]
     found = jax.linear_transpose(of_linear, *types)([ad.instantiate_zeros(ct) for ct in cotangents])
     outs = [None] * len(args)
@@ -77,7 +64,7 @@ def _marked(ctx: Any, *args: Any, call: ClosedJaxpr) -> Any:
     # Constants among the arguments would be sunk into the call, which then does not use them.
     given, structure = jax.tree.flatten(list(args))
     kept = jax.tree.unflatten(structure, hlo.OptimizationBarrierOp(given).results)
-    outs = mlir.core_call_lowering(ctx, *kept, name=ONE_KERNEL, call_jaxpr=call)
+    outs = mlir.core_call_lowering(ctx, *kept, name=_one_kernel.name, call_jaxpr=call)
     made = next(x for x in jax.tree.leaves(outs) if isinstance(x, ir.Value))
     marks = {name: ir.StringAttr.get(value) for name, value in _MARKS.items()}
     made.owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(marks)

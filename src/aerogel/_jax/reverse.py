@@ -14,6 +14,7 @@ from jax._src.lax.control_flow import loops
 from jax._src.lax.eval_jaxpr import eval_jaxpr_p
 from jax.extend.core import ClosedJaxpr
 
+from .partly import of_some, pushed
 from .trace import trace_flat
 
 # What `eval_jaxpr` calls its program: "jaxpr" in jax 0.10, "call_jaxpr" in 0.12.
@@ -101,29 +102,17 @@ def _types(*_: Any, jaxpr: ClosedJaxpr, how: _How) -> tuple[list[Any], Any]:
     return jaxpr.out_avals, core.positional_effects(jaxpr.jaxpr)
 
 
-def _pushed(f: Flat, primals: Sequence[Any], nonzero: Sequence[bool], tangents: Sequence[Any]) -> Any:
-    """Results of `f` and their tangents, from the tangents that are not zero by type."""
-    moved = [k for k, yes in enumerate(nonzero) if yes]
-
-    def of_moved(*values: Any) -> list[Any]:
-        full = list(primals)
-        for k, value in zip(moved, values, strict=True):
-            full[k] = value
-        return list(f(*full))
-
-    return jax.jvp(of_moved, [primals[k] for k in moved], list(tangents))
-
-
 def _forward_mode(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, how: _How) -> tuple[list[Any], list[Any]]:
     nonzero = [type(t) is not ad.Zero for t in tangents]
     both, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero, False)
-    count = len(primals)
+    count, moved = len(primals), [k for k, yes in enumerate(nonzero) if yes]
 
     def with_tangents(*args: Any) -> list[Any]:
-        outs, found = _pushed(how.reverse, args[:count], nonzero, args[count:])
+        primals, given = args[:count], list(args[count:])
+        outs, found = jax.jvp(of_some(how.reverse, primals, moved), [primals[k] for k in moved], given)
         return [*outs, *(t for t, yes in zip(found, nonzero_out, strict=True) if yes)]
 
-    given = [t for t, yes in zip(tangents, nonzero, strict=True) if yes]
+    given = [tangents[k] for k in moved]
     reverse = with_tangents if how.anew is None else how.anew(both)
     outs = with_reverse_p.bind(
         *primals, *given, jaxpr=both, how=replace(how, reverse=reverse, linear=with_tangents, primals=count)
@@ -140,9 +129,8 @@ def _linearized(is_vjp: bool, nonzero: Any, *primals: Any, jaxpr: ClosedJaxpr, h
         return ad.primitive_linearizations[eval_jaxpr_p](is_vjp, nonzero, *primals, **{_BODY: jaxpr})
 
     def with_tangents(values: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
-        given = [type(t) is not ad.Zero for t in tangents]
-        outs, found = _pushed(how.reverse, values, given, [t for t in tangents if type(t) is not ad.Zero])
-        return outs, [ad.Zero(core.typeof(t)) if t.dtype == jax.dtypes.float0 else t for t in found]
+        outs, found = pushed(how.reverse, values, tangents)
+        return list(outs), [ad.Zero(core.typeof(t)) if t.dtype == jax.dtypes.float0 else t for t in found]
 
     info = jaxpr.jaxpr.debug_info.with_unknown_names()
     linear = lu.wrap_init(with_tangents, debug_info=info)

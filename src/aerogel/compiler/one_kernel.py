@@ -26,20 +26,17 @@ from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import Machine
 from .cost.account import body_kernels, carry_slice
 from .cost.kernels import Kernel
-from .cost.primitives import DEAR
+from .cost.primitives import CUMULATIVE, DEAR, REDUCE
 from .cost.seconds import kernel_seconds
 from .cost.work import dot_shape
 from .loop import is_float
-from .program import Builder, copy_equation, inner_jaxprs, is_var, substitute
+from .program import Builder, copy_equation, inner_jaxprs, inner_levels, is_var, substitute
 
 SHAPING = (
     "broadcast_in_dim reshape squeeze expand_dims transpose slice concatenate pad rev iota dynamic_slice "
     "dynamic_update_slice gather clamp bitcast_convert_type split stack unstack tile iota_2x32_shape"
 ).split()
-REDUCTIONS = frozenset(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin "
-    "cumsum cumprod cummax cummin".split()
-)
+REDUCTIONS = (REDUCE | CUMULATIVE) - {"reduce", "cumlogsumexp"}  # `reduce` holds a program
 WITH_PROGRAMS = frozenset("scan while cond jit closed_call eval_jaxpr custom_jvp_call custom_vjp_call".split())
 WRITTEN = frozenset((*ELEMENTWISE, *SHAPING))
 # XLA gives a library sums and extrema of 4,096 elements (jaxlib 0.10.2).
@@ -87,22 +84,18 @@ def refusal(eqn: JaxprEqn) -> str | None:
     held = list(_all(eqn))
     if len(held) > MOST_EQUATIONS or sum(one.primitive.name in REDUCTIONS for one in held) > MOST_REDUCTIONS:
         return "it is too much for one kernel: XLA would take long to compile it"
-    for one in held:
-        reason = _why_not(one)
-        strange = next((x.aval for x in (*one.invars, *one.outvars) if _dtype(x) not in TYPES), None)
-        if any(isinstance(x, Literal) and x.aval.shape for x in one.invars):
-            reason = "it closes over arrays"
-        if reason is not None or strange is not None:
-            return reason or f"it holds values of type {strange}"
-    return None
+    return next((reason for reason in map(_why_not, held) if reason is not None), None)
 
 
 def _why_not(eqn: JaxprEqn) -> str | None:
     name = eqn.primitive.name
+    strange = next((x.aval for x in (*eqn.invars, *eqn.outvars) if _dtype(x) not in TYPES), None)
+    if strange is not None:
+        return f"it holds values of type {strange}"
+    if any(isinstance(x, Literal) and x.aval.shape for x in eqn.invars) or _closes_over_arrays(eqn):
+        return "it closes over arrays"
     if name in WITH_PROGRAMS:
-        params = (x for param in eqn.params.values() for x in (param if isinstance(param, (tuple, list)) else (param,)))
-        closed = any(isinstance(x, ClosedJaxpr) and x.consts for x in params)
-        return "it closes over arrays" if closed else None
+        return None
     if name in REDUCTIONS:
         size = eqn.invars[0].aval.size
         return f"`{name}` goes over {size:,} elements: XLA calls a library for it" if size > MOST_REDUCED else None
@@ -111,21 +104,27 @@ def _why_not(eqn: JaxprEqn) -> str | None:
     return None if name in WRITTEN or name in _jax.OURS else f"`{name}` may call a library"
 
 
+def _closes_over_arrays(eqn: JaxprEqn) -> bool:
+    params = (x for param in eqn.params.values() for x in (param if isinstance(param, (tuple, list)) else (param,)))
+    return any(isinstance(x, ClosedJaxpr) and x.consts for x in params)
+
+
 def _compares(eqn: JaxprEqn) -> bool:
     """Whether a loop has a running extremum of floats, or looks for equal floats, as gradients of extrema do.
 
     Where LLVM sees both the operation that makes a value and one that reads it, it may round once for the two.
     """
-    for body in inner_jaxprs(eqn):
-        carries = set(body.invars)
-        for one in body.eqns:
-            if one.primitive.name in ("max", "min", "eq") and is_float(one.invars[0].aval.dtype):
-                running = all(is_var(x) for x in one.invars) and any(x in carries for x in one.invars)
-                if running or one.primitive.name == "eq":
-                    return True
-            if _compares(one):
+    return any(map(_compares_in, inner_jaxprs(eqn)))
+
+
+def _compares_in(body: Jaxpr) -> bool:
+    carries = set(body.invars)
+    for one in body.eqns:
+        if one.primitive.name in ("max", "min", "eq") and is_float(one.invars[0].aval.dtype):
+            running = all(is_var(x) for x in one.invars) and any(x in carries for x in one.invars)
+            if running or one.primitive.name == "eq":
                 return True
-    return False
+    return any(map(_compares_in, inner_levels(body)))
 
 
 def _dtype(x: _jax.Atom) -> str:
@@ -138,9 +137,10 @@ def reorders_sums(eqn: JaxprEqn) -> bool:
 
 
 def _all(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """An equation and all that it holds."""
     yield eqn
-    for inner in inner_jaxprs(eqn):
-        for one in inner.eqns:
+    for body in inner_jaxprs(eqn):
+        for one in body.eqns:
             yield from _all(one)
 
 

@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from ..axes.elementwise import NAMES
+from ..written_out import term_by_term
 from .on import on
 from .site import Site
 
@@ -55,7 +55,7 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
         last = sorted((ca, cb)[k]) == list(range((a, b)[k].ndim - len(ca), (a, b)[k].ndim))
         strided = last and site.maker(k) != "transpose"
         reason = _of_rows(max(rows, columns), terms, min(rows, columns), strided or (k == 0 and terms == MOST_SHARED))
-    return reason or _written_out(a, b, (ca, cb), (ba, bb))
+    return reason or term_by_term(a, b, dimension_numbers)
 
 
 def _free(shape: Any, contracted: Any, batch: Any) -> int:
@@ -85,25 +85,3 @@ def _of_rows(rows: int, terms: int, columns: int, slow: bool) -> str | None:
     if rows < FEWEST_ROWS:
         return f"one product with fewer than {FEWEST_ROWS} rows"
     return None if slow else "one product, whose rows lie one after the other already"
-
-
-def _written_out(a: Any, b: Any, contracted: Any, batch: Any) -> Any:
-    (ca, cb), (ba, bb) = contracted, batch
-    fa, fb = ([i for i in range(x.ndim) if i not in (*c, *d)] for x, c, d in ((a, ca, ba), (b, cb, bb)))
-    terms = math.prod(a.shape[i] for i in ca)
-    a = lax.transpose(a, [*ba, *fa, *ca]).reshape(*(a.shape[i] for i in (*ba, *fa)), terms)
-    b = lax.transpose(b, [*bb, *cb, *fb]).reshape(*(b.shape[i] for i in bb), terms, *(b.shape[i] for i in fb))
-    shape = (*a.shape[:-1], *b.shape[len(bb) + 1 :])
-    batched, middle = range(len(ba)), len(ba) + len(fa)
-
-    def term(k: int) -> Any:
-        x = lax.index_in_dim(a, k, a.ndim - 1, False)
-        y = lax.index_in_dim(b, k, len(bb), False)
-        x = lax.broadcast_in_dim(x, shape, [*batched, *range(len(ba), middle)])
-        y = lax.broadcast_in_dim(y, shape, [*batched, *range(middle, len(shape))])
-        return x * y
-
-    total = term(0)
-    for k in range(1, terms):
-        total = total + term(k)
-    return total
