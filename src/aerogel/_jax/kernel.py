@@ -8,7 +8,6 @@ from jax._src import core, dispatch
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lib import version as jaxlib_version
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import hlo
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from .partly import of_some, pushed
@@ -61,10 +60,7 @@ def _marked(ctx: Any, *args: Any, call: ClosedJaxpr) -> Any:
     where = ctx.module_context.axis_context
     if getattr(where, "num_devices", 1) != 1 or hasattr(where, "mesh"):
         return _called(ctx, *args, call=call)
-    # Constants among the arguments would be sunk into the call, which then does not use them.
-    given, structure = jax.tree.flatten(list(args))
-    kept = jax.tree.unflatten(structure, hlo.OptimizationBarrierOp(given).results)
-    outs = mlir.core_call_lowering(ctx, *kept, name=_one_kernel.name, call_jaxpr=call)
+    outs = mlir.core_call_lowering(ctx, *args, name=_one_kernel.name, call_jaxpr=call)
     made = next(x for x in jax.tree.leaves(outs) if isinstance(x, ir.Value))
     marks = {name: ir.StringAttr.get(value) for name, value in _MARKS.items()}
     made.owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(marks)

@@ -2,6 +2,8 @@
 
 from math import prod
 
+from jax import lax
+
 from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .cost.work import dot_shape
@@ -26,9 +28,8 @@ def why_not(eqn: JaxprEqn) -> str | None:
     """Why a `dot_general` cannot stand in a kernel; None if it can, as it is or as a sum."""
     if prod(dot_shape(eqn)) > MOST_MULTIPLICATIONS:
         return f"it holds a product of more than {MOST_MULTIPLICATIONS:,} multiplications: XLA calls a library for it"
-    one_type = {x.aval.dtype for x in (*eqn.invars, *eqn.outvars)}
-    if calls_library(eqn) and (len(one_type) > 1 or eqn.params["precision"] is not None):
-        return "it holds a product of matrices whose types or precision are chosen"
+    if isinstance(eqn.params["precision"], lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        return "it holds a product of matrices by a chosen algorithm"
     return None
 
 
@@ -46,5 +47,6 @@ def _level(jaxpr: Jaxpr) -> Jaxpr:
 def _edit(place: int, eqn: JaxprEqn) -> Edit:
     built = Builder(eqn)
     numbers = eqn.params["dimension_numbers"]
-    (out,) = built.call(lambda a, b: as_sum(a, b, numbers), *eqn.invars)
+    dtype = eqn.outvars[0].aval.dtype  # that of the sums
+    (out,) = built.call(lambda a, b: as_sum(a.astype(dtype), b.astype(dtype), numbers), *eqn.invars)
     return Edit(place, frozenset({place}), built.eqns, {eqn.outvars[0]: out}, frozenset({place}))

@@ -19,7 +19,7 @@ import jax
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 
 from . import kernel_products
 from .axes.elementwise import NAMES as ELEMENTWISE
@@ -37,8 +37,8 @@ SHAPING = (
     "dynamic_update_slice gather clamp bitcast_convert_type split stack unstack tile iota_2x32_shape"
 ).split()
 REDUCTIONS = (REDUCE | CUMULATIVE) - {"reduce", "cumlogsumexp"}  # `reduce` holds a program
-WITH_PROGRAMS = frozenset("scan while cond jit closed_call eval_jaxpr custom_jvp_call custom_vjp_call".split())
-WRITTEN = frozenset((*ELEMENTWISE, *SHAPING))
+WITH_PROGRAMS = "scan while cond jit closed_call eval_jaxpr custom_jvp_call custom_vjp_call".split()
+CAN_STAND = frozenset((*ELEMENTWISE, *SHAPING, *WITH_PROGRAMS))
 # XLA gives a library sums and extrema of 4,096 elements (jaxlib 0.10.2).
 MOST_REDUCED = 2048
 # Together they are one function for LLVM: 10 sums of 100 entries took it 0.8 s instead of 0.2, 20 2.3 s, and 40 9 s.
@@ -92,21 +92,12 @@ def _why_not(eqn: JaxprEqn) -> str | None:
     strange = next((x.aval for x in (*eqn.invars, *eqn.outvars) if _dtype(x) not in TYPES), None)
     if strange is not None:
         return f"it holds values of type {strange}"
-    if any(isinstance(x, Literal) and x.aval.shape for x in eqn.invars) or _closes_over_arrays(eqn):
-        return "it closes over arrays"
-    if name in WITH_PROGRAMS:
-        return None
     if name in REDUCTIONS:
         size = eqn.invars[0].aval.size
         return f"`{name}` goes over {size:,} elements: XLA calls a library for it" if size > MOST_REDUCED else None
     if name == "dot_general":
         return kernel_products.why_not(eqn)
-    return None if name in WRITTEN or name in _jax.OURS else f"`{name}` may call a library"
-
-
-def _closes_over_arrays(eqn: JaxprEqn) -> bool:
-    params = (x for param in eqn.params.values() for x in (param if isinstance(param, (tuple, list)) else (param,)))
-    return any(isinstance(x, ClosedJaxpr) and x.consts for x in params)
+    return None if name in CAN_STAND or name in _jax.OURS else f"`{name}` may call a library"
 
 
 def _compares(eqn: JaxprEqn) -> bool:
