@@ -148,6 +148,30 @@ def test_a_center_that_varies_along_the_sum_is_none() -> None:
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(x), jax.jit(f)(x), rtol=1e-5)
 
 
+def test_a_sum_within_each_step_stays_after_the_loop() -> None:
+    """The distance of each step from the mean of all is one number for each step, and no sum over time."""
+
+    def f(x: Any) -> Any:
+        ys = stacked(x)
+        return ((ys - ys.mean()) ** 2).sum(1), jnp.exp(ys - ys.max()).sum((1, 2))
+
+    x = normal(0, *SHAPE)
+    for got, want in zip(jax.jit(ag.optimize(f))(x), jax.jit(f)(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduce", [jnp.var, jax.nn.logsumexp])
+def test_time_may_share_its_dimension(reduce: Callable[..., Any]) -> None:
+    """Points of all steps in one dimension are summed up step by step all the same."""
+
+    def f(x: Any) -> Any:
+        return reduce(stacked(x).reshape(-1, SHAPE[1]), axis=0)
+
+    x = normal(0, *SHAPE)
+    assert fused(f, x)
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(x), jax.jit(f)(x), rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_types(dtype: Any) -> None:
     """Narrow floats are summed up in float32: results differ from float64 by the rounding of the states only."""

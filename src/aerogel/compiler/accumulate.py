@@ -75,28 +75,30 @@ def _accumulated(
     if sums and small and window.count >= STACKED_FROM:
         return _stacked(new, monoid, partial, start, hit)
     how = running(monoid, is_backwards(new, window))
-    inside, outside = ([], []) if how.origin is None else _origin(new, partial[how.origin], hit)
-    carries = [new.carry(atom) for k, atom in enumerate(start) if k != how.origin]
+    firsts = [_origin(new, partial[k], hit) for k in how.origins]
+    carries = [new.carry(atom) for k, atom in enumerate(start) if k not in how.origins]
 
     def combine(*values: Any) -> list[Any]:
         k, m = len(carries), len(carries) + len(avals)
         old, fresh, rest = values[:k], values[k:m], list(values[m:])
-        out = how.join(old, fresh, rest.pop(0) if inside else None)
+        out = how.join(old, fresh, [rest.pop(0) for _ in firsts])
         return [chosen(rest[0], a, b) if rest else a for a, b in zip(out, old, strict=True)]
 
     hits = [] if hit is None else [hit]
-    outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *inside, *hits)
+    outs = new.body.call(combine, *(var for var, _, _ in carries), *partial, *(x for x, _ in firsts), *hits)
     for (_, set_next, _), out in zip(carries, outs, strict=True):
         set_next(out)
     totals: list[Atom] = [final for _, _, final in carries]
-    return totals if how.origin is None else [*totals[: how.origin], *outside, *totals[how.origin :]]
+    for k, (_, first) in zip(how.origins, firsts, strict=True):
+        totals.insert(k, first)
+    return totals
 
 
-def _origin(new: LoopBuilder, atom: Atom, hit: Atom | None) -> tuple[list[Atom], list[Atom]]:
+def _origin(new: LoopBuilder, atom: Atom, hit: Atom | None) -> tuple[Atom, Atom]:
     """The first value of an atom of the body: as an atom of the body, and as one after the loop."""
     first = new.first(atom) if hit is None else None
     if first is not None:
-        return [new.const(first)], [first]
+        return new.const(first), first
     # a carry that changes once
     zero, unset = new.before.call(lambda: [lax.full(atom.aval.shape, 0, atom.aval.dtype), np.bool_(True)])
     (var, set_next, final), (is_unset, set_seen, _) = new.carry(zero), new.carry(unset)
@@ -108,7 +110,7 @@ def _origin(new: LoopBuilder, atom: Atom, hit: Atom | None) -> tuple[list[Atom],
     now, seen = new.body.call(take, is_unset, var, atom, *([] if hit is None else [hit]))
     set_next(now)
     set_seen(seen)
-    return [now], [final]
+    return now, final
 
 
 def _stacked(

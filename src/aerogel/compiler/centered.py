@@ -33,7 +33,7 @@ class Centered:
 
     `center` does not vary along time; `chain` are the places of the equations so far, `difference` the variable
     that the form was taken of. Ties (`form` "max ties" or "min ties") are counted over the dimensions `axes`.
-    A difference may be multiplied by `factors`.
+    A difference may be multiplied by `factors`, or have its dimensions in another `order`.
     """
 
     value: Var
@@ -44,6 +44,7 @@ class Centered:
     difference: Var | None = None
     axes: tuple[int, ...] = ()
     factors: tuple["Factor", ...] = ()
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,7 @@ def next_centered(
         a, b = eqn.invars
         if not (is_var(a) and a in stacked and is_var(b) and b in late and b not in stacked and b not in centered):
             return None
-        axis = stacked[a].axis
-        if not np.issubdtype(a.aval.dtype, np.floating) or not axis.is_plain:
+        if not np.issubdtype(a.aval.dtype, np.floating):
             return None
         return Centered(a, b, "difference", (index,), out)
     link = centered.get(eqn.invars[0]) if is_var(eqn.invars[0]) else None
@@ -76,8 +76,11 @@ def next_centered(
         scaled = _scaled(eqn, index, centered, late)
         if scaled is not None:
             return scaled
-    if link is None or link.form != "difference" or link.factors:
+    if link is None or link.form != "difference" or link.factors or link.order:
         return None
+    if name == "transpose":
+        order = tuple(eqn.params["permutation"])
+        return replace(link, chain=(*link.chain, index), var=out, difference=link.var, order=order)
     is_square = (
         name == "square"
         or (name == "integer_pow" and eqn.params["y"] == 2)
@@ -91,7 +94,7 @@ def _scaled(eqn: JaxprEqn, index: int, centered: dict[Var, Centered], late: Afte
     """The link of a difference with one more factor."""
     for a, b in (eqn.invars[:2], eqn.invars[::-1][:2]) if len(eqn.invars) == 2 else ((eqn.invars[0], None),):
         link = centered.get(a) if is_var(a) else None
-        if link is None or link.form != "difference" or (b is not None and is_var(b) and b in centered):
+        if link is None or link.form != "difference" or link.order or (b is not None and is_var(b) and b in centered):
             continue
         factor = Factor(None) if b is None else _factor(b, late)
         if factor is not None:
@@ -134,14 +137,18 @@ def _tie(eqn: JaxprEqn, index: int, stacked: dict[Var, Any], late: After) -> Cen
     return None
 
 
-def centered_sum(eqn: JaxprEqn, centered: dict[Var, Centered], readers: Readers) -> tuple[Reduced, Centered] | None:
+def centered_sum(
+    eqn: JaxprEqn, centered: dict[Var, Centered], stacked: dict[Var, Any], readers: Readers
+) -> tuple[Reduced, Centered] | None:
     """How the sum `eqn` of squares or exponentials around a late center accumulates; None if it is no such sum."""
     if eqn.primitive.name != "reduce_sum" or not is_var(eqn.invars[0]):
         return None
     link = centered.get(eqn.invars[0])
-    if link is None:
+    if link is None or link.order:
         return None
     axes = tuple(eqn.params["axes"])
+    if stacked[link.value].axis.dim not in axes:
+        return None
     if link.form in TIES:
         return _ties(eqn, link, readers) if link.difference is not None and axes == link.axes else None
     center_shape = link.center.aval.shape
@@ -163,7 +170,7 @@ def _ties(eqn: JaxprEqn, link: Centered, readers: Readers) -> tuple[Reduced, Cen
     assert link.difference is not None
     _, reduce, better = TIES[link.form]
     dtype, axes = eqn.outvars[0].aval.dtype, link.axes
-    wide = _wide(dtype) if np.issubdtype(dtype, np.floating) else dtype
+    wide = wide_of(dtype) if np.issubdtype(dtype, np.floating) else dtype
     private = len(readers.get(link.var, ())) == 1
     alone = private and len(readers.get(link.difference, ())) == 1
 
@@ -191,7 +198,7 @@ def _ties(eqn: JaxprEqn, link: Centered, readers: Readers) -> tuple[Reduced, Cen
     return Reduced((None,), Monoid(link.form, combine, identity, False), block, finish), replace(link, chain=chain)
 
 
-def _center(center: Any, axes: Sequence[int], shape: Sequence[int]) -> Any:
+def center_of(center: Any, axes: Sequence[int], shape: Sequence[int]) -> Any:
     """The center at the shape of the sum: the summed dimensions of it have size 1 or do not exist."""
     if center.ndim == 0:
         return lax.broadcast(center, shape)
@@ -205,10 +212,10 @@ SOFTMAX = "online softmax"
 def _squares(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
     """`sum((y - c)^2)`."""
     dtype = eqn.outvars[0].aval.dtype
-    wide = _wide(dtype)
+    wide = wide_of(dtype)
 
     def finish(n: Any, base: Any, mean: Any, squares: Any, center: Any) -> list[Any]:
-        off = (base - _center(lax.convert_element_type(center, wide), axes, mean.shape)) + mean
+        off = (base - center_of(lax.convert_element_type(center, wide), axes, mean.shape)) + mean
         return [lax.convert_element_type(squares + n * off * off, dtype)]
 
     return _moments(axes, wide, finish)
@@ -217,11 +224,11 @@ def _squares(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
 def _differences(eqn: JaxprEqn, axes: tuple[int, ...], factors: Sequence[Factor]) -> Reduced:
     """`sum(a * b * ... * (y - c))`."""
     dtype = eqn.outvars[0].aval.dtype
-    wide = _wide(dtype)
+    wide = wide_of(dtype)
 
     def finish(n: Any, base: Any, mean: Any, squares: Any, center: Any, *values: Any) -> list[Any]:
         # What is summed up here is the rounding of the center, mostly: `base + mean`, rounded, would be no better.
-        total = n * ((base - _center(lax.convert_element_type(center, wide), axes, mean.shape)) + mean)
+        total = n * ((base - center_of(lax.convert_element_type(center, wide), axes, mean.shape)) + mean)
         left = list(values)
         for factor in factors:
             if factor.atom is None:
@@ -263,7 +270,7 @@ def _moments(axes: tuple[int, ...], wide: Any, finish: Callable[..., list[Any]])
 
 def _exponentials(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
     dtype = eqn.outvars[0].aval.dtype
-    wide = _wide(dtype)
+    wide = wide_of(dtype)
     lowest = -np.inf
 
     def finite(m: Any) -> Any:
@@ -289,7 +296,7 @@ def _exponentials(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
         return lax.max(m, k), lax.select(first, s + t * shrink, s * shrink + t)
 
     def finish(m: Any, s: Any, center: Any) -> list[Any]:
-        base = _center(lax.convert_element_type(center, wide), axes, m.shape)
+        base = center_of(lax.convert_element_type(center, wide), axes, m.shape)
         return [lax.convert_element_type(s * lax.exp(finite(m) - base), dtype)]
 
     def identity(avals: Sequence[Any]) -> tuple[Any, ...]:
@@ -299,5 +306,6 @@ def _exponentials(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:
     return Reduced((None,), Monoid(SOFTMAX, combine, identity), block, finish)
 
 
-def _wide(dtype: Any) -> Any:
+def wide_of(dtype: Any) -> Any:
+    """The type that sums of a type are accumulated in."""
     return np.dtype(np.float64) if np.dtype(dtype) == np.float64 else np.dtype(np.float32)

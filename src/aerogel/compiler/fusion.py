@@ -13,8 +13,9 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .accumulate import accumulate, chosen, is_hit, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
-from .centered import MOMENTS, SOFTMAX
+from .centered import MOMENTS, SOFTMAX, TIES
 from .choose import Plan
+from .covariances import COVARIANCES
 from .delays import Delays
 from .entrywise_sums import by_entry
 from .level import Edit, Level
@@ -212,7 +213,7 @@ class _Fusion:
         self.new.body.like = site.eqn
         totals = accumulate(self.new, answer.monoid, parts, site.window, step_size, self.flat)
         self.new.body.like = self.loop.eqn
-        if site.late and answer.monoid.name in (MOMENTS, SOFTMAX):  # ties are counted in the type of their sum
+        if site.late and answer.monoid.name not in TIES:  # ties are counted in the type of their sum
             self.totals[_held(site)] = totals
         self._finish(site, answer, totals)
 
@@ -283,7 +284,7 @@ def derived_sums(sites: Sequence[Site]) -> Derived:
     rich: dict[tuple[Any, ...], Site] = {}
     for site in sites:
         if isinstance(site.answer, Reduced) and site.late:
-            rich.setdefault(_held(site), site)
+            rich.setdefault((site.reads[0], site.over[0], site.window, site.answer.monoid.name), site)
     for site in sites:
         name, out = site.eqn.primitive.name, site.eqn.outvars[0]
         if not isinstance(site.answer, Reduced) or name not in HELD or site.late:
@@ -298,7 +299,7 @@ def derived_sums(sites: Sequence[Site]) -> Derived:
 def _held(site: Site) -> tuple[Any, ...]:
     """What the accumulators of a site around a late center are of: sites for which it is the same can share them."""
     assert isinstance(site.answer, Reduced)
-    return site.reads[0], tuple(site.eqn.params["axes"]), site.window, site.answer.monoid.name
+    return site.reads, site.over, site.window, site.answer.monoid.name, site.eqn.outvars[0].aval.dtype
 
 
 def _typed(value: Callable[..., Any], dtype: Any, *totals: Any) -> Any:
@@ -306,7 +307,7 @@ def _typed(value: Callable[..., Any], dtype: Any, *totals: Any) -> Any:
 
 
 HELD: dict[str, dict[str, Callable[..., Any]]] = {
-    "reduce_sum": {MOMENTS: lambda n, base, mean, squares: n * (base + mean)},
+    "reduce_sum": dict.fromkeys((MOMENTS, *COVARIANCES.values()), lambda n, base, rest, *_: n * (base + rest)),
     "reduce_max": {SOFTMAX: lambda m, s: m, "max ties": lambda m, n: m},
     "reduce_min": {"min ties": lambda m, n: m},
 }

@@ -14,6 +14,7 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 from .axes import Axis, Mapped, No, Reduced, along
 from .centered import Centered, centered_sum, next_centered
+from .covariances import centered_product
 from .level import After, Level
 from .loop import Loop, as_loop
 from .program import Readers, bodies, is_var, remembered
@@ -59,6 +60,7 @@ class Site:
         delays: for each of `reads`, how many steps ago the loop ran the step that is read; 0 for what is no output.
         late: values that are known only after the loop; `answer.finish` takes them last.
         chain: places of further equations that the site stands for.
+        over: with `late`, the dimensions of each of `reads` that the sum goes over.
     """
 
     eqn: JaxprEqn
@@ -70,6 +72,7 @@ class Site:
     late: tuple[Atom, ...] = ()
     chain: tuple[int, ...] = ()
     delays: tuple[int, ...] = ()
+    over: tuple[tuple[int, ...], ...] = ()
 
     def delay(self, k: int) -> int:
         """The delay of read `k`."""
@@ -140,13 +143,9 @@ def grow(
 def _site(
     region: Region, centered: dict[Var, Centered], readers: Readers, eqn: JaxprEqn, index: int
 ) -> Site | Centered | No:
-    found = centered_sum(eqn, centered, readers)
+    found = _around_late(region, centered, readers, eqn, index)
     if found is not None:
-        reduced, link = found
-        window = region.stacked[link.value].window
-        axis = region.stacked[link.value].axis
-        late = (link.center, *(f.atom for f in link.factors if f.atom is not None))
-        return Site(eqn, index, reduced, (link.value,), (axis,), window, late, link.chain)
+        return found
     link = next_centered(eqn, index, centered, region.stacked, region.late)
     if link is not None:
         return link
@@ -172,6 +171,36 @@ def _site(
     if isinstance(answer, No):
         return answer
     return Site(eqn, index, answer, tuple(eqn.invars), answer.ins, window, delays=delays)
+
+
+def _around_late(
+    region: Region, centered: dict[Var, Centered], readers: Readers, eqn: JaxprEqn, index: int
+) -> Site | None:
+    """The site of a sum or a product around a center that is known after the loop."""
+    product = centered_product(eqn, index, centered, region.stacked, readers)
+    if product is not None:
+        answer, operands, chain = product
+        known = [region.stacked[op.value] for op in operands]
+        return Site(
+            eqn,
+            index,
+            answer,
+            tuple(op.value for op in operands),
+            tuple(value.axis for value in known),
+            known[0].window,
+            tuple(op.center for op in operands if op.center is not None),
+            chain,
+            over=tuple(op.terms for op in operands),
+        )
+    found = centered_sum(eqn, centered, region.stacked, readers)
+    if found is not None:
+        reduced, link = found
+        window = region.stacked[link.value].window
+        axis = region.stacked[link.value].axis
+        late = (link.center, *(f.atom for f in link.factors if f.atom is not None))
+        over = (tuple(eqn.params["axes"]),)
+        return Site(eqn, index, reduced, (link.value,), (axis,), window, late, link.chain, over=over)
+    return None
 
 
 def _in_steps(eqn: JaxprEqn, ins: dict[int, Axis], length: int) -> Mapped | Reduced | No:

@@ -23,6 +23,7 @@ from jax import lax
 from .axes import Monoid
 from .axes.monoid import highest
 from .centered import MOMENTS, SOFTMAX, TIES
+from .covariances import COVARIANCES, outer
 
 Values = Sequence[Any]
 Join = Callable[[Values, Values], Values]
@@ -36,13 +37,13 @@ class Running:
     `join` at most reads an old accumulator that another result replaces.
 
     Attributes:
-        join: `join(accumulators, a step's partial results, origin) -> accumulators`.
-        origin: the accumulator that keeps the first step's partial result, by position; `join` takes and gives the
+        join: `join(accumulators, a step's partial results, origins) -> accumulators`.
+        origins: the accumulators that keep the first step's partial result, by position; `join` takes and gives the
             others only.
     """
 
-    join: Callable[[Values, Values, Any], Values]
-    origin: int | None = None
+    join: Callable[[Values, Values, Values], Values]
+    origins: tuple[int, ...] = ()
 
 
 def running(monoid: Monoid, backwards: bool) -> Running:
@@ -53,7 +54,10 @@ def running(monoid: Monoid, backwards: bool) -> Running:
         backwards: whether a step's indices are smaller than those of all steps before it; else they are larger.
     """
     if monoid.name == MOMENTS:
-        return Running(_moments, origin=1)
+        return Running(_around_the_first(lax.mul), (1,))
+    for count, name in COVARIANCES.items():
+        if monoid.name == name:
+            return Running(_around_the_first(outer), tuple(range(1, 2 * count, 2)))
     if monoid.name in BESTS:
         better, at_least = BESTS[monoid.name]
         join = _best(at_least if backwards else better, backwards)
@@ -67,23 +71,34 @@ def running(monoid: Monoid, backwards: bool) -> Running:
 BESTS = {"argmax": (lax.gt, lax.ge), "argmin": (lax.lt, lax.le)}
 
 
-def _moments(old: Values, fresh: Values, first: Any) -> Values:
-    """Joins `(n, mean - first, squares)`, where `first` is the base of the first step's mean.
+def _around_the_first(times: Callable[[Any, Any], Any]) -> Callable[[Values, Values, Values], Values]:
+    """Joins `(n, mean - first, products)` of one value or two, where `first` is the base of the first step's mean.
 
     A running mean is rounded in each step, to the digits of the mean and not of the spread: the squares would lose
     `mean / deviation` times as much as those of two passes. The first step's mean is one of the data: the distance
     from it is at most `sqrt(n)` deviations.
     """
-    (n, mean, squares), (k, base, rest, more) = old, fresh
-    total = n + k
-    before = total - k
-    # 0 / 0 when both are empty; the share is then of nothing
-    mean = mean + (((base - first) + rest) - mean) * (k / lax.max(total, lax.full_like(total, 1)))
-    # The other sign: XLA would write one difference to memory for its two readers.
-    off = ((first - base) - rest) + mean
-    # The first step is not off: it is the mean.
-    weight = lax.select(lax.gt(before, lax.full_like(before, 0)), k * total / before, lax.full_like(before, 0))
-    return total, mean, squares + more + off * off * weight
+
+    def join(old: Values, fresh: Values, firsts: Values) -> Values:
+        (n, *means, products), (k, *parts, more) = old, fresh
+        total = n + k
+        before = total - k
+        # 0 / 0 when both are empty; the share is then of nothing
+        share = k / lax.max(total, lax.full_like(total, 1))
+        means = [
+            mean + (((base - first) + rest) - mean) * share
+            for mean, base, rest, first in zip(means, parts[::2], parts[1::2], firsts, strict=True)
+        ]
+        # The other sign: XLA would write one difference to memory for its two readers.
+        off = [
+            ((first - base) - rest) + mean
+            for mean, base, rest, first in zip(means, parts[::2], parts[1::2], firsts, strict=True)
+        ]
+        # The first step is not off: it is the mean.
+        weight = lax.select(lax.gt(before, lax.full_like(before, 0)), k * total / before, lax.full_like(before, 0))
+        return total, *means, products + more + times(off[0], off[-1]) * weight
+
+    return join
 
 
 def _softmax(old: Values, fresh: Values) -> Values:

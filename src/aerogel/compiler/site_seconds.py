@@ -32,6 +32,7 @@ HOLDS = {MOMENTS: "add", SOFTMAX: "max", "max ties": "max", "min ties": "min"}
 # Kernels of a step that reduces its own values, beyond the first: XLA sums in stages, and what it gets is written. For
 # moments there are so many that the step's kernels run as tasks (jaxlib 0.10.2: from 9 on, 1 us a step measured).
 STEP_KERNELS, MOMENT_KERNELS = 2, 10
+JOIN_KERNELS = 5  # of products around a mean
 # What XLA does not fuse into its neighbours: it reads and writes whole arrays.
 UNFUSED = frozenset(
     "dot_general conv_general_dilated sort cumsum cumprod cummax cummin cumlogsumexp fft cholesky lu qr eigh "
@@ -64,8 +65,7 @@ def seconds_to_reduce(level: Level, site: Site, machine: Machine) -> float:
     if not isinstance(site.answer, Reduced) or not is_var(site.reads[0]):
         return 0.0
     if site.eqn.primitive.name == "dot_general":
-        steps = site.window.count * jaxpr_seconds(step_program(site).jaxpr, machine)
-        return max(0.0, equation_seconds(site.eqn, machine) - steps)
+        return max(0.0, -_seconds_of_products(site, machine))
     if not fuses(site.eqn):
         return 0.0
     aval, out = site.reads[0].aval, site.eqn.outvars[0].aval
@@ -88,7 +88,7 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
     if not isinstance(site.answer, (Mapped, Reduced)):
         return 0.0
     steps = site.window.count
-    if isinstance(site.answer, Reduced) and site.late:
+    if isinstance(site.answer, Reduced) and site.late and fuses(site.eqn):
         # its kernels are those of its centre, a reduction of the same values
         return sum(x.aval.size for x in site.reads if is_var(x)) * CENTERED_SECONDS
     if isinstance(site.answer, Mapped) and machine.name == "cpu" and region.block is None and _searches_slowly(site):
@@ -100,8 +100,21 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
         # no product of matrices: each step goes once over the accumulator, in a kernel of its own
         each = 3 * nbytes(site.eqn.outvars[0].aval) / machine.cache_bytes_per_second
         return steps * (each + (machine.seconds_per_step_kernel if machine.name == "cpu" else 0.0))
-    whole = equation_seconds(site.eqn, machine)
-    return max(0.0, steps * jaxpr_seconds(step_program(site).jaxpr, machine) - whole)
+    return max(0.0, _seconds_of_products(site, machine))
+
+
+def _seconds_of_products(site: Site, machine: Machine) -> float:
+    """How much longer the steps of a product take than the whole of it; below zero where they are faster."""
+    assert isinstance(site.answer, (Mapped, Reduced))
+    step, whole = jaxpr_seconds(step_program(site).jaxpr, machine), equation_seconds(site.eqn, machine)
+    if site.late:
+        # Each step joins its products to the accumulators; the distances from a center are written for the product.
+        out = nbytes(site.eqn.outvars[0].aval)
+        speed = machine.bytes_per_second if out >= machine.cache_bytes else machine.cache_bytes_per_second
+        step += 3 * out / speed + JOIN_KERNELS * machine.seconds_per_step_kernel
+        around = {x for x in site.eqn.invars if is_var(x) and x not in site.reads}
+        whole += sum(2 * nbytes(x.aval) for x in around) / machine.bytes_per_second
+    return site.window.count * step - whole
 
 
 def seconds_of_reductions(site: Site, machine: Machine) -> float:
