@@ -25,6 +25,8 @@ SCRIPT ?= examples/ode_ensemble.py
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+# Python compiles what it imports, and pip all of the packages, one file after the other.
+INSTALL := $(PIP) install --no-compile
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test test-all lint format bench bench-ad docs differential soundness exhaustive jax-suite test-newest changelog clean
@@ -97,10 +99,10 @@ $(STAMP)-pip:
 
 $(STAMP)-demo: pyproject.toml | $(STAMP)-pip
 	@echo "installing Aerogel"
-	@$(PIP) install --editable '.[cli]'
+	@$(INSTALL) --editable '.[cli]'
 	@touch $@
 
 $(STAMP)-test $(STAMP)-bench $(STAMP)-bench-ad $(STAMP)-docs $(STAMP)-dev: $(STAMP)-%: pyproject.toml | $(STAMP)-pip
 	@echo "installing Aerogel and its '$*' dependencies"
-	@$(PIP) install --editable '.[cli]' --group $*
+	@$(INSTALL) --editable '.[cli]' --group $*
 	@touch $@

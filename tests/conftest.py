@@ -55,24 +55,26 @@ def pytest_report_header() -> str:
 # them, and so does a run that names files.
 SHARES = {
     "test_examples": 4,
-    "audit": 7,
-    "compat": 8,
-    "compiler": 64,
-    "contract": 28,
-    "laws": 20,
-    "module": 14,
-    "nn": 24,
-    "rules": 28,
-    "test_soundness": 90,
+    "audit": 10,
+    "compat": 12,
+    "compiler": 90,
+    "contract": 40,
+    "laws": 30,
+    "module": 20,
+    "nn": 32,
+    "rules": 40,
+    "test_soundness": 150,
     "train": 4,
-    "transform": 24,
+    "transform": 32,
 }
 FEWEST_CASES = 4
 # Of tests that take 5 to 50 seconds so many take turns, each by itself.
 TURNS = {
     "test_axes_parts::test_blocks_put_together_are_the_whole": 2,
     "test_check_rule::test_shipped_rules_pass": 2,
+    "test_differential::test_more_moves_at_free_prices": 2,
     "test_differential::test_the_judge_sees_a_wrong_optimiser": 3,
+    "test_differential::test_a_seed_is_one_program": 2,
     "test_drawn_patterns::test_a_pattern_is_found_in_its_own_program": 2,
     "test_like_python::test_children": 2,
     "test_like_python::test_standard_input_folders_zips_and_code": 2,
