@@ -9,6 +9,7 @@ from ._case import Bounds, Case
 from ._timing import Measured, Quartiles, describe_args, largest_difference, measure
 
 SCREENING_ROUNDS = 7
+PAGE_BYTES = 4096
 SAME_TIME = 1.03  # expert forms this close are equally fast: then the one with less memory is the yardstick
 
 
@@ -116,8 +117,9 @@ def misses(m: Measured, bounds: Bounds) -> tuple[str, ...]:
     """A sentence per bound that the medians (times) or the plans (memory) break."""
     found = []
     over_hand, over_natural = m.ratio("optimised", "hand").median, m.ratio("optimised", "natural").median
-    # a partial result per step is no stack: below a hundredth of what the natural form needs, ratios say nothing
-    smallest = max(1, m.temp_bytes["natural"] // 100)
+    # a partial result per step is no stack: below a hundredth of what the natural form needs, ratios say nothing, nor
+    # do they within a page of memory
+    smallest = max(PAGE_BYTES, m.temp_bytes["natural"] // 100)
     temp = {name: max(size, smallest) for name, size in m.temp_bytes.items()}
     memory_over_hand = temp["optimised"] / temp["hand"]
     saving = m.temp_bytes["natural"] / max(m.temp_bytes["optimised"], 1)
