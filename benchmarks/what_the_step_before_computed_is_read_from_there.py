@@ -62,7 +62,23 @@ def of_data():
     return normal(0, 4096, WIDTH) / 16, normal(1, WIDTH), normal(2, WIDTH)
 
 
+def mandelbrot(c):
+    """XLA computes an absolute value for each kernel that reads it: one from the step before would be one more."""
+
+    def step(_, state):
+        z, steps = state
+        z = jnp.where(jnp.abs(z) < 2, z * z + c, z)
+        return z, steps + (jnp.abs(z) < 2)
+
+    return lax.fori_loop(0, 50, step, (jnp.zeros_like(c), jnp.zeros(c.shape, jnp.int32)))[1]
+
+
+def plane():
+    return (jnp.linspace(-2, 1, 200) + 1j * jnp.linspace(-1.2, 1.2, 150)[:, None],)
+
+
 CASES = (
+    Case("Mandelbrot set", mandelbrot, {"plain": mandelbrot}, plane, bounds=Bounds(over_hand=None)),
     case("pendulums", pendulums, of_points, Bounds(speedup=1.3)),
     case("Hamiltonian sampler", posterior, of_data, Bounds(speedup=1.5)),
 )

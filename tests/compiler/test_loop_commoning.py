@@ -79,6 +79,17 @@ def test_holds_where_the_loop_is_transformed(transform: Callable[..., Any]) -> N
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+def mandelbrot(state: Any, _: Any) -> Any:
+    """Points go on while they are near, and how long they do is counted: cheap for XLA, twice a step."""
+
+    def is_near(q):
+        return jnp.abs(lax.complex(q, 0.3 * q)) < 2
+
+    q, steps = state
+    q = jnp.where(is_near(q), q * q - 0.7, q)
+    return (q, steps + is_near(q).astype(q.dtype)), None
+
+
 NEAR_MISSES: dict[str, tuple[Step, int]] = {
     "of the step's number": (lambda s, i: ((s[0] + jnp.sin(s[1] * i), s[1] + jnp.sin(s[0] * i)), None), 8),
     "of the state before": (lambda s, _: ((s[0] + jnp.sin(s[1]), jnp.sin(s[0]) + s[1]), None), 8),
@@ -86,6 +97,7 @@ NEAR_MISSES: dict[str, tuple[Step, int]] = {
     "cheap": (lambda s, _: ((0.5 * s[1], s[1] + 0.1), 0.5 * (s[1] + 0.1)), 8),
     "arithmetic that XLA fuses with what stays": (first_and_last(lambda q: q - q * q * q), 8),
     "of an unchanged state": (lambda s, _: ((s[0], s[1] + jnp.sin(s[0])), jnp.sin(s[0])), 8),
+    "what XLA computes again for each reader": (mandelbrot, 8),
 }
 
 
