@@ -46,12 +46,42 @@ def carry(row):
     )
 
 
+def gelu_gradient(x):
+    return jax.grad(lambda x: jnp.sum(jax.nn.gelu(x) * jax.nn.gelu(0.5 * x)))(x)
+
+
+def convolutions_gradient(first, second, x):
+    def convolve(x, w, stride):
+        layout = ("NCHW", "OIHW", "NCHW")
+        return jax.lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=layout)
+
+    def loss(first, second):
+        return jnp.mean(jax.nn.gelu(convolve(jax.nn.gelu(convolve(x, first, 1)), second, 2)) ** 2)
+
+    return jax.grad(loss, (0, 1))(first, second)
+
+
 CASES = (
     case("quotient", lambda x: 1 / (1 + x * x)),
     case("exponential", lambda x: jnp.exp(-x * x)),
     case("gated", lambda x: x * jax.nn.sigmoid(x) + 0.5),
     case("quotient, rows of 16", lambda x: 1 / (1 + x * x), 25_000, 16),
     case("quotient, rows of 33", lambda x: 1 / (1 + x * x), 12_000, 33),
+    Case(
+        "an odd number of entries",
+        gelu_gradient,
+        {"plain": gelu_gradient},
+        lambda: (normal(0, 3971, 33),),
+        bounds=Bounds(over_hand=None, over_natural=1.03),
+        notes="one row of all was four times slower than plain JAX",
+    ),
+    Case(
+        "images of 32 x 32 beside convolutions",
+        convolutions_gradient,
+        {"plain": convolutions_gradient},
+        lambda: (normal(1, 16, 3, 3, 3) / 5, normal(2, 16, 16, 3, 3) / 10, normal(0, 8, 3, 32, 32)),
+        bounds=Bounds(over_hand=None, over_natural=1.03),
+    ),
     carry(28),
     carry(48),
 )

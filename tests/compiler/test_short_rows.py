@@ -1,4 +1,4 @@
-"""What is done to the entries of arrays with short rows is done to one long row, with the same numbers."""
+"""What is done to the entries of arrays with short rows is done to long rows, with the same numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler import short_rows
 from aerogel.compiler.passes.short_rows import ShortRows
 from compiler.loop_patterns import normal
 
@@ -136,7 +137,7 @@ def test_sums_keep_their_order_where_that_is_asked_for() -> None:
 
 
 def test_xla_makes_one_loop_of_it() -> None:
-    """The compiled program divides along one axis; that of plain JAX, and of a reshape, along all three."""
+    """The compiled program divides along long rows; that of plain JAX, and of a reshape, along all three axes."""
 
     def f(x: Any) -> Any:
         return 1 / (1 + x * x)
@@ -147,7 +148,36 @@ def test_xla_makes_one_loop_of_it() -> None:
         return {line.split(" = ")[1].split("{")[0] for line in text.splitlines() if " divide(" in line}
 
     assert divided(f) == divided(lambda x: f(x.reshape(-1)).reshape(x.shape)) == {"f32[32,32,28]"}
-    assert divided(optimised(f)) == {"f32[28672]"}
+    assert divided(optimised(f)) == {"f32[32,896]"}
+
+
+def test_long_rows_are_shared_as_a_whole() -> None:
+    """An odd number of entries in one row was four times slower than short rows: two threads' parts were not alike."""
+    for rows, long in (
+        ((1024, 28), (32, 896)),
+        ((3971, 33), (209, 627)),
+        ((9002, 13), (14, 8359)),
+        ((2, 9, 999), None),
+    ):
+        assert short_rows._long_rows(rows) == long
+    refused = {(4001, 31): "4,001 rows", (2 * 1999, 17): "3,998 rows"}
+    for shape, reason in refused.items():
+        decision = ag.explain(lambda x: 1 / (1 + x * x))(normal(0, *shape)).refused[0]
+        assert decision.rule == "short-rows"
+        assert reason in decision.reason
+
+
+def test_rows_of_whole_vectors_stay_beside_a_convolution() -> None:
+    """Its results lie in another order; rows of 28 still gain there."""
+
+    def f(x: Any, w: Any) -> Any:
+        y = lax.conv_general_dilated(jnp.tanh(x), w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))
+        return jnp.tanh(y) + y * y
+
+    w = normal(1, 4, 4, 3, 3)
+    assert fired(f, normal(0, 8, 4, 32, 32), w) == 0
+    assert fired(f, normal(0, 8, 4, 28, 28), w) == 2
+    assert_same(f, normal(0, 8, 4, 28, 28), w)
 
 
 @settings(max_examples=25)

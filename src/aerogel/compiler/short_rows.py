@@ -1,9 +1,12 @@
-"""What is done entry by entry to arrays with short rows is done to one long row.
+"""What is done entry by entry to arrays with short rows is done to long rows.
 
 XLA's CPU backend makes the last axis the innermost loop. One of 9 to 63 entries it runs at a third of the speed (up to
-8 are unrolled). The same entries in one long row are a reshape away, which costs nothing; but XLA moves a reshape past
+8 are unrolled). The same entries in longer rows are a reshape away, which costs nothing; but XLA moves a reshape past
 work on entries, back to where it came from. It moves none into a branch. So the work stands in one that is always
 taken, which XLA cannot know: two shifts leave no bit of 32, but only LLVM finds that out.
+
+There is more than one long row: threads share whole rows. One row they share in parts, and where these are not equally
+long (131,043 entries, two threads), XLA makes scalar code, up to four times as slow as that for short rows.
 
 In a loop, what a branch gives to the next step is copied in each step.
 """
@@ -32,11 +35,16 @@ from .program import Builder, is_var, producers, users, with_equations
 # a gate at 27. Longer ones lose nothing, and exponentials and sums of squares gain 1.2 to 1.4 up to 56. Rows of 3, 7
 # and 8 gain nothing; those of 5 and 6 up to 4 where there are many, and lose a tenth to a fifth where there are few.
 ROWS = range(9, 64)
+# Rows of whole vectors gain up to 1.5 where much is done to an entry, and nothing otherwise. Beside convolutions, whose
+# results lie in another order, they lose: 1.06 to 1.23 for rows of 16, 24, 32, 40 and 48.
+VECTOR = 8
 # Of what a loop hands on: up to 31 entries a step takes 0.7 to 4 of the time of one row, copies included, mostly above
 # 1.2. Beyond, 1.5 to 3 where little is done to an entry, and 0.2 to 0.9 where XLA's code for rows is as good (rows of
 # 48 and a quotient, rows of 33 and a polynomial or a gate).
 ROWS_HANDED_ON = range(9, 32)
 FEWEST = 1 << 14  # entries, so that a branch costs little beside them
+LONG = 512  # entries of a long row, at the least
+FEWEST_LONG = 8  # long rows, to be shared among threads
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool) -> tuple[Jaxpr, lis
             eqns.append(jaxpr.eqns[k])
         elif home[k] not in done:
             done.add(home[k])
-            eqns += _in_one_row(found[home[k]])
+            eqns += _in_long_rows(found[home[k]])
     return drop_dead(with_equations(jaxpr, eqns)), list(found.values())
 
 
@@ -174,15 +182,21 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
         outs += [v] if others else []
         fused |= shape_of(v) == shape and any(k >= 0 and _is_fused(jaxpr.eqns[k]) for k in others if k not in members)
     arrays = [x for x in ins if shape_of(x) == shape]
-    from_elsewhere = (makers[x] for x in arrays if x in makers and makers[x] not in members)
+    from_elsewhere = [makers[x] for x in arrays if x in makers and makers[x] not in members]
     fused |= any(_is_fused(jaxpr.eqns[k]) for k in from_elsewhere)
+    beside = [*from_elsewhere, *(k for v in outs for k in readers.get(v, []) if k >= 0)]
+    is_convolved = any(jaxpr.eqns[k].primitive.name == "conv_general_dilated" for k in beside)
     refusal = None
-    if all(eqn.primitive.name == "reduce_sum" for eqn in own):
+    if _long_rows(shape) is None:
+        refusal = f"its {math.prod(shape[:-1]):,} rows are not some long ones"
+    elif all(eqn.primitive.name == "reduce_sum" for eqn in own):
         refusal = "XLA makes one loop of it"
     elif not any(jnp.issubdtype(x.aval.dtype, jnp.number) for x in arrays) or not outs:
         refusal = "it reads no array of numbers"
     elif fused:
         refusal = "XLA computes it together with what is done to other shapes"
+    elif is_convolved and shape[-1] % VECTOR == 0:
+        refusal = "its rows are whole vectors, and beside a convolution XLA's code for them is better"
     elif shape[-1] not in ROWS_HANDED_ON and any(v in handed_on and shape_of(v) == shape for v in outs):
         refusal = "a loop hands it on, which would copy it in each step"
     return Rows(shape, tuple(eqns), ins, tuple(outs), refusal)
@@ -196,22 +210,30 @@ def _is_fused(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in READERS | REDUCE | CALLS | {"gather", "scatter-add"}
 
 
-def _in_one_row(rows: Rows) -> list[JaxprEqn]:
-    """The equations in a branch, on one long row."""
-    size = math.prod(rows.shape)
+def _long_rows(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """How many long rows the short ones make, as many as there can be, and their length; None if too few."""
+    count, size = math.prod(shape[:-1]), math.prod(shape)
+    parts = (n for n in range(min(count, size // LONG), FEWEST_LONG - 1, -1) if count % n == 0)
+    return next(((n, size // n) for n in parts), None)
+
+
+def _in_long_rows(rows: Rows) -> list[JaxprEqn]:
+    """The equations in a branch, on long rows."""
+    long = _long_rows(rows.shape)
+    assert long is not None, "it was not refused"
 
     def run(*values: Any) -> list[Any]:
         env: dict[Atom, Any] = dict(zip(rows.ins, values, strict=True))
         for eqn in rows.eqns:
             inputs = [np.asarray(x.val, x.aval.dtype) if isinstance(x, Literal) else env[x] for x in eqn.invars]
-            env.update(zip(eqn.outvars, bind(eqn, inputs, eqn.params | _params(eqn, size)), strict=True))
+            env.update(zip(eqn.outvars, bind(eqn, inputs, eqn.params | _params(eqn, long)), strict=True))
         return [env[v] for v in rows.outs]
 
     def without(*_: Any) -> list[Any]:
-        return [lax.full((size,) if shape_of(v) else (), 0, v.aval.dtype) for v in rows.outs]
+        return [lax.full(long if shape_of(v) else (), 0, v.aval.dtype) for v in rows.outs]
 
     def call(*values: Any) -> list[Any]:
-        flat = [lax.reshape(x, (size,)) if x.shape == rows.shape else x for x in values]
+        flat = [lax.reshape(x, long) if x.shape == rows.shape else x for x in values]
         first = next(x for x in flat if x.shape and jnp.issubdtype(x.dtype, jnp.number))
         results = lax.cond(_always(first), run, without, *flat)
         return [lax.reshape(x, shape_of(v)) for x, v in zip(results, rows.outs, strict=True)]
@@ -221,15 +243,15 @@ def _in_one_row(rows: Rows) -> list[JaxprEqn]:
     return _named(builder.eqns, dict(zip(made, rows.outs, strict=True)))
 
 
-def _params(eqn: JaxprEqn, size: int) -> dict[str, Any]:
+def _params(eqn: JaxprEqn, long: tuple[int, int]) -> dict[str, Any]:
     if eqn.primitive.name == "broadcast_in_dim":
-        return {"shape": (size,), "broadcast_dimensions": ()}
-    return {"axes": (0,)} if eqn.primitive.name == "reduce_sum" else {}
+        return {"shape": long, "broadcast_dimensions": ()}
+    return {"axes": (0, 1)} if eqn.primitive.name == "reduce_sum" else {}
 
 
 def _always(x: Any) -> Any:
     """True, which XLA cannot know."""
-    number = lax.convert_element_type(lax.index_in_dim(x, 0, keepdims=False), np.float32)
+    number = lax.convert_element_type(lax.squeeze(lax.slice(x, (0, 0), (1, 1)), (0, 1)), np.float32)
     bits = lax.bitcast_convert_type(number, np.uint32)
     none = lax.shift_right_logical(lax.shift_right_logical(bits, np.uint32(31)), np.uint32(1))
     return lax.eq(none, np.uint32(0))
