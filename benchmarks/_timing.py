@@ -82,10 +82,10 @@ def measure(
     compiled, compile_seconds, outputs, calls = {}, {}, {}, {}
     for name, form in forms.items():
         start = time.perf_counter()
-        # a fresh closure, so that two forms which are one object do not share a jit cache entry
         if isinstance(form, UnderFlags):
             compiled[name] = form.compile()
         else:
+            # a fresh closure, so that two forms which are one object do not share a jit cache entry
             compiled[name] = jax.jit(lambda *a, form=form: form(*a)).lower(*args).compile()
         compile_seconds[name] = time.perf_counter() - start
         outputs[name] = jax.block_until_ready(compiled[name](*args))
