@@ -23,6 +23,9 @@ TESTS ?=
 WORKERS ?= auto
 SCRIPT ?= examples/ode_ensemble.py
 
+# Tests start hundreds of interpreters: each would compile all of JAX again (4 s) where the shell says not to keep that.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 # Python compiles what it imports, and pip all of the packages, one file after the other.
