@@ -33,6 +33,7 @@ CLAIMS = (
     "small_matrices_cost_a_few_loops",
     "a_short_last_axis_costs_what_its_entries_cost",
     "short_rows_cost_what_long_rows_cost",
+    "an_odd_number_of_entries_costs_what_an_even_one_costs",
     "everyday_programs_without_loops_are_never_slower",
     "elementary_functions_are_vector_code",
     "max_pool_gradients_are_slices",

@@ -1,8 +1,7 @@
 """Claim: work on the entries of arrays with short rows costs what it costs on one long row.
 
 Both are the same bytes in memory. An expert keeps images as one long row outside of the compiled function: inside, XLA
-moves a reshape back past such work. A loop's carry the expert makes one long row; here it is copied into and out of a
-branch, which pays for rows up to 31.
+moves a reshape back past such work. A loop's carry the expert makes one long row.
 """
 
 from __future__ import annotations

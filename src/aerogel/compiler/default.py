@@ -15,6 +15,7 @@ from .passes.loop_linear import LoopLinear
 from .passes.loop_once import LoopOnce
 from .passes.loop_parts import LoopParts
 from .passes.loop_pieces import LoopPieces
+from .passes.loop_rows import LoopRows
 from .passes.loop_segments import LoopSegments
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
@@ -51,6 +52,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     SmallAxes(),
     LoopOnce(),
     LoopPieces(),
+    LoopRows(),
     ShortRows(),
     LoopKernel(),
 )

@@ -1,18 +1,15 @@
 """What is done entry by entry to arrays with short rows is done to long rows.
 
-XLA's CPU backend makes the last axis the innermost loop. One of 9 to 63 entries it runs at a third of the speed (up to
-8 are unrolled). The same entries in longer rows are a reshape away, which costs nothing; but XLA moves a reshape past
-work on entries, back to where it came from. It moves none into a branch. So the work stands in one that is always
-taken, which XLA cannot know: two shifts leave no bit of 32, but only LLVM finds that out.
-
-There is more than one long row: threads share whole rows. One row they share in parts, and where these are not equally
-long (131,043 entries, two threads), XLA makes scalar code, up to four times as slow as that for short rows.
+XLA makes short rows short inner loops (`long_rows.py`). The same entries in longer rows are a reshape away, which costs
+nothing; but XLA moves a reshape past work on entries, back to where it came from. It moves none into a branch. So the
+work stands in one that is always taken, which XLA cannot know: two shifts leave no bit of 32, but only LLVM finds that
+out.
 
 In a loop, what a branch gives to the next step is copied in each step.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,31 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
-from .axes.elementwise import NAMES as ELEMENTWISE
 from .axes.rebind import bind, shape_of
-from .cost.primitives import REDUCE
+from .long_rows import FEWEST_ODD, Dims, is_fused, is_halved, is_short, params_at, rows_of, shape_worked_on
 from .normalize import drop_dead
-from .once import CALLS, READERS
 from .program import Builder, is_var, producers, users, with_equations
 
-# Measured on two cores (jaxlib 0.10.2; 131,072 to 401,408 entries of float32 and float64): rows of 9 to 42 take 1.0 to
-# 2.8 of the time of one row, mostly above 1.2; that ends earlier the more is done to an entry: a quotient at 37,
-# a gate at 27. Longer ones lose nothing, and exponentials and sums of squares gain 1.2 to 1.4 up to 56. Rows of 3, 7
-# and 8 gain nothing; those of 5 and 6 up to 4 where there are many, and lose a tenth to a fifth where there are few.
-ROWS = range(9, 64)
 # Rows of whole vectors gain up to 1.5 where much is done to an entry, and nothing otherwise. Beside convolutions, whose
 # results lie in another order, they lose: 1.06 to 1.23 for rows of 16, 24, 32, 40 and 48.
 VECTOR = 8
+SUMS = frozenset(("reduce_sum",))
 # Of what a loop hands on: up to 31 entries a step takes 0.7 to 4 of the time of one row, copies included, mostly above
 # 1.2. Beyond, 1.5 to 3 where little is done to an entry, and 0.2 to 0.9 where XLA's code for rows is as good (rows of
 # 48 and a quotient, rows of 33 and a polynomial or a gate).
 ROWS_HANDED_ON = range(9, 32)
-FEWEST = 1 << 14  # entries, so that a branch costs little beside them
-LONG = 512  # entries of a long row, at the least
-FEWEST_LONG = 8  # long rows, to be shared among threads
 
 
 @dataclass(frozen=True)
@@ -54,7 +41,7 @@ class Rows:
     Attributes:
         shape: of the arrays.
         eqns: in order.
-        ins: what they read, arrays of the shape and numbers.
+        ins: what they read, arrays of the shape and single numbers.
         outs: what others read of their results.
         refusal: why they stay as they are, or None.
     """
@@ -65,6 +52,11 @@ class Rows:
     outs: tuple[Var, ...]
     refusal: str | None
 
+    @property
+    def kind(self) -> str:
+        """What is bad about the shape, in words."""
+        return f"rows of {self.shape[-1]} entries" if is_short(self.shape) else f"{math.prod(self.shape):,} entries"
+
 
 def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool) -> tuple[Jaxpr, list[Rows]]:
     """One level with such work done to long rows, and what was found; the same object where nothing is changed.
@@ -74,9 +66,10 @@ def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool) -> tuple[Jaxpr, lis
         with_sums: whether sums of all entries may be taken in another order.
         in_loop: whether it stands in a loop, of which its results may be carries.
     """
-    if not any(_is_short(shape_of(v)) for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)):
+    slow = {shape_of(x) for eqn in jaxpr.eqns for x in (*eqn.invars, *eqn.outvars) if _is_slow(x)}
+    if not slow:
         return jaxpr, []
-    groups, order = _groups(jaxpr, with_sums)
+    groups, order = _groups(jaxpr, slow, SUMS if with_sums else frozenset())
     members = {k for group in groups.values() for k in group}
     handed_on = {x for x in jaxpr.outvars if is_var(x)} if in_loop else set[Var]()
     found = {key: _rows(jaxpr, key[1], group, members, handed_on) for key, group in groups.items()}
@@ -90,14 +83,14 @@ def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool) -> tuple[Jaxpr, lis
             eqns.append(jaxpr.eqns[k])
         elif home[k] not in done:
             done.add(home[k])
-            eqns += _in_long_rows(found[home[k]])
+            eqns += _inrows_of(found[home[k]])
     return drop_dead(with_equations(jaxpr, eqns)), list(found.values())
 
 
 Key = tuple[int, tuple[int, ...]]
 
 
-def _groups(jaxpr: Jaxpr, with_sums: bool) -> tuple[dict[Key, list[int]], list[int]]:
+def _groups(jaxpr: Jaxpr, slow: Set[Dims], sums: Set[str]) -> tuple[dict[Key, list[int]], list[int]]:
     """The equations that work on entries, by how often other work stands between them; and an order for all.
 
     Of each rank, other work comes first: it reads results of lower ranks only, and so does what works on entries.
@@ -107,7 +100,8 @@ def _groups(jaxpr: Jaxpr, with_sums: bool) -> tuple[dict[Key, list[int]], list[i
     places: list[tuple[int, bool, int]] = []
     made: set[Var] = set()
     for k, eqn in enumerate(jaxpr.eqns):
-        shape = _shape_worked_on(eqn, with_sums)
+        shape = shape_worked_on(eqn, sums)
+        shape = shape if shape in slow else None
         own = max((rank.get(x, 0) + (shape is None and x in made) for x in eqn.invars if is_var(x)), default=0)
         places.append((own, shape is not None, k))
         if shape is not None:
@@ -141,21 +135,13 @@ def _delayed(jaxpr: Jaxpr, home: dict[int, Key]) -> dict[int, int]:
     return found
 
 
-def _is_short(shape: tuple[int, ...]) -> bool:
-    return len(shape) > 1 and shape[-1] in ROWS and math.prod(shape) >= FEWEST
+def _is_slow(x: Atom) -> bool:
+    shape, dtype = shape_of(x), getattr(x.aval, "dtype", None)
+    return is_short(shape) or (isinstance(dtype, np.dtype) and is_halved(shape, dtype.itemsize))
 
 
-def _shape_worked_on(eqn: JaxprEqn, with_sums: bool) -> tuple[int, ...] | None:
-    """The shape with short rows on whose entries an equation works, each by itself, or which it adds up."""
-    name, ins = eqn.primitive.name, [shape_of(x) for x in eqn.invars]
-    if eqn.effects or len(eqn.outvars) != 1 or any(v for k, v in eqn.params.items() if "sharding" in k):
-        return None
-    if name == "reduce_sum" and with_sums and len(eqn.params["axes"]) == len(ins[0]):
-        return ins[0] if _is_short(ins[0]) else None
-    shape = shape_of(eqn.outvars[0])
-    if not _is_short(shape) or any(one not in ((), shape) for one in ins):
-        return None
-    return shape if name in ELEMENTWISE or name in _jax.OURS else None
+def _long(shape: Dims) -> tuple[int, int] | None:
+    return rows_of(shape) if is_short(shape) else rows_of(shape, FEWEST_ODD)
 
 
 def _spread(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], shape: tuple[int, ...]) -> list[JaxprEqn]:
@@ -180,14 +166,14 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
     for v in (v for eqn in own for v in eqn.outvars):
         others = [k for k in readers.get(v, []) if k not in inside]
         outs += [v] if others else []
-        fused |= shape_of(v) == shape and any(k >= 0 and _is_fused(jaxpr.eqns[k]) for k in others if k not in members)
+        fused |= shape_of(v) == shape and any(k >= 0 and is_fused(jaxpr.eqns[k]) for k in others if k not in members)
     arrays = [x for x in ins if shape_of(x) == shape]
     from_elsewhere = [makers[x] for x in arrays if x in makers and makers[x] not in members]
-    fused |= any(_is_fused(jaxpr.eqns[k]) for k in from_elsewhere)
+    fused |= any(is_fused(jaxpr.eqns[k]) for k in from_elsewhere)
     beside = [*from_elsewhere, *(k for v in outs for k in readers.get(v, []) if k >= 0)]
     is_convolved = any(jaxpr.eqns[k].primitive.name == "conv_general_dilated" for k in beside)
-    refusal = None
-    if _long_rows(shape) is None:
+    refusal, long = None, _long(shape)
+    if long is None:
         refusal = f"its {math.prod(shape[:-1]):,} rows are not some long ones"
     elif all(eqn.primitive.name == "reduce_sum" for eqn in own):
         refusal = "XLA makes one loop of it"
@@ -202,38 +188,23 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
     return Rows(shape, tuple(eqns), ins, tuple(outs), refusal)
 
 
-def _is_fused(eqn: JaxprEqn) -> bool:
-    """Whether XLA makes one loop of an equation and of work on entries beside it.
-
-    Of what is scattered and an array that is added to it, it makes one scatter.
-    """
-    return eqn.primitive.name in READERS | REDUCE | CALLS | {"gather", "scatter-add"}
-
-
-def _long_rows(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """How many long rows the short ones make, as many as there can be, and their length; None if too few."""
-    count, size = math.prod(shape[:-1]), math.prod(shape)
-    parts = (n for n in range(min(count, size // LONG), FEWEST_LONG - 1, -1) if count % n == 0)
-    return next(((n, size // n) for n in parts), None)
-
-
-def _in_long_rows(rows: Rows) -> list[JaxprEqn]:
+def _inrows_of(rows: Rows) -> list[JaxprEqn]:
     """The equations in a branch, on long rows."""
-    long = _long_rows(rows.shape)
+    long = _long(rows.shape)
     assert long is not None, "it was not refused"
 
     def run(*values: Any) -> list[Any]:
         env: dict[Atom, Any] = dict(zip(rows.ins, values, strict=True))
         for eqn in rows.eqns:
             inputs = [np.asarray(x.val, x.aval.dtype) if isinstance(x, Literal) else env[x] for x in eqn.invars]
-            env.update(zip(eqn.outvars, bind(eqn, inputs, eqn.params | _params(eqn, long)), strict=True))
+            env.update(zip(eqn.outvars, bind(eqn, inputs, eqn.params | params_at(eqn, long)), strict=True))
         return [env[v] for v in rows.outs]
 
     def without(*_: Any) -> list[Any]:
         return [lax.full(long if shape_of(v) else (), 0, v.aval.dtype) for v in rows.outs]
 
     def call(*values: Any) -> list[Any]:
-        flat = [lax.reshape(x, long) if x.shape == rows.shape else x for x in values]
+        flat = [lax.reshape(x, long if x.shape == rows.shape else ()) for x in values]
         first = next(x for x in flat if x.shape and jnp.issubdtype(x.dtype, jnp.number))
         results = lax.cond(_always(first), run, without, *flat)
         return [lax.reshape(x, shape_of(v)) for x, v in zip(results, rows.outs, strict=True)]
@@ -241,12 +212,6 @@ def _in_long_rows(rows: Rows) -> list[JaxprEqn]:
     builder = Builder(rows.eqns[0])
     made = [builder.as_weak_as(v, x) for v, x in zip(rows.outs, builder.call(call, *rows.ins), strict=True)]
     return _named(builder.eqns, dict(zip(made, rows.outs, strict=True)))
-
-
-def _params(eqn: JaxprEqn, long: tuple[int, int]) -> dict[str, Any]:
-    if eqn.primitive.name == "broadcast_in_dim":
-        return {"shape": long, "broadcast_dimensions": ()}
-    return {"axes": (0, 1)} if eqn.primitive.name == "reduce_sum" else {}
 
 
 def _always(x: Any) -> Any:

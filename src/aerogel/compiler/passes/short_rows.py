@@ -42,6 +42,6 @@ def _decision(rows: Rows) -> Decision:
     exactness = Exactness.BITWISE
     if any(eqn.primitive.name == "reduce_sum" for eqn in rows.eqns):
         exactness = Exactness.REASSOCIATES
-    what = f"work on rows of {rows.shape[-1]} entries is done to long rows"
+    what = f"work on {rows.kind} is done to long rows"
     reason = rows.refusal or "the innermost loop is a long one"
     return Decision(NAME, what, where(rows.eqns[0]), rows.refusal is None, reason, exactness=exactness)

@@ -1,0 +1,129 @@
+"""Claim: work on a large array of an odd number of entries costs what it costs for an even number.
+
+On two to four CPUs XLA gives two threads parts of it. Where these are not equally long, and there is no second axis,
+the code is scalar. An expert holds such an array as a number of long rows: in a loop by a reshape around it, elsewhere
+in a branch that is always taken, since XLA moves a reshape back past such work. A prime number of entries the expert
+fills up before the loop.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ._case import Bounds, Case, normal
+
+ODD, LONG = 1_000_001, (101, 9_901)
+PRIME = 1_000_003
+BOUNDS = Bounds(over_hand=1.1, speedup=2.0, memory_over_hand=None)
+STEPS = 50
+
+
+def apart(f, long):
+    """f of the entries as long rows, in a branch."""
+
+    def g(x):
+        rows = x.reshape(long)
+        return jax.lax.cond(rows[0, 0] <= jnp.inf, f, jnp.zeros_like, rows).reshape(x.shape)
+
+    return g
+
+
+def gelu_gradient(x):
+    return jax.grad(lambda x: jnp.sum(jax.nn.gelu(x) * jax.nn.gelu(0.5 * x)))(x)
+
+
+def double_well(x):
+    def step(c, _):
+        return c + 0.01 * (c - c * c * c), None
+
+    return jax.lax.scan(step, x, None, length=STEPS)[0]
+
+
+def double_well_statistics(x):
+    def step(c, _):
+        c = c + 0.01 * (c - c * c * c)
+        return c, (jnp.mean(c), jnp.max(jnp.abs(c)))
+
+    return jax.lax.scan(step, x, None, length=STEPS)
+
+
+def double_well_on_average(x):
+    def step(c, _):
+        c = c + 0.01 * (c - c * c * c)
+        return c, c
+
+    return jnp.mean(jax.lax.scan(step, x, None, length=STEPS)[1], 0)
+
+
+def double_well_total(x):
+    def step(carry, _):
+        c, total = carry
+        c = c + 0.01 * (c - c * c * c)
+        return (c, total + c), None
+
+    return jax.lax.scan(step, (x, jnp.zeros_like(x)), None, length=STEPS)[0][1] / STEPS
+
+
+def random_walk(x, key):
+    def step(c, k):
+        return 0.99 * c + 0.1 * jax.random.normal(k, c.shape), None
+
+    return jax.lax.scan(step, x, jax.random.split(key, 10))[0]
+
+
+def in_rows(f, long):
+    return lambda x, *rest: jax.tree.map(
+        lambda y: y.reshape(x.shape) if y.size == x.size else y, f(x.reshape(long), *rest)
+    )
+
+
+def filled(f, size):
+    def g(x):
+        rows = jnp.concatenate([x, x[: -x.size % size]]).reshape(-1, size)
+        return f(rows).reshape(-1)[: x.size]
+
+    return g
+
+
+def loop(name, f, shape=(ODD,), form=None, bounds=BOUNDS):
+    return Case(
+        name, f, {"long rows around the loop": form or in_rows(f, LONG)}, lambda: (normal(0, *shape),), bounds=bounds
+    )
+
+
+CASES = (
+    Case(
+        "gated",
+        lambda x: x * jax.nn.sigmoid(x) + 0.5,
+        {"branch": apart(lambda x: x * jax.nn.sigmoid(x) + 0.5, LONG)},
+        lambda: (normal(0, ODD),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "gradient of GELU",
+        gelu_gradient,
+        {"branch": apart(gelu_gradient, LONG)},
+        lambda: (normal(0, ODD),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "an odd number of points in space",
+        gelu_gradient,
+        {"branch": apart(gelu_gradient, (1443, 693))},
+        lambda: (normal(0, 333_333, 3),),
+        bounds=BOUNDS,
+    ),
+    loop("carry of a loop", double_well),
+    loop("carry of a loop, points in the plane", double_well, (50_001, 2), in_rows(double_well, (21, 4762))),
+    loop("carry of a loop, a prime number", double_well, (PRIME,), filled(double_well, 1024)),
+    loop("statistics in each step", double_well_statistics),
+    loop("mean over the steps", double_well_on_average, form=in_rows(double_well_total, LONG)),
+    Case(
+        "random walks",
+        random_walk,
+        {"long rows around the loop": in_rows(random_walk, LONG)},
+        lambda: (normal(0, ODD), jax.random.key(0)),
+        bounds=BOUNDS,
+    ),
+)

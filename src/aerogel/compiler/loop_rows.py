@@ -1,0 +1,273 @@
+"""A loop's carries and outputs with short rows, or of an odd number of entries, as long rows in all of its steps.
+
+What a step does to the entries of such arrays XLA's CPU backend makes bad code for (`long_rows.py`). Outside of loops a
+branch hides the reshape from XLA; in a loop the branch would copy what it hands on. The loop itself can hold long rows:
+one reshape before it and one behind it, which cost nothing. An array that is no number of long rows is filled up with
+its own first entries, so that no step computes what the program would not.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from .axes.rebind import shape_of
+from .long_rows import FEWEST_ODD, Dims, is_fused, is_halved, is_short, params_at, rows_of, shape_worked_on
+from .loop import all_steps
+from .program import Builder, inner_jaxprs, is_var, substitute
+
+# Reductions of all entries that come out the same for entries that are there twice, and in another order.
+SAME_TWICE = frozenset("reduce_max reduce_min reduce_and reduce_or".split())
+SUMS = frozenset(("reduce_sum",))
+FILLED = 1024  # entries of a row of those that are filled up
+MANY_STEPS = 8  # are worth two copies of the carry
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the arrays of one shape in a loop are held.
+
+    Attributes:
+        shape: what they are.
+        rows: what they become; with more entries than there are, if they are filled up.
+        why: what is bad about the shape.
+        refusal: why they stay as they are, or None.
+    """
+
+    shape: Dims
+    rows: Dims
+    why: str
+    refusal: str | None = None
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether there are more entries than before."""
+        return math.prod(self.rows) > math.prod(self.shape)
+
+    def to_rows(self, x: Any, steps: tuple[int, ...] = ()) -> Any:
+        """An array of the shape as long rows; with `steps`, one for each step of the loop."""
+        if not self.is_filled:
+            return lax.reshape(x, (*steps, *self.rows))
+        flat = lax.reshape(x, (x.size,))
+        more = math.prod(self.rows) - x.size
+        return lax.reshape(lax.concatenate([flat, lax.slice(flat, (0,), (more,))], 0), self.rows)
+
+    def from_rows(self, x: Any, steps: tuple[int, ...] = ()) -> Any:
+        """The inverse."""
+        if not self.is_filled:
+            return lax.reshape(x, (*steps, *self.shape))
+        return lax.reshape(lax.slice(lax.reshape(x, (x.size,)), (0,), (math.prod(self.shape),)), self.shape)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The values of a `scan` or a `while` by kind, as places in its inputs and its body's, and in its outputs."""
+
+    body: Jaxpr
+    shift: int  # of a place among the equation's inputs against the same one among the body's
+    carried: range  # among the body's inputs
+    stacked_in: range
+    stacked_out: range  # among the outputs
+    steps: int  # 0 if that is not known
+
+
+def _ends(eqn: JaxprEqn) -> _Ends | None:
+    """None where the loop may not be rebuilt."""
+    name, params = eqn.primitive.name, eqn.params
+    if name not in ("scan", "while") or eqn.effects or any(_jax.explicit_mesh(v.aval) for v in eqn.outvars):
+        return None
+    if name == "scan":
+        if params["jaxpr"].consts:
+            return None
+        body, (consts, carries) = params["jaxpr"].jaxpr, _jax.scan_counts(params)
+        carried, outs = range(consts, consts + carries), range(carries, len(eqn.outvars))
+        return _Ends(body, 0, carried, range(carried.stop, len(eqn.invars)), outs, params["length"])
+    if params["cond_jaxpr"].consts or params["body_jaxpr"].consts:
+        return None
+    body, consts = params["body_jaxpr"].jaxpr, params["body_nconsts"]
+    nothing = range(0)
+    return _Ends(body, params["cond_nconsts"], range(consts, len(body.invars)), nothing, nothing, 0)
+
+
+def in_long_rows(eqn: JaxprEqn, with_sums: bool) -> tuple[list[JaxprEqn], list[Rows]]:
+    """A loop on long rows, with what stands before and behind it, and what was found; itself where nothing changes.
+
+    Args:
+        eqn: any equation.
+        with_sums: whether sums of all entries may be taken in another order.
+    """
+    eqns, found, before, after = eqn, list[Rows](), Builder(eqn), list[JaxprEqn]()
+    ends = _ends(eqn)
+    shapes = dict.fromkeys(shape_of(x) for x in ends.body.outvars) if ends is not None else {}
+    for shape in shapes:
+        ends = _ends(eqns)
+        assert ends is not None, "it was a loop"
+        rows = _judged(_Use(ends, shape, with_sums))
+        if rows is None:
+            continue
+        found.append(rows)
+        if rows.refusal is None:
+            eqns, behind = _rebuilt(eqns, ends, _Use(ends, shape, with_sums), rows, before)
+            after = [*behind, *after]
+    return ([*before.eqns, eqns, *after] if eqns is not eqn else [eqn]), found
+
+
+class _Use:
+    """What a step does with the arrays of one shape.
+
+    Attributes:
+        work: the places of the equations that work on their entries.
+        members: the arrays that these read or make.
+        reductions: those of all entries that are among them.
+        is_random: whether random numbers are drawn for them.
+    """
+
+    def __init__(self, ends: _Ends, shape: Dims, with_sums: bool):
+        self.ends, self.shape, body = ends, shape, ends.body
+        allowed = SAME_TWICE | (SUMS if with_sums else frozenset[str]())
+        self.work = [k for k, e in enumerate(body.eqns) if shape_worked_on(e, allowed) == shape or self._is_spread(e)]
+        own = [body.eqns[k] for k in self.work]
+        self.members = {x for e in own for x in (*e.invars, *e.outvars) if is_var(x) and shape_of(x) == shape}
+        self.made = {v for e in own for v in e.outvars if shape_of(v) == shape}
+        self.reductions = {e.primitive.name for e in own if shape_of(e.outvars[0]) != shape}
+        self.is_random = any(e.primitive.name == "random_bits" for e in own)
+        inside = set(self.work)
+        self.others = [
+            e
+            for k, e in enumerate(body.eqns)
+            if k not in inside and any(is_var(x) and x in self.members for x in (*e.invars, *e.outvars))
+        ]
+
+    def _is_spread(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation fills an array of the shape with one number."""
+        is_one = eqn.primitive.name == "broadcast_in_dim" and len(eqn.invars) == 1 and not shape_of(eqn.invars[0])
+        return is_one and shape_of(eqn.outvars[0]) == self.shape and eqn.params.get("sharding") is None
+
+    @property
+    def ins(self) -> list[int]:
+        """The places of the body's inputs that are held as long rows."""
+        carried = self.ends.carried
+        return [
+            k
+            for k, v in enumerate(self.ends.body.invars)
+            if v in self.members
+            or (k in carried and shape_of(v) == self.shape and self.ends.body.outvars[k - carried.start] in self.made)
+        ]
+
+    @property
+    def outs(self) -> list[int]:
+        """The places of the body's results that are."""
+        start, ins = self.ends.carried.start, set(self.ins)
+        carries = len(self.ends.carried)
+        return [
+            k
+            for k, x in enumerate(self.ends.body.outvars)
+            if (start + k in ins if k < carries else is_var(x) and x in self.made)
+        ]
+
+
+def _judged(use: _Use) -> Rows | None:
+    """How the arrays of a shape are to be held, or why not; None where the shape is as good as any, or not used."""
+    ends, shape = use.ends, use.shape
+    widest = max((v.aval.dtype.itemsize for v in use.made if jnp.issubdtype(v.aval.dtype, jnp.number)), default=0)
+    if is_short(shape):
+        why, rows = f"rows of {shape[-1]} entries are short loops", rows_of(shape)
+    elif widest and is_halved(shape, widest):
+        why, rows = f"of {math.prod(shape):,} entries two threads have unlike halves", rows_of(shape, FEWEST_ODD)
+    else:
+        return None
+    handed_on = [ends.body.outvars[k] for k in use.outs]
+    if not any(is_var(x) and x in use.made for x in handed_on):
+        return None
+    found = Rows(shape, rows or (-(-math.prod(shape) // FILLED), FILLED), why)
+    if any(is_fused(e) or inner_jaxprs(e) for e in use.others):
+        return replace(found, refusal="XLA computes it together with what is done to other shapes")
+    if any(e.primitive.name == "conv_general_dilated" for e in use.others):
+        return replace(found, refusal="beside a convolution its results lie in another order")
+    return replace(found, refusal=_unfilled(use)) if found.is_filled else found
+
+
+def _unfilled(use: _Use) -> str | None:
+    """Why arrays that are no number of long rows cannot be filled up, or None."""
+    ends = use.ends
+    if use.others:
+        return "its entries are not some long rows, and are not only worked on one by one"
+    if use.reductions and use.is_random:
+        return "its entries are not some long rows, and those that fill them up would draw numbers of their own"
+    if use.reductions & SUMS:
+        return "its entries are not some long rows, and their sum is taken"
+    stacked = any(k in ends.stacked_in for k in use.ins) or any(k in ends.stacked_out for k in use.outs)
+    if stacked:
+        return "its entries are not some long rows, and what is stacked would be copied"
+    if ends.steps < MANY_STEPS:
+        return "its entries are not some long rows, and few steps are not worth a copy"
+    return None
+
+
+def _rebuilt(eqn: JaxprEqn, ends: _Ends, use: _Use, rows: Rows, before: Builder) -> tuple[JaxprEqn, list[JaxprEqn]]:
+    """The loop on long rows, and what makes its results of the new ones; what it needs goes to `before`."""
+    ins, outs, inputs = set(use.ins), set(use.outs), list(eqn.invars)
+    for k in ins:
+        steps = (ends.steps,) if k in ends.stacked_in else ()
+        (inputs[ends.shift + k],) = before.call(lambda x, s=steps: rows.to_rows(x, s), inputs[ends.shift + k])
+    body = _replayed(ends.body, ins, outs, set(use.work), rows)
+    if eqn.primitive.name == "scan":
+        params = eqn.params | {"jaxpr": ClosedJaxpr(body, ())}
+    else:
+        cond, first = eqn.params["cond_jaxpr"], eqn.params["cond_nconsts"]
+        carried = {first + k - ends.carried.start for k in ins if k in ends.carried}
+        new = _replayed(cond.jaxpr, carried, set(), set(), rows)
+        params = eqn.params | {"cond_jaxpr": ClosedJaxpr(new, ()), "body_jaxpr": ClosedJaxpr(body, ())}
+    results, behind = list(eqn.outvars), list[JaxprEqn]()
+    for k in outs:
+        old, steps = eqn.outvars[k], (ends.steps,) if k in ends.stacked_out else ()
+        aval = body.outvars[k].aval
+        results[k] = _jax.new_var(all_steps(aval, ends.steps) if steps else aval)
+        finish = Builder(eqn)
+        made = finish.as_weak_as(old, finish.call(lambda x, s=steps: rows.from_rows(x, s), results[k])[0])
+        behind += [e.replace(outvars=[old if v is made else v for v in e.outvars]) for e in finish.eqns]
+    return eqn.replace(invars=inputs, outvars=results, params=params), behind
+
+
+def _replayed(jaxpr: Jaxpr, ins: set[int], outs: set[int], work: set[int], rows: Rows) -> Jaxpr:
+    """The body with long rows for these inputs, results and equations, and the old arrays for all others."""
+    long, natural, eqns = dict[Var, Atom](), dict[Var, Atom](), list[JaxprEqn]()
+    invars = [_jax.new_var(v.aval.update(shape=rows.rows)) if k in ins else v for k, v in enumerate(jaxpr.invars)]
+    long.update((v, new) for k, (v, new) in enumerate(zip(jaxpr.invars, invars, strict=True)) if k in ins)
+
+    def as_rows(x: Atom, like: JaxprEqn) -> Atom:
+        if isinstance(x, Literal) or not shape_of(x):
+            return x
+        if x not in long:
+            builder = Builder(like)
+            (long[x],) = builder.call(rows.to_rows if shape_of(x) == rows.shape else lambda x: lax.reshape(x, ()), x)
+            eqns.extend(builder.eqns)
+        return long[x]
+
+    def as_before(x: Atom, like: JaxprEqn) -> Atom:
+        if isinstance(x, Literal) or x not in long:
+            return x
+        if x not in natural:
+            builder = Builder(like)
+            (natural[x],) = builder.call(rows.from_rows, long[x])
+            eqns.extend(builder.eqns)
+        return natural[x]
+
+    for k, eqn in enumerate(jaxpr.eqns):
+        if k not in work:
+            eqns.append(eqn.replace(invars=[as_before(x, eqn) for x in eqn.invars]))
+            continue
+        (out,) = eqn.outvars
+        inputs = [as_rows(x, eqn) for x in eqn.invars]
+        if shape_of(out) == rows.shape:
+            long[out] = _jax.new_var(out.aval.update(shape=rows.rows))
+        params = eqn.params | params_at(eqn, rows.rows)
+        eqns.append(eqn.replace(invars=inputs, outvars=[substitute(out, long)], params=params))
+    last = jaxpr.eqns[-1]
+    results = [as_rows(x, last) if k in outs else as_before(x, last) for k, x in enumerate(jaxpr.outvars)]
+    return _jax.new_jaxpr(jaxpr, invars, results, eqns)
