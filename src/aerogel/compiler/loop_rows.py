@@ -185,6 +185,8 @@ def _judged(use: _Use) -> Rows | None:
     if not any(is_var(x) and x in use.made for x in handed_on):
         return None
     found = Rows(shape, rows or (-(-math.prod(shape) // FILLED), FILLED), why)
+    if found.rows == shape:
+        return None
     if any(is_fused(e) or inner_jaxprs(e) for e in use.others):
         return replace(found, refusal="XLA computes it together with what is done to other shapes")
     if any(e.primitive.name == "conv_general_dilated" for e in use.others):
