@@ -295,7 +295,8 @@ def test_what_repeats_in_a_joined_operand_is_multiplied_once(name: str, grad: bo
     g = jax.grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2)) if grad else f
     rows = 64 if "edges" in name else 20_000  # smaller products are shared by the cores for nearly nothing
     args = values(rows, 48), values(64, 48, seed=1), values(96, 32) / 10
-    assert_cheaper(g, *args, times=1.4, tolerance=1e-4)
+    # What else is won in the gradient of the edges, without this, are 1.5 times.
+    assert_cheaper(g, *args, times=10 if "edges" in name else 1.4, tolerance=1e-4)
 
 
 NEAR_MISSES = {
