@@ -219,14 +219,30 @@ def test_means_are_subtracted_more_exactly() -> None:
     assert errors[0] < 0.5 * errors[1]
 
 
-def test_more_sums_than_are_multiplied_out() -> None:
-    """A chain of five such factors has 32 terms: it stays, or is cut, and keeps its numbers."""
+@pytest.mark.parametrize("factors", [3, 4, 5])
+def test_more_sums_than_are_multiplied_out(factors: int) -> None:
+    """Three factors that subtract means are multiplied out, with 8 terms; of more, the others stay products."""
+
+    def f(x: Any) -> Any:
+        for _ in range(factors):
+            x = (jnp.eye(N) - 1 / N) @ x
+        return x
+
+    before, after, _ = passed(f, V)
+    products = [sum(eqn.primitive.name == "dot_general" for eqn in p.jaxpr.eqns) for p in (before, after)]
+    assert products == [factors, factors - 3]
+    assert_near(run(after, V), run(before, V))
+
+
+def test_a_chain_of_more_sums_is_cut() -> None:
+    """A chain of five such factors has 32 terms: it keeps its numbers."""
 
     def f(a: Any) -> Any:
         h = jnp.eye(N) - 1 / N
         return h @ a @ h @ a @ h @ a @ h @ a @ h
 
-    before, after, _ = passed(f, A / N)
+    before, after, fired = passed(f, A / N)
+    assert fired
     assert_near(run(after, A / N), run(before, A / N))
 
 
@@ -279,7 +295,8 @@ def test_what_repeats_in_a_joined_operand_is_multiplied_once(name: str, grad: bo
     g = jax.grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2)) if grad else f
     rows = 64 if "edges" in name else 20_000  # smaller products are shared by the cores for nearly nothing
     args = values(rows, 48), values(64, 48, seed=1), values(96, 32) / 10
-    assert_cheaper(g, *args, times=1.4, tolerance=1e-4)
+    # What else is won in the gradient of the edges, without this, are 1.5 times.
+    assert_cheaper(g, *args, times=10 if "edges" in name else 1.4, tolerance=1e-4)
 
 
 NEAR_MISSES = {

@@ -1,6 +1,7 @@
 """Covariances over time are accumulated in the loop, around whatever center is known after it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -68,6 +69,7 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "backwards": lambda x: jnp.cov(stacked(x)[::-1].reshape(-1, SIZE), rowvar=False),
     "several dimensions": lambda x: (lambda y: jnp.einsum("tpi,tpj->ij", y, y))(centred(stacked(x), (0, 1))),
     "several that are left": lambda x: (lambda y: jnp.einsum("tpi,tqj->piqj", y, y))(centred(stacked(x)[:, :3])),
+    "a transpose of the result": lambda x: (lambda y: jnp.einsum("tpi,tqj->ipqj", y, y))(centred(stacked(x)[:, :3])),
     "over time alone": lambda x: jnp.einsum("tp,tqj->pqj", centred(stacked(x)[:, :4, 0]), centred(stacked(x)[:, 2:4])),
 }
 
@@ -123,41 +125,83 @@ def test_a_mean_far_from_zero_costs_no_digits(monkeypatch: pytest.MonkeyPatch) -
     assert got <= 1.1 * natural + 1e-6
 
 
-def test_under_transformations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches and derivatives of the optimised function are those of the natural one."""
+# A transformation, the function, and whether a covariance is accumulated: in the optimised function that is
+# transformed, and in the transformed function that is optimised.
+FORMS: dict[str, tuple[Callable[[Any], Callable[[Any], Any]], str, bool, bool]] = {
+    "jit": (lambda g: lambda x: jax.jit(g)(x[0]), "jnp.cov", True, True),
+    "in a scan": (lambda g: lambda x: lax.map(g, x), "jnp.cov", True, True),
+    "in a branch": (lambda g: lambda x: lax.cond(x[0, 0, 0] > 9, lambda x: x[:SIZE], g, x[0]), "jnp.cov", True, True),
+    "checkpoint": (lambda g: lambda x: jax.checkpoint(g)(x[0]), "jnp.cov", True, True),
+    # a product with a batch dimension is none of these
+    "vmap": (jax.vmap, "jnp.cov", True, False),
+    # its tangent is a product of two outputs with one another
+    "jvp": (lambda g: lambda x: jax.jvp(g, (x[0],), (x[1],))[1], "two outputs", False, True),
+    # what the gradient is made of is all states
+    "grad": (lambda g: jax.vmap(jax.grad(lambda x: (g(x) ** 2).sum())), "jnp.cov", False, False),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_under_transformations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches and derivatives of the optimised function are those of the natural one, accumulated or not."""
     free_prices("into loops", monkeypatch.setattr)
-    f, x = CASES["jnp.cov"], normal(0, POINTS, SIZE)
+    form, function, before, after = FORMS[name]
+    f, x = CASES[function], normal(0, POINTS, SIZE)
     both = jnp.stack([x, 1.3 * x])
-    forms: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
-        "vmap": jax.vmap,
-        "grad": lambda g: jax.vmap(jax.grad(lambda x: (g(x) ** 2).sum())),
-        "jvp": lambda g: lambda x: jax.jvp(g, (x[0],), (x[1],))[1],
-    }
-    for name, form in forms.items():
-        for got in (form(ag.optimize(f)), ag.optimize(form(f))):
-            want = jax.jit(form(f))(both)
-            np.testing.assert_allclose(
-                jax.jit(got)(both), want, rtol=1e-3, atol=1e-4 * np.abs(want).max(), err_msg=name
-            )
+    reports: list[Any] = []
+    optimised = partial(ag.optimize, on_report=reports.append)
+    want = jax.jit(form(f))(both)
+    for got, accumulates in ((form(optimised(f)), before), (optimised(form(f)), after)):
+        reports.clear()
+        np.testing.assert_allclose(jax.jit(got)(both), want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
+        assert reports
+        assert any("covariance" in d.what for report in reports for d in report.fired) == accumulates
 
 
 MISSES: dict[str, Callable[[Any], Any]] = {
-    "a center for each step": lambda x: (lambda y: jnp.einsum("tpi,tpj->ij", y, y))(centred(stacked(x), 1)),
     "not over time": lambda x: (lambda y: jnp.einsum("tpi,tpj->tij", y, y))(centred(stacked(x))),
     "a center for each point": lambda x: (lambda y: jnp.einsum("tpi,tpj->ij", y, y))(centred(stacked(x))),
     "the steps in another order": lambda x: centred(points(x))[::-1].T @ centred(points(x)),
-    "a transpose of the rest": lambda x: (lambda y: jnp.einsum("tpi,tqj->ipqj", y, y))(centred(stacked(x)[:, :3])),
-    "scaled": lambda x: (lambda y: (y * y.std(0)).T @ y)(centred(points(x))),
+    "a step later": lambda x: (lambda y: centred(y[1:]).T @ centred(y[:-1]))(stacked(x)[:, :3, 0]),
+    "steps beside points": lambda x: (lambda y: jnp.einsum("tpi,ptj->ij", y, y))(centred(stacked(x)[:POINTS], (0, 1))),
+    "a transpose of the rest": lambda x: (lambda y: lax.dot_general(y.transpose(0, 2, 1), y, (((0,), (0,)), ((), ()))))(
+        centred(stacked(x)[:, :3])
+    ),
+    "scaled": lambda x: (lambda y: jnp.einsum("pi,pj->ij", y * y.std(0), y))(centred(points(x))),
+    "a square": lambda x: (lambda y: jnp.einsum("pi,pj->ij", y * y, y))(centred(points(x))),
 }
+
+
+def product(f: Callable[[Any], Any], x: Any) -> Any:
+    """The decision about the one product after the loop."""
+    (found,) = (d for d in ag.explain(f)(x).decisions if d.rule == "loop-fusion" and "dot_general" in d.what)
+    return found
 
 
 @pytest.mark.parametrize("name", MISSES)
 def test_near_misses_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no such product, or not seen to be one, has the natural results."""
+    """What is no such product, or not seen to be one, waits for its center as ever, and has the natural results."""
     free_prices("into loops", monkeypatch.setattr)
     f, x = MISSES[name], normal(0, POINTS, SIZE)
+    decision = product(f, x)
+    assert (decision.fired, decision.reason) == (False, "it needs a result of the whole loop")
     got, want = jax.jit(ag.optimize(f))(x), jax.jit(f)(x)
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=2e-5 * np.abs(want).max())
+
+
+def test_a_center_for_each_step_needs_no_merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known within the step: the products of the steps are added up."""
+    free_prices("into loops", monkeypatch.setattr)
+
+    def f(x: Any) -> Any:
+        y = centred(stacked(x), 1)
+        return jnp.einsum("tpi,tpj->ij", y, y)
+
+    x = normal(0, POINTS, SIZE)
+    decision = product(f, x)
+    assert decision.fired
+    assert "(add)" in decision.what
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(x), jax.jit(f)(x), rtol=1e-3, atol=1e-3)
 
 
 def test_strict_leaves_them() -> None:

@@ -11,6 +11,7 @@ from jax import lax
 
 import aerogel as ag
 from aerogel import _jax
+from aerogel.compiler.passes import loop_split
 from aerogel.compiler.passes.loop_split import LoopSplit
 from compiler.loop_patterns import made, normal
 
@@ -171,3 +172,17 @@ def test_a_gradient_stores_states_only(name: str, reverse: bool) -> None:
     assert after < 1.9  # the states, and some rows
     for got, want in zip(jax.tree.leaves(ag.optimize(g)(*args)), jax.tree.leaves(g(*args)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_slices_that_read_all_steps_together_split_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even at free prices: what is left of such a loop would be split again and again."""
+    monkeypatch.setattr(loop_split, "QUIET_SHARE", 0.0)
+    monkeypatch.setattr(loop_split, "SMALLEST_OUTPUT", 0)
+    reports: list[Any] = []
+
+    def f(x0: Any, xs: Any) -> Any:
+        ys = sliced(np.s_[:], True, False)(x0, xs)[1]
+        return ys[1:] - ys[:-1]
+
+    jax.make_jaxpr(optimised(f, on_report=reports.append))(*ARGS)
+    assert [report.decisions for report in reports] == [()]

@@ -175,6 +175,7 @@ def test_rows_of_whole_vectors_stay_beside_a_convolution() -> None:
         return jnp.tanh(y) + y * y
 
     w = normal(1, 4, 4, 3, 3)
+    assert fired(lambda x: jnp.tanh(x) + x * x, normal(0, 8, 4, 32, 32)) == 1
     assert fired(f, normal(0, 8, 4, 32, 32), w) == 0
     assert fired(f, normal(0, 8, 4, 28, 28), w) == 2
     assert_same(f, normal(0, 8, 4, 28, 28), w)

@@ -24,6 +24,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 from .axes import Monoid, Reduced
 from .axes.monoid import highest, lowest
 from .level import After
+from .moments import MOMENTS, merged
 from .program import Readers, is_var
 
 
@@ -205,7 +206,6 @@ def center_of(center: Any, axes: Sequence[int], shape: Sequence[int]) -> Any:
     return lax.broadcast_in_dim(lax.squeeze(center, axes), shape, tuple(range(len(shape))))
 
 
-MOMENTS = "moments"
 SOFTMAX = "online softmax"
 
 
@@ -243,7 +243,7 @@ def _differences(eqn: JaxprEqn, axes: tuple[int, ...], factors: Sequence[Factor]
 
 
 def _moments(axes: tuple[int, ...], wide: Any, finish: Callable[..., list[Any]]) -> Reduced:
-    """Accumulates `(n, base, mean - base, squares around the mean)`: a mean in two parts has more digits."""
+    """Accumulates `(n, base, mean - base, squares around the mean)`."""
 
     def block(start: Any, size: int, y: Any) -> list[Any]:
         y = lax.convert_element_type(y, wide)
@@ -256,16 +256,7 @@ def _moments(axes: tuple[int, ...], wide: Any, finish: Callable[..., list[Any]])
         rest = y - lax.broadcast_in_dim(mean, y.shape, kept)
         return [lax.full((), n, wide), mean, lax.full_like(mean, 0), lax.reduce_sum(rest * rest, axes)]
 
-    def combine(a: Any, b: Any) -> Any:
-        (n, base, mean, squares), (k, other, rest, more) = a, b
-        total = n + k
-        # 0 / 0 when both are empty; the share is then of nothing
-        share = k / lax.max(total, np.asarray(1, wide))
-        delta = (other - base) + (rest - mean)
-        return total, base, mean + delta * share, squares + more + delta * delta * (n * share)
-
-    monoid = Monoid(MOMENTS, combine, lambda avals: tuple(lax.full(a.shape, 0, a.dtype) for a in avals))
-    return Reduced((None,), monoid, block, finish)
+    return Reduced((None,), merged(MOMENTS, lax.mul), block, finish)
 
 
 def _exponentials(eqn: JaxprEqn, axes: tuple[int, ...]) -> Reduced:

@@ -3,7 +3,7 @@
 `sum((y - c) (z - d)^T)` over time cannot be summed up in the loop as it stands when `c` and `d` are means over time.
 As with a variance, what is summed around other centers gives it, for any `c` and `d` that do not vary along the sum:
 
-    C + n * (mean_y - c) (mean_z - d)^T    with C = sum((y - mean_y) (z - mean_z)^T), merged as in Chan et al. 1983
+    C + n * (mean_y - c) (mean_z - d)^T    with C = sum((y - mean_y) (z - mean_z)^T)
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,10 @@ from jax import lax
 
 from aerogel._jax import Atom, JaxprEqn, Var
 
-from .axes import Monoid, Reduced
+from .axes import Reduced
 from .centered import Centered, center_of, wide_of
+from .moments import COVARIANCES, merged, outer
 from .program import Readers, is_var
-
-# By the number of values that the factors are of: of one, or of two.
-COVARIANCES = {1: "covariance", 2: "cross-covariance"}
 
 
 @dataclass(frozen=True)
@@ -122,22 +120,7 @@ def _product(eqn: JaxprEqn, operands: Sequence[Operand]) -> Reduced:
             off.append(base + rest)
         return [lax.convert_element_type(products + n * outer(off[0], off[1]), dtype)]
 
-    def combine(a: Any, b: Any) -> Any:
-        (n, *means, products), (k, *others, more) = a, b
-        total = n + k
-        # 0 / 0 when both are empty; the share is then of nothing
-        share = k / lax.max(total, lax.full_like(total, 1))
-        merged, deltas = [], []
-        for i in range(0, len(means), 2):
-            delta = (others[i] - means[i]) + (others[i + 1] - means[i + 1])
-            merged += [means[i], means[i + 1] + delta * share]
-            deltas.append(delta)
-        return total, *merged, products + more + outer(deltas[0], deltas[-1]) * (n * share)
-
-    def identity(avals: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(lax.full(a.shape, 0, a.dtype) for a in avals)
-
-    return Reduced((None, None), Monoid(COVARIANCES[count], combine, identity), block, finish)
+    return Reduced((None, None), merged(COVARIANCES[count], outer), block, finish)
 
 
 def _mean(x: Any, axes: Sequence[int], n: int) -> Any:
@@ -146,10 +129,3 @@ def _mean(x: Any, axes: Sequence[int], n: int) -> Any:
 
 def _around(x: Any, mean: Any, axes: Sequence[int]) -> Any:
     return x - lax.broadcast_in_dim(mean, x.shape, [d for d in range(x.ndim) if d not in axes])
-
-
-def outer(a: Any, b: Any) -> Any:
-    """`a[i] * b[j]`, all dimensions of `a` before those of `b`."""
-    shape = (*a.shape, *b.shape)
-    a_dims, b_dims = range(a.ndim), range(a.ndim, a.ndim + b.ndim)
-    return lax.broadcast_in_dim(a, shape, a_dims) * lax.broadcast_in_dim(b, shape, b_dims)

@@ -13,13 +13,13 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .accumulate import accumulate, chosen, is_hit, keep
 from .axes import Axis, Mapped, Reduced, stack_blocks
-from .centered import MOMENTS, SOFTMAX, TIES
+from .centered import SOFTMAX, TIES
 from .choose import Plan
-from .covariances import COVARIANCES
 from .delays import Delays
 from .entrywise_sums import by_entry
 from .level import Edit, Level
 from .loop import Loop, LoopBuilder, with_body
+from .moments import COVARIANCES, MOMENTS
 from .producers import Producers
 from .program import is_var
 from .region import Joined, Region, Site, Sliced, is_view

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .centered import MOMENTS, SOFTMAX
+from .centered import SOFTMAX
+from .moments import MOMENTS
 
 
 def _sum(rows: Any) -> Any:

@@ -22,8 +22,8 @@ from jax import lax
 
 from .axes import Monoid
 from .axes.monoid import highest
-from .centered import MOMENTS, SOFTMAX, TIES
-from .covariances import COVARIANCES, outer
+from .centered import SOFTMAX, TIES
+from .moments import COVARIANCES, MOMENTS, Times, outer
 
 Values = Sequence[Any]
 Join = Callable[[Values, Values], Values]
@@ -71,7 +71,7 @@ def running(monoid: Monoid, backwards: bool) -> Running:
 BESTS = {"argmax": (lax.gt, lax.ge), "argmin": (lax.lt, lax.le)}
 
 
-def _around_the_first(times: Callable[[Any, Any], Any]) -> Callable[[Values, Values, Values], Values]:
+def _around_the_first(times: Times) -> Callable[[Values, Values, Values], Values]:
     """Joins `(n, mean - first, products)` of one value or two, where `first` is the base of the first step's mean.
 
     A running mean is rounded in each step, to the digits of the mean and not of the spread: the squares would lose
@@ -85,18 +85,14 @@ def _around_the_first(times: Callable[[Any, Any], Any]) -> Callable[[Values, Val
         before = total - k
         # 0 / 0 when both are empty; the share is then of nothing
         share = k / lax.max(total, lax.full_like(total, 1))
-        means = [
-            mean + (((base - first) + rest) - mean) * share
-            for mean, base, rest, first in zip(means, parts[::2], parts[1::2], firsts, strict=True)
-        ]
-        # The other sign: XLA would write one difference to memory for its two readers.
-        off = [
-            ((first - base) - rest) + mean
-            for mean, base, rest, first in zip(means, parts[::2], parts[1::2], firsts, strict=True)
-        ]
+        moved, off = [], []
+        for mean, base, rest, first in zip(means, parts[::2], parts[1::2], firsts, strict=True):
+            moved.append(mean + (((base - first) + rest) - mean) * share)
+            # The other sign: XLA would write one difference to memory for its two readers.
+            off.append(((first - base) - rest) + moved[-1])
         # The first step is not off: it is the mean.
         weight = lax.select(lax.gt(before, lax.full_like(before, 0)), k * total / before, lax.full_like(before, 0))
-        return total, *means, products + more + times(off[0], off[-1]) * weight
+        return total, *moved, products + more + times(off[0], off[-1]) * weight
 
     return join
 

@@ -6,12 +6,13 @@ from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 
 from .axes import Mapped, Reduced
-from .centered import MOMENTS, SOFTMAX
+from .centered import SOFTMAX
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cost.primitives import DEAR
 from .cost.vector_code import is_vector_search
 from .level import Level
 from .loop import is_float
+from .moments import MOMENTS
 from .program import is_var
 from .region import Region, Site
 

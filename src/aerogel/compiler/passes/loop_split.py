@@ -123,7 +123,8 @@ def _needs(level: Level, loop: Loop, strict: bool) -> _Needs | None:
                 pads[k] = maker
                 windows.append(window)
     window = _union(windows)
-    if window is None or loop.length - window.count < QUIET_SHARE * loop.length:
+    # One at the least: a loop of which all steps are read would be split again and again.
+    if window is None or loop.length - window.count < max(1, QUIET_SHARE * loop.length):
         return None
     pads = {k: eqn for k, eqn in pads.items() if _window_of_pad(eqn, loop.length) == window}
     saved = sum(nbytes(y.aval) for k, y in enumerate(loop.ys) if slices[k]) + sum(
