@@ -184,6 +184,46 @@ def test_what_looks_alike_stays_apart() -> None:
     assert len(normalize(narrowed)[0].jaxpr.eqns) == 2
 
 
+SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 1e-40, np.inf, -np.inf, np.nan], np.float32)
+TIES: dict[str, tuple[Any, str]] = {
+    "largest": (lambda x, y: x == jnp.maximum(x, y), "ge"),
+    "smallest": (lambda x, y: x == jnp.minimum(x, y), "le"),
+    "second operand": (lambda x, y: y == jnp.maximum(x, y), "ge"),
+    "turned round": (lambda x, y: jnp.maximum(x, y) == x, "ge"),
+    "number": (lambda x, y: lax.eq(jnp.maximum(x, 0.0), x), "ge"),
+    "found twice": (lambda x, y: jnp.maximum(x, y) == jnp.maximum(x, y) * 1 + 0 * y, "eq"),
+    "of another": (lambda x, y: x == jnp.maximum(y, y * 2), "eq"),
+    "of integers": (lambda x, y: x.astype(int) == jnp.maximum(x.astype(int), y.astype(int)), "ge"),
+    "complex": (lambda x, y: (x + 0j) == lax.max(x + 0j, y + 0j), "eq"),
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_which_operand_an_extremum_is(name: str) -> None:
+    """Its operands are compared, not one with the extremum: bit for bit the same, of nan and zeros too."""
+    f, test = TIES[name]
+    x, y = (a.reshape(-1) for a in np.meshgrid(SPECIAL, SPECIAL))
+    program = traced(f, x, y)
+    assert names(program).count("eq") == 1
+    normal, _ = normalize(program)
+    assert [n for n in names(normal) if n in ("eq", "ge", "le")] == [test]
+    check_program(normal, program)
+    assert bits(run(normal, x, y)) == bits(run(program, x, y))
+
+
+def test_the_gradient_of_an_extremum_compares_its_operands() -> None:
+    """In loops too, where XLA may round an operand in one way as a part of the maximum and in another beside it."""
+
+    def f(x: Any) -> Any:
+        return lax.scan(lambda c, y: (jnp.maximum(0.9 * c + 0.1 * y, c - y * y), None), x, jnp.ones((3, 4)))[0].sum()
+
+    program = traced(jax.grad(f), X4)
+    assert all_names(program.jaxpr).count("eq") >= 2
+    normal = all_names(normalize(program)[0].jaxpr)
+    assert "eq" not in normal
+    assert normal.count("ge") == 2
+
+
 def test_weak_types_are_kept() -> None:
     """A cast that only makes a type strong is no identity."""
     program = traced(lambda x: lax.convert_element_type(x, jnp.float32), 2.0)

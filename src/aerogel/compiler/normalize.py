@@ -32,6 +32,7 @@ from .program import (
 from .report import Decision
 from .same import KEPT_APART, literal_key, param_key
 from .tidy import stacked_once, tidy_loop
+from .ties import Ties
 from .views import Views
 
 # A call that stands in a program once is always inlined. One that is called from several places stays a function
@@ -144,10 +145,10 @@ class Normalizer:
         env: dict[Var, Atom] = {}
         seen: dict[Any, list[Var]] = {}
         eqns: list[JaxprEqn] = []
-        views = Views()
+        views, ties = Views(), Ties()
         for old in jaxpr.eqns:
             for eqn in views.simplest(rename(old, env)):
-                self._add(eqn, env, seen, eqns)
+                self._add(ties.simplest(eqn), env, seen, eqns)
         if not env and len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])

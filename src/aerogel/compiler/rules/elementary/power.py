@@ -94,9 +94,10 @@ def power(x: Any, y: Any) -> Any:
     log, wide = _log(size), widen_all(y)
     none = like(wide, 0)
     product = lax.select(lax.eq(log, none) | lax.eq(wide, none), none, wide * log)
-    value = narrow(_power_of_two(product))
+    value = _power_of_two(product)
     integral = lax.eq(lax.floor(wide), wide)
     half = wide * float64(0.5)
     odd = integral & lax.ne(lax.floor(half), half)
     value = lax.select(negative & odd, -value, value)
-    return lax.select(negative & _is_ordinary(size) & ~integral, like(x, math.nan), value)
+    # Narrowed last: what follows is computed for each reader, 41 times where a broadcast to 41 rows reads it.
+    return narrow(lax.select(negative & _is_ordinary(size) & ~integral, like(value, math.nan), value))
