@@ -161,6 +161,27 @@ def test_dear_values_are_stored() -> None:
     assert "cos" not in str(backward.params["jaxpr"])
 
 
+@pytest.mark.parametrize(("last", "kept"), [(2, True), (3, True), (7, True), (8, False), (32, False)])
+def test_what_a_library_would_compute_row_by_row_is_stored(last: int, kept: bool) -> None:
+    """A gradient sums vectors of 3 over all rays: the library that sums them is not given products and differences.
+
+    Computed again, they took 1.15 of the time of plain JAX; stored, 0.75.
+    """
+    rays = normal(2, 96, 128, last)
+
+    def f(centre: Any) -> Any:
+        def step(t: Any, _: Any) -> Any:
+            return t + 0.9 * (jnp.linalg.norm(rays * t[..., None] - 2 * centre, axis=-1) - 0.6), None
+
+        return jnp.mean(lax.scan(step, jnp.zeros((96, 128)), None, length=24)[0])
+
+    g, centre = jax.value_and_grad(f), normal(0, last)
+    size = 24 * rays.size
+    assert len(stacked(jax.make_jaxpr(g)(centre).jaxpr, size)) == 1
+    assert len(stacked(jax.make_jaxpr(ag.optimize(g))(centre).jaxpr, size)) == kept
+    ag.verify(g)(centre)
+
+
 def test_small_loops_are_left() -> None:
     """Residuals that stay in the cache are not worth a change."""
     f, args = loss("logistic map", False), arguments((4, 8))

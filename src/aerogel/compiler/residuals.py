@@ -25,6 +25,7 @@ from .cut import SINK, SOURCE, Graph
 from .level import Level
 from .loop import Loop, LoopBuilder, as_loop
 from .program import copy_equation, is_var, substitute
+from .short_sums import row_by_row
 
 # Computed again without a kernel of their own: they are fused into what reads them.
 AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"))
@@ -78,7 +79,8 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
     carries = [] if now >= parts_from else _carries(loop)
     before = {v: kept[x] for v, x in carries if x in kept and v not in kept}
     fixed = _rounded(loop, compared(level, needed, readers))
-    work = _Choice(level, loop, needed, kept, before, carries, fixed, len(readers), machine, fresh)
+    slow = row_by_row(level, loop, readers) if machine.name == "cpu" else set[int]()
+    work = _Choice(level, loop, needed, kept, before, carries, fixed, slow, len(readers), machine, fresh)
     cost, stored, before = work.best()
     now_stored = {v for v in needed.values() if is_var(v)}
     if cost > WORTH * sum(_stored_seconds(v, False, loop, machine, fresh) for v in now_stored):
@@ -89,7 +91,10 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
 
 @dataclass(frozen=True)
 class _Choice:
-    """What a choice is made of: `kept` and `before` are stacked anyway, `carries` may be read of the step before."""
+    """What a choice is made of: `kept` and `before` are stacked anyway, `carries` may be read of the step before.
+
+    `slow` are ids of equations that a library would compute row by row.
+    """
 
     level: Level
     loop: Loop
@@ -98,6 +103,7 @@ class _Choice:
     before: dict[Var, Var]
     carries: list[tuple[Var, Var]]
     fixed: set[Var]
+    slow: set[int]
     readers: int
     machine: Machine
     fresh: bool
@@ -117,7 +123,9 @@ class _Choice:
         read = {v for v, x in self.carries if x in ends and v not in self.before}
         there = {*self.before, *read}
         fixed = self.fixed | ends
-        graph = _graph(self.level, loop, self.needed, kept, there, fixed, self.readers, self.machine, self.fresh)
+        graph = _graph(
+            self.level, loop, self.needed, kept, there, fixed, self.slow, self.readers, self.machine, self.fresh
+        )
         for x in ends:
             graph.edge(SOURCE, ("need", x), float("inf"))
         taken = graph.taken()
@@ -211,6 +219,7 @@ def _graph(
     kept: dict[Var, Var],
     before: Collection[Var],
     fixed: set[Var],
+    slow: set[int],
     readers: int,
     machine: Machine,
     fresh: bool,
@@ -236,7 +245,7 @@ def _graph(
             if again:
                 graph.implies(other, ("run", id(eqn)))
         if again:
-            graph.edge(("run", id(eqn)), SINK, readers * loop.length * _arithmetic(eqn, machine))
+            graph.edge(("run", id(eqn)), SINK, readers * loop.length * _arithmetic(eqn, machine, id(eqn) in slow))
             for x in filter(is_var, eqn.invars):
                 graph.implies(("run", id(eqn)), ("need", x))
     return graph
@@ -266,8 +275,10 @@ def _exists(level: Level, x: Atom, loop: Loop) -> bool:
     return not is_var(x) or x not in level.made_by or any(level.eqns[k] is not loop.eqn for k in level.readers(x))
 
 
-def _arithmetic(eqn: JaxprEqn, machine: Machine) -> float:
+def _arithmetic(eqn: JaxprEqn, machine: Machine, slow: bool) -> float:
     """Time of one step to compute a fused value: its arithmetic, without a kernel and without memory."""
+    if slow:
+        return eqn.outvars[0].aval.size * machine.short_axis_seconds
     if eqn.primitive.name == "reduce_sum":
         return eqn.invars[0].aval.size / machine.vector_flops_per_second
     if eqn.primitive.name not in ELEMENTWISE:
