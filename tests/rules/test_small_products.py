@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import aerogel as ag
 from rules.rules_under_test import normal, refusals, report_of
@@ -92,6 +93,11 @@ def test_it_fires_in_gradients() -> None:
         (
             lambda a, b: (2 * a) @ b,
             ((1024, 4), (4, 4)),
+            "`mul` makes an operand, and would be computed for each row or column of the other",
+        ),
+        (
+            lambda a, b: lax.dot_general(2 * a, b, (((), ()), ((), ()))),
+            ((1024,), (4,)),
             "`mul` makes an operand, and would be computed for each row or column of the other",
         ),
         (jnp.matmul, ((N, 0, 4), (N, 4, 4)), "it has no elements"),

@@ -41,7 +41,7 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
         return "it has no elements"
     several = rows > 1 or columns > 1  # else no entry of an operand is needed twice
     few = several and (1 in (rows, columns) or rows * terms * columns < 32)
-    little = few if batch > 1 else terms == MOST_SHARED
+    little = few if batch > 1 else terms in (1, MOST_SHARED)
     avoided = ELEMENTWISE if little else COSTLY if batch == 1 else frozenset[str]()
     again = next((name for name in (site.maker(0), site.maker(1)) if name in avoided), None)
     if again is not None:
