@@ -21,8 +21,8 @@ from .once import once
 MOST_TERMS, MOST_TERMS_OF_A_GROUP = 160, 64
 MOST_CHANNELS, MOST_PRODUCTS = 6, 160
 MOST_LAST_CHANNELS, MOST_PRODUCTS_OF_LAST = 4, 450
-# Sums of so many terms are added up: a sum of 121 in one row has 1.8 times the error of the library's.
-TERMS_AT_ONCE = 8
+# Sums of so many terms are added up: a sum of 121 in one row has 2 to 3 times the error of the library's.
+TERMS_AT_ONCE = 16
 
 
 @on(
