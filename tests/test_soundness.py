@@ -53,7 +53,8 @@ FIRES = {
     "vector-log": 274, "vector-pow": 76, "vector-sin": 2, "vector-tan": 54,
 }
 # fmt: on
-# What rewrites loops by what is stacked, and what keeps a limit, has its programs in test_differential.py and laws/.
+# What rewrites loops by what is stacked, what keeps a limit, and what is for large arrays has programs of its own in
+# test_differential.py, laws/ and compiler/
 ELSEWHERE = {
     "loop-commoning",
     "loop-kernel",
@@ -61,6 +62,7 @@ ELSEWHERE = {
     "loop-once",
     "loop-parts",
     "loop-pieces",
+    "loop-rows",
     "loop-segments",
     "loop-split",
     "memory-limit",

@@ -101,20 +101,21 @@ def in_long_rows(eqn: JaxprEqn, with_sums: bool) -> tuple[list[JaxprEqn], list[R
         eqn: any equation.
         with_sums: whether sums of all entries may be taken in another order.
     """
-    eqns, found, before, after = eqn, list[Rows](), Builder(eqn), list[JaxprEqn]()
+    new, found, before, after = eqn, list[Rows](), Builder(eqn), list[JaxprEqn]()
     ends = _ends(eqn)
     shapes = dict.fromkeys(shape_of(x) for x in ends.body.outvars) if ends is not None else {}
     for shape in shapes:
-        ends = _ends(eqns)
+        ends = _ends(new)
         assert ends is not None, "it was a loop"
-        rows = _judged(_Use(ends, shape, with_sums))
+        use = _Use(ends, shape, with_sums)
+        rows = _judged(use)
         if rows is None:
             continue
         found.append(rows)
         if rows.refusal is None:
-            eqns, behind = _rebuilt(eqns, ends, _Use(ends, shape, with_sums), rows, before)
-            after = [*behind, *after]
-    return ([*before.eqns, eqns, *after] if eqns is not eqn else [eqn]), found
+            new, behind = _rebuilt(new, use, rows, before)
+            after += behind
+    return ([*before.eqns, new, *after] if new is not eqn else [eqn]), found
 
 
 class _Use:
@@ -122,7 +123,8 @@ class _Use:
 
     Attributes:
         work: the places of the equations that work on their entries.
-        members: the arrays that these read or make.
+        members: the arrays that these read or make, and the carries that become such.
+        made: those that these make.
         reductions: those of all entries that are among them.
         is_random: whether random numbers are drawn for them.
     """
@@ -133,6 +135,9 @@ class _Use:
         self.work = [k for k, e in enumerate(body.eqns) if shape_worked_on(e, allowed) == shape or self._is_spread(e)]
         own = [body.eqns[k] for k in self.work]
         self.members = {x for e in own for x in (*e.invars, *e.outvars) if is_var(x) and shape_of(x) == shape}
+        carries = [(body.invars[k], body.outvars[k - ends.carried.start]) for k in ends.carried]
+        while more := {v for v, x in carries if is_var(x) and x in self.members and v not in self.members}:
+            self.members |= more
         self.made = {v for e in own for v in e.outvars if shape_of(v) == shape}
         self.reductions = {e.primitive.name for e in own if shape_of(e.outvars[0]) != shape}
         self.is_random = any(e.primitive.name == "random_bits" for e in own)
@@ -151,24 +156,14 @@ class _Use:
     @property
     def ins(self) -> list[int]:
         """The places of the body's inputs that are held as long rows."""
-        carried = self.ends.carried
-        return [
-            k
-            for k, v in enumerate(self.ends.body.invars)
-            if v in self.members
-            or (k in carried and shape_of(v) == self.shape and self.ends.body.outvars[k - carried.start] in self.made)
-        ]
+        return [k for k, v in enumerate(self.ends.body.invars) if v in self.members]
 
     @property
     def outs(self) -> list[int]:
         """The places of the body's results that are."""
-        start, ins = self.ends.carried.start, set(self.ins)
-        carries = len(self.ends.carried)
-        return [
-            k
-            for k, x in enumerate(self.ends.body.outvars)
-            if (start + k in ins if k < carries else is_var(x) and x in self.made)
-        ]
+        body, first = self.ends.body, self.ends.carried.start
+        ends = [body.invars[first + k] if k < len(self.ends.carried) else x for k, x in enumerate(body.outvars)]
+        return [k for k, x in enumerate(ends) if is_var(x) and x in self.members]
 
 
 def _judged(use: _Use) -> Rows | None:
@@ -211,19 +206,19 @@ def _unfilled(use: _Use) -> str | None:
     return None
 
 
-def _rebuilt(eqn: JaxprEqn, ends: _Ends, use: _Use, rows: Rows, before: Builder) -> tuple[JaxprEqn, list[JaxprEqn]]:
+def _rebuilt(eqn: JaxprEqn, use: _Use, rows: Rows, before: Builder) -> tuple[JaxprEqn, list[JaxprEqn]]:
     """The loop on long rows, and what makes its results of the new ones; what it needs goes to `before`."""
-    ins, outs, inputs = set(use.ins), set(use.outs), list(eqn.invars)
+    ends, ins, outs, inputs = use.ends, set(use.ins), set(use.outs), list(eqn.invars)
     for k in ins:
         steps = (ends.steps,) if k in ends.stacked_in else ()
         (inputs[ends.shift + k],) = before.call(lambda x, s=steps: rows.to_rows(x, s), inputs[ends.shift + k])
-    body = _replayed(ends.body, ins, outs, set(use.work), rows)
+    body = _replayed(ends.body, ins, outs, set(use.work), rows, eqn)
     if eqn.primitive.name == "scan":
         params = eqn.params | {"jaxpr": ClosedJaxpr(body, ())}
     else:
         cond, first = eqn.params["cond_jaxpr"], eqn.params["cond_nconsts"]
         carried = {first + k - ends.carried.start for k in ins if k in ends.carried}
-        new = _replayed(cond.jaxpr, carried, set(), set(), rows)
+        new = _replayed(cond.jaxpr, carried, set(), set(), rows, eqn)
         params = eqn.params | {"cond_jaxpr": ClosedJaxpr(new, ()), "body_jaxpr": ClosedJaxpr(body, ())}
     results, behind = list(eqn.outvars), list[JaxprEqn]()
     for k in outs:
@@ -236,8 +231,8 @@ def _rebuilt(eqn: JaxprEqn, ends: _Ends, use: _Use, rows: Rows, before: Builder)
     return eqn.replace(invars=inputs, outvars=results, params=params), behind
 
 
-def _replayed(jaxpr: Jaxpr, ins: set[int], outs: set[int], work: set[int], rows: Rows) -> Jaxpr:
-    """The body with long rows for these inputs, results and equations, and the old arrays for all others."""
+def _replayed(jaxpr: Jaxpr, ins: set[int], outs: set[int], work: set[int], rows: Rows, loop: JaxprEqn) -> Jaxpr:
+    """What a loop runs with long rows for these inputs, results and equations, and the old arrays for all others."""
     long, natural, eqns = dict[Var, Atom](), dict[Var, Atom](), list[JaxprEqn]()
     invars = [_jax.new_var(v.aval.update(shape=rows.rows)) if k in ins else v for k, v in enumerate(jaxpr.invars)]
     long.update((v, new) for k, (v, new) in enumerate(zip(jaxpr.invars, invars, strict=True)) if k in ins)
@@ -270,6 +265,5 @@ def _replayed(jaxpr: Jaxpr, ins: set[int], outs: set[int], work: set[int], rows:
             long[out] = _jax.new_var(out.aval.update(shape=rows.rows))
         params = eqn.params | params_at(eqn, rows.rows)
         eqns.append(eqn.replace(invars=inputs, outvars=[substitute(out, long)], params=params))
-    last = jaxpr.eqns[-1]
-    results = [as_rows(x, last) if k in outs else as_before(x, last) for k, x in enumerate(jaxpr.outvars)]
+    results = [as_rows(x, loop) if k in outs else as_before(x, loop) for k, x in enumerate(jaxpr.outvars)]
     return _jax.new_jaxpr(jaxpr, invars, results, eqns)
