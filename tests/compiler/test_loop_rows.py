@@ -179,6 +179,16 @@ FIRES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, int]]] = 
     "in a loop": (lambda x: lax.scan(lambda c, _: (jnp.sort(steps(c)), None), x, None, 2)[0], (unit(ODD),), (123, 813)),
     "half precision": (steps, (jnp.asarray(unit(3 * ODD), jnp.bfloat16),), (369, 813)),
     "integers": (lambda x: lax.fori_loop(0, T, lambda i, c: c * 3 + i, x), (np.arange(ODD),), (123, 813)),
+    "a recurrent cell of 28": (
+        lambda x, w: lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, T)[0],
+        (unit(1024, 28), unit(28, 28)),
+        (1, 28672),
+    ),
+    "a cell of 48 that does much": (
+        lambda x, w: lax.scan(lambda h, _: (logistic(logistic(logistic(jnp.tanh(h @ w)))), None), x, None, T)[0],
+        (unit(512, 48), unit(48, 48)),
+        (1, 24576),
+    ),
     "weak types": (
         lambda x: lax.scan(lambda c, _: (jnp.where(c > 0, 1.0, 2.0) * c, None), x, None, T)[0],
         (unit(ODD),),
@@ -211,6 +221,11 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str | None]] = {
         lambda x, row: lax.scan(lambda c, _: (0.5 * (logistic(c) + row), None), x, None, T)[0],
         (unit(1024, 28), unit(28)),
         "XLA computes it together with what is done to other shapes",
+    ),
+    "a recurrent cell of 48": (
+        lambda x, w: lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, T)[0],
+        (unit(512, 48), unit(48, 48)),
+        "little is done to the entries beside a product",
     ),
     "shifts": (
         lambda x: lax.scan(lambda c, _: (logistic(c) + 0.1 * jnp.roll(c, 1), None), x, None, T)[0],
