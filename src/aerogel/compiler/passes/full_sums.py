@@ -148,11 +148,15 @@ def _judged(level: Level, family: _Family, made: Sequence[Edit], context: Contex
         # The gradient of what is spread over a sum is a sum of its own, over an array that was stored.
         then += family.spreads * equation_seconds(root, context.machine)
     fires = seconds < MARGIN * then and then - seconds > LEAST_SECONDS
-    reason = f"{1e6 * then:.1f} us become {1e6 * seconds:.1f} us"
+    reason = f"{_time(then)} become {_time(seconds)}"
     if not fires:
-        reason = f"distributed they would take {1e6 * seconds:.1f} us, and they take {1e6 * then:.1f} us"
+        reason = f"distributed they would take {_time(seconds)}, and they take {_time(then)}"
     saved = (was.flops - now.flops, was.bytes_moved - now.bytes_moved, was.peak_bytes - now.peak_bytes)
     return Decision(NAME, WHAT, where(root), fires, reason, *(saved if fires else ()), exactness=exactness)
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.1f} us"
 
 
 def _exactness(root: JaxprEqn) -> Exactness:
