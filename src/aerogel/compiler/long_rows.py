@@ -32,10 +32,11 @@ LONG = 768  # entries of one of several long rows, at the least
 FEWEST_LONG = 8  # several long rows, to be shared among threads
 FEWEST_ODD = 3  # of unlike halves: better two threads with unequal work than scalar code
 UNROLLED = 8  # entries of a last axis
-# A kernel of up to so many CPUs has two parts if it reads and writes twice this (XLA's `DefaultCostModel`: the root of
-# the CPUs, rounded up; on more CPUs, the sizes are few that have two).
+# With so many CPUs a kernel has two parts if it reads and writes twice 256 kB, as work on the entries of an array of that
+# size does (XLA's `DefaultCostModel`: the root of the CPUs, rounded up; with more CPUs few sizes have two parts).
 TWO_PARTS = range(2, 5)
 PART_BYTES = 1 << 18
+SUMS = frozenset(("reduce_sum",))
 
 
 def is_short(shape: Dims) -> bool:
@@ -48,7 +49,7 @@ def is_halved(shape: Dims, itemsize: int) -> bool:
     first = next((k for k, n in enumerate(shape) if n != 1), len(shape))
     if first == len(shape) or shape[first] % 2 == 0 or math.prod(shape[first + 1 :]) > UNROLLED:
         return False
-    return _cpus() in TWO_PARTS and 2 * math.prod(shape) * itemsize >= 2 * PART_BYTES
+    return _cpus() in TWO_PARTS and math.prod(shape) * itemsize >= PART_BYTES
 
 
 def _cpus() -> int:
@@ -65,12 +66,12 @@ def rows_of(shape: Dims, fewest: int = FEWEST_LONG) -> tuple[int, int] | None:
     size = math.prod(shape)
     if size % 2 == 0:
         return 1, size
-    count = size if is_row(shape) else math.prod(shape[:-1])
+    count = size if _is_row(shape) else math.prod(shape[:-1])
     parts = (n for n in range(min(count, size // LONG), fewest - 1, -1) if count % n == 0)
     return next(((n, size // n) for n in parts), None)
 
 
-def is_row(shape: Dims) -> bool:
+def _is_row(shape: Dims) -> bool:
     """Whether it has one axis, but for those of one entry."""
     return sum(n != 1 for n in shape) == 1
 
@@ -101,6 +102,12 @@ def shape_worked_on(eqn: JaxprEqn, reductions: Set[str]) -> Dims | None:
 def is_drawn_by_place(eqn: JaxprEqn) -> bool:
     """Whether each random word hangs on its place among all entries, and not on how many there are or their shape."""
     return bool(eqn.ctx.threefry_partitionable) and _jax.prng_name(eqn.invars[0].aval) == "threefry2x32"
+
+
+def is_spread(eqn: JaxprEqn, shape: Dims) -> bool:
+    """Whether an equation fills an array of the shape with one number."""
+    is_one = eqn.primitive.name == "broadcast_in_dim" and len(eqn.invars) == 1 and not shape_of(eqn.invars[0])
+    return is_one and shape_of(eqn.outvars[0]) == shape and eqn.params.get("sharding") is None
 
 
 def is_fused(eqn: JaxprEqn) -> bool:

@@ -17,13 +17,23 @@ from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .axes.rebind import shape_of
-from .long_rows import FEWEST_ODD, Dims, is_fused, is_halved, is_short, params_at, rows_of, shape_worked_on
+from .long_rows import (
+    FEWEST_ODD,
+    SUMS,
+    Dims,
+    is_fused,
+    is_halved,
+    is_short,
+    is_spread,
+    params_at,
+    rows_of,
+    shape_worked_on,
+)
 from .loop import all_steps
 from .program import Builder, inner_jaxprs, is_var, substitute
 
 # Reductions of all entries that come out the same for entries that are there twice, and in another order.
 SAME_TWICE = frozenset("reduce_max reduce_min reduce_and reduce_or".split())
-SUMS = frozenset(("reduce_sum",))
 FILLED = 1024  # entries of a row of those that are filled up
 MANY_STEPS = 8  # are worth two copies of the carry
 # Beside a product, rows of 32 to 63 take 0.9 to 1.2 of their time on long rows where only so many operations (less one)
@@ -40,12 +50,14 @@ class Rows:
         shape: what they are.
         rows: what they become; with more entries than there are, if they are filled up.
         why: what is bad about the shape.
+        reorders: whether sums are taken in another order.
         refusal: why they stay as they are, or None.
     """
 
     shape: Dims
     rows: Dims
     why: str
+    reorders: bool = False
     refusal: str | None = None
 
     @property
@@ -136,7 +148,7 @@ class _Use:
     def __init__(self, ends: _Ends, shape: Dims, with_sums: bool):
         self.ends, self.shape, body = ends, shape, ends.body
         allowed = SAME_TWICE | (SUMS if with_sums else frozenset[str]())
-        self.work = [k for k, e in enumerate(body.eqns) if shape_worked_on(e, allowed) == shape or self._is_spread(e)]
+        self.work = [k for k, e in enumerate(body.eqns) if shape_worked_on(e, allowed) == shape or is_spread(e, shape)]
         own = [body.eqns[k] for k in self.work]
         self.members = {x for e in own for x in (*e.invars, *e.outvars) if is_var(x) and shape_of(x) == shape}
         carries = [(body.invars[k], body.outvars[k - ends.carried.start]) for k in ends.carried]
@@ -151,11 +163,6 @@ class _Use:
             for k, e in enumerate(body.eqns)
             if k not in inside and any(is_var(x) and x in self.members for x in (*e.invars, *e.outvars))
         ]
-
-    def _is_spread(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation fills an array of the shape with one number."""
-        is_one = eqn.primitive.name == "broadcast_in_dim" and len(eqn.invars) == 1 and not shape_of(eqn.invars[0])
-        return is_one and shape_of(eqn.outvars[0]) == self.shape and eqn.params.get("sharding") is None
 
     @property
     def ins(self) -> list[int]:
@@ -183,7 +190,7 @@ def _judged(use: _Use) -> Rows | None:
     handed_on = [ends.body.outvars[k] for k in use.outs]
     if not any(is_var(x) and x in use.made for x in handed_on):
         return None
-    found = Rows(shape, rows or (-(-math.prod(shape) // FILLED), FILLED), why)
+    found = Rows(shape, rows or (-(-math.prod(shape) // FILLED), FILLED), why, bool(use.reductions & SUMS))
     if found.rows == shape:
         return None
     if any(is_fused(e) or inner_jaxprs(e) for e in use.others):

@@ -20,14 +20,24 @@ from jax import lax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 from .axes.rebind import bind, shape_of
-from .long_rows import FEWEST_ODD, Dims, is_fused, is_halved, is_short, params_at, rows_of, shape_worked_on
+from .long_rows import (
+    FEWEST_ODD,
+    SUMS,
+    Dims,
+    is_fused,
+    is_halved,
+    is_short,
+    is_spread,
+    params_at,
+    rows_of,
+    shape_worked_on,
+)
 from .normalize import drop_dead
 from .program import Builder, is_var, producers, users, with_equations
 
 # Rows of whole vectors gain up to 1.5 where much is done to an entry, and nothing otherwise. Beside convolutions, whose
 # results lie in another order, they lose: 1.06 to 1.23 for rows of 16, 24, 32, 40 and 48.
 VECTOR = 8
-SUMS = frozenset(("reduce_sum",))
 # Of what a loop hands on: up to 31 entries a step takes 0.7 to 4 of the time of one row, copies included, mostly above
 # 1.2. Beyond, 1.5 to 3 where little is done to an entry, and 0.2 to 0.9 where XLA's code for rows is as good (rows of
 # 48 and a quotient, rows of 33 and a polynomial or a gate).
@@ -83,7 +93,7 @@ def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool) -> tuple[Jaxpr, lis
             eqns.append(jaxpr.eqns[k])
         elif home[k] not in done:
             done.add(home[k])
-            eqns += _inrows_of(found[home[k]])
+            eqns += _in_long_rows(found[home[k]])
     return drop_dead(with_equations(jaxpr, eqns)), list(found.values())
 
 
@@ -148,8 +158,7 @@ def _spread(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], shape: tuple[int, ...]) -> l
     """What spreads numbers over arrays of the shape that some equations read: each branch does that anew."""
     makers = producers(jaxpr)
     read = dict.fromkeys(makers[x] for eqn in eqns for x in eqn.invars if is_var(x) and x in makers)
-    found = (jaxpr.eqns[k] for k in read if jaxpr.eqns[k].primitive.name == "broadcast_in_dim")
-    return [e for e in found if len(e.invars) == 1 and not shape_of(e.invars[0]) and shape_of(e.outvars[0]) == shape]
+    return [jaxpr.eqns[k] for k in read if is_spread(jaxpr.eqns[k], shape)]
 
 
 def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: set[int], handed_on: set[Var]) -> Rows:
@@ -174,7 +183,8 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
     is_convolved = any(jaxpr.eqns[k].primitive.name == "conv_general_dilated" for k in beside)
     refusal, long = None, _long(shape)
     if long is None:
-        refusal = f"its {math.prod(shape[:-1]):,} rows are not some long ones"
+        what = f"{math.prod(shape[:-1]):,} rows" if is_short(shape) else f"{math.prod(shape):,} entries"
+        refusal = f"its {what} are not some long ones"
     elif all(eqn.primitive.name == "reduce_sum" for eqn in own):
         refusal = "XLA makes one loop of it"
     elif not any(jnp.issubdtype(x.aval.dtype, jnp.number) for x in arrays) or not outs:
@@ -188,7 +198,7 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
     return Rows(shape, tuple(eqns), ins, tuple(outs), refusal)
 
 
-def _inrows_of(rows: Rows) -> list[JaxprEqn]:
+def _in_long_rows(rows: Rows) -> list[JaxprEqn]:
     """The equations in a branch, on long rows."""
     long = _long(rows.shape)
     assert long is not None, "it was not refused"

@@ -43,4 +43,5 @@ class LoopRows:
 def _decision(eqn: JaxprEqn, rows: Rows) -> Decision:
     shape = " x ".join(map(str, rows.shape))
     what = f"arrays of {shape} entries are {rows.rows[0]} rows of {rows.rows[1]} in all steps"
-    return Decision(NAME, what, where(eqn), rows.refusal is None, rows.refusal or rows.why)
+    exactness = Exactness.REASSOCIATES if rows.reorders else Exactness.BITWISE
+    return Decision(NAME, what, where(eqn), rows.refusal is None, rows.refusal or rows.why, exactness=exactness)
