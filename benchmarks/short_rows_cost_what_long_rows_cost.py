@@ -60,6 +60,27 @@ def convolutions_gradient(first, second, x):
     return jax.grad(loss, (0, 1))(first, second)
 
 
+def cell(row):
+    """A recurrent cell: a product, of which short rows are made, beside a carry of them."""
+
+    def run(x, w):
+        return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w + x), None), x, None, length=30)[0]
+
+    def by_hand(x, w):
+        def step(h, _):
+            return jnp.tanh((h.reshape(x.shape) @ w).reshape(-1) + x.reshape(-1)), None
+
+        return jax.lax.scan(step, x.reshape(-1), None, length=30)[0].reshape(x.shape)
+
+    return Case(
+        f"recurrent cell of {row}",
+        run,
+        {"carried as one long row": by_hand, "plain": run},
+        lambda: (normal(0, 1024, row), normal(1, row, row) / row**0.5),
+        bounds=Bounds(over_hand=1.1, memory_over_hand=None),
+    )
+
+
 CASES = (
     case("quotient", lambda x: 1 / (1 + x * x)),
     case("exponential", lambda x: jnp.exp(-x * x)),
@@ -83,4 +104,6 @@ CASES = (
     ),
     carry(28),
     carry(48),
+    cell(28),
+    cell(48),
 )

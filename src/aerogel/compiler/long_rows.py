@@ -32,8 +32,8 @@ LONG = 768  # entries of one of several long rows, at the least
 FEWEST_LONG = 8  # several long rows, to be shared among threads
 FEWEST_ODD = 3  # of unlike halves: better two threads with unequal work than scalar code
 UNROLLED = 8  # entries of a last axis
-# With so many CPUs a kernel has two parts if it reads and writes twice 256 kB, as work on the entries of an array of that
-# size does (XLA's `DefaultCostModel`: the root of the CPUs, rounded up; with more CPUs few sizes have two parts).
+# With so many CPUs a kernel has two parts if it reads and writes twice 256 kB, as work on the entries of an array of
+# that size does (XLA's `DefaultCostModel`: the root of the CPUs, rounded up; with more CPUs few sizes have two parts).
 TWO_PARTS = range(2, 5)
 PART_BYTES = 1 << 18
 SUMS = frozenset(("reduce_sum",))
