@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,24 @@ class Chain(ag.Module):
 
 def chain(layers: int) -> Chain:
     return Chain([Linear(jnp.eye(WIDTH), jnp.full(WIDTH, float(i))) for i in range(layers)])
+
+
+class SmallestNode:
+    """What any node that Python knows of must do, and no more: hold leaves, hand them out, take them back."""
+
+    __slots__ = ("pair",)
+
+    def __init__(self, structure: Any, children: Any) -> None:
+        self.pair = children, structure
+
+
+jax.tree_util.register_pytree_node(SmallestNode, operator.attrgetter("pair"), SmallestNode)
+
+
+def smallest_node(tree: Any) -> SmallestNode:
+    """The leaves of a tree in one node."""
+    leaves, structure = jax.tree.flatten(tree)
+    return SmallestNode(structure, (tuple(leaves),))
 
 
 def adam_state(params: Any) -> Any:

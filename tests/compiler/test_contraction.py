@@ -362,6 +362,22 @@ def test_a_little_more_memory_beside_what_is_read() -> None:
     assert max(v.aval.size for eqn in after.jaxpr.eqns for v in eqn.outvars) == 8192 * 128
 
 
+@pytest.mark.parametrize("spelling", ["einsum", "sum"])
+def test_experts_are_weighed_before_their_last_product(spelling: str) -> None:
+    """Batched over its middle axis, an operand is copied: one product of all experts' entries needs no such copy."""
+    hidden, weights, gates = values(512, 8, 128), values(8, 128, 64), values(512, 8)
+
+    def f(hidden: Any, weights: Any, gates: Any) -> Any:
+        each = jnp.einsum("tef,efd->ted", hidden, weights)
+        return jnp.einsum("ted,te->td", each, gates) if spelling == "einsum" else (each * gates[..., None]).sum(1)
+
+    before, after, fired = passed(f, hidden, weights, gates)
+    assert fired, before
+    products = [eqn for eqn in after.eqns if eqn.primitive.name == "dot_general"]
+    assert [eqn.params["dimension_numbers"][1] for eqn in products] == [((), ())]
+    assert_near(run(after, hidden, weights, gates), run(before, hidden, weights, gates), 1e-4)
+
+
 def test_a_factor_is_read_where_its_own_factors_would_be_multiplied_again() -> None:
     """The norms of outer products, and their sum with weights: neither needs them, both read `u` as it was made."""
 

@@ -334,6 +334,10 @@ PEAKS = {
         lambda q, k, v: jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2), -1) @ v,
         (f32(4, 256, 64),) * 3,
     ),
+    "product batched over a middle axis": (
+        lambda x, w: jnp.einsum("tef,efd->etd", x, w),
+        (f32(512, 8, 256), f32(8, 256, 32)),
+    ),
     "gradient of a network": (jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum()), (f32(200, 200),) * 2),
 }
 
@@ -442,6 +446,11 @@ ORDERED = {  # name: natural, expert, arguments
         lambda x, y, b: jnp.exp(-jnp.sum((x[:, None] - y[None]) ** 2, -1)) @ b,
         lambda x, y, b: _kernel_rows(x, y, b, 125),
         (f32(3000, 3), f32(3000, 3), f32(3000)),
+    ),
+    "weighted sum of experts": (
+        lambda x, c, w: jnp.einsum("ted,te->td", jnp.einsum("tef,efd->ted", x, w), c),
+        lambda x, c, w: jnp.einsum("tef,efd->td", x * c[..., None], w),
+        (f32(512, 8, 128), f32(512, 8), f32(8, 128, 64)),
     ),
     "7 short last axis": (
         lambda x: jnp.sum(x * x, -1),

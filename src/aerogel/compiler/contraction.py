@@ -10,7 +10,7 @@ from jax import lax
 
 from aerogel._jax import Atom, Var
 
-from .contraction_plan import Node, Task, plan
+from .contraction_plan import Node, Task, bits, plan, product_labels
 from .cost import Machine
 from .network import Factor, Label, Labels, Network
 from .program import Builder, is_var
@@ -30,7 +30,7 @@ class Contraction:
         task = Task(
             tuple(self.network.sizes),
             _bits(self.network.out),
-            tuple(_bits(f.dims) for f in factors),
+            tuple(tuple(one for dim in f.dims for one in dim) for f in factors),
             tuple(f.picking.label[0] if f.picking else -1 for f in factors),
         )
         return plan(task, self.dtype, self.machine)
@@ -60,7 +60,7 @@ class Contraction:
             x, of_x, y, of_y = y, of_y, x, of_x
         kept = _labels(node.labels)
         precision, dtype = self.precision, np.dtype(self.dtype)
-        out = product_labels(of_x, of_y, kept)
+        out = product_labels(of_x, of_y, node.labels)
         (atom,) = builder.call(lambda x, y: product(x, y, of_x, of_y, kept, precision, dtype), x, y)
         return atom, out
 
@@ -122,7 +122,7 @@ class Contraction:
 
 def _bits(dims: Sequence[Labels]) -> int:
     """Labels as the bits of a number."""
-    return sum(1 << one for one in {one for dim in dims for one in dim})
+    return bits(one for dim in dims for one in dim)
 
 
 def _labels(bits: int) -> Labels:
@@ -195,20 +195,12 @@ def spread(x: Any, labels: Labels, flat: Labels, sizes: Sequence[int], factor: f
     return lax.reshape(x, tuple(shape)) if tuple(x.shape) != tuple(shape) else x
 
 
-def product_labels(of_x: Labels, of_y: Labels, kept: Labels) -> Labels:
-    """The labels of `product`'s result, in its order."""
-    shared = [one for one in of_x if one in of_y]
-    batch = [one for one in shared if one in kept]
-    free = [one for one in (*of_x, *of_y) if one not in shared]
-    return (*batch, *free)
-
-
 def product(x: Any, y: Any, of_x: Labels, of_y: Labels, kept: Labels, precision: Any, dtype: Any) -> Any:
     """Two values multiplied where their labels meet, summed over those that are not kept."""
     shared = [one for one in of_x if one in of_y]
     batch = [one for one in shared if one in kept]
     contracted = [one for one in shared if one not in kept]
-    out = product_labels(of_x, of_y, kept)
+    out = product_labels(of_x, of_y, bits(kept))
     if contracted and len(out) > len(batch):
         dims = [[[own.index(one) for one in some] for own in (of_x, of_y)] for some in (contracted, batch)]
         return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=dtype)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ Labels are small numbers and sets of them the bits of an integer; a plan depends
 a program many times is planned once.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from .cost import Machine
-from .cost.seconds import dot_seconds
+from .cost.seconds import dot_seconds, transfer_seconds, transposed_seconds
+from .network import Labels
 
 # With more factors than these, the cheapest pair is contracted first.
 MOST_BY_SUBSETS = 7
@@ -24,13 +26,13 @@ class Task:
     Attributes:
         sizes: of each label.
         out: the labels that are kept.
-        factors: the labels of each factor.
+        factors: the labels of each factor, in the order of its dimensions.
         picked: for each factor the label that it picks along, -1 if it is not one-hot.
     """
 
     sizes: tuple[int, ...]
     out: int
-    factors: tuple[int, ...]
+    factors: tuple[Labels, ...]
     picked: tuple[int, ...]
 
 
@@ -40,13 +42,14 @@ class Node:
 
     Attributes:
         mask: which factors it holds, as bits.
-        labels: what is left of their labels.
+        labels: what is left of their labels, as bits, and `order` as its dimensions.
         seconds: of all that makes it.
         how: "leaf", "product" or, of a one-hot factor on the left, "gather" or "scatter".
     """
 
     mask: int
     labels: int
+    order: Labels
     seconds: float
     how: str
     left: "Node | None" = None
@@ -67,6 +70,7 @@ def plan(task: Task, dtype: Any, machine: Machine) -> Node | None:
 class _Planner:
     def __init__(self, task: Task, dtype: Any, machine: Machine):
         self.task, self.dtype, self.machine = task, np.dtype(dtype), machine
+        self.factors = tuple(map(bits, task.factors))
         self._sizes: dict[int, int] = {}
 
     def size(self, labels: int) -> int:
@@ -85,15 +89,17 @@ class _Planner:
     def _needed(self, mask: int) -> int:
         """Labels that what is not in `mask`, or the result, still has."""
         needed = self.task.out
-        for k, own in enumerate(self.task.factors):
+        for k, own in enumerate(self.factors):
             needed |= 0 if mask >> k & 1 else own
         return needed
 
     def leaf(self, k: int) -> Node:
         """A factor, summed over what nobody else has."""
-        own = self.task.factors[k]
+        own = self.factors[k]
         labels = own & self._needed(1 << k)
-        return Node(1 << k, labels, 0.0 if labels == own else self._bytes(own) / self.machine.bytes_per_second, "leaf")
+        order = tuple(one for one in dict.fromkeys(self.task.factors[k]) if labels >> one & 1)
+        seconds = 0.0 if labels == own else self._bytes(own) / self.machine.bytes_per_second
+        return Node(1 << k, labels, order, seconds, "leaf")
 
     def merged(self, nodes: list[Node]) -> list[Node]:
         """The nodes with those of equal labels multiplied entry by entry: no order does that for less."""
@@ -136,20 +142,21 @@ class _Planner:
     def _pair(self, left: Node, right: Node) -> Node:
         mask = left.mask | right.mask
         labels = (left.labels | right.labels) & self._needed(mask)
-        seconds, how = self._product_seconds(left.labels, right.labels, labels), "product"
+        seconds, how = self._product_seconds(left, right, labels), "product"
         picked = self._picked(left)
         if picked >= 0:
             other = self._picked_seconds(1 << picked, left, right, labels)
             if other is not None and other[0] < seconds:
                 seconds, how = other
-        return Node(mask, labels, left.seconds + right.seconds + seconds, how, left, right)
+        order = product_labels(left.order, right.order, labels)
+        return Node(mask, labels, order, left.seconds + right.seconds + seconds, how, left, right)
 
     def _picked(self, node: Node) -> int:
         """The label that a node picks along, with all of its own; -1 if it does not."""
         if node.how != "leaf":
             return -1
         k = node.mask.bit_length() - 1
-        return self.task.picked[k] if node.labels == self.task.factors[k] else -1
+        return self.task.picked[k] if node.labels == self.factors[k] else -1
 
     def _picked_seconds(self, label: int, hot: Node, dense: Node, labels: int) -> tuple[float, str] | None:
         rest = hot.labels & ~label
@@ -162,17 +169,39 @@ class _Planner:
             return self.size(dense.labels) * price.get("scatter-add", 0.0) + moved / speed, "scatter"
         return None
 
-    def _product_seconds(self, left: int, right: int, labels: int) -> float:
-        shared = left & right
+    def _product_seconds(self, left: Node, right: Node, labels: int) -> float:
+        shared = left.labels & right.labels
         batch, contracted = shared & labels, shared & ~labels
-        one, other = left & ~shared, right & ~shared
-        moved = self._bytes(left) + self._bytes(right) + self._bytes(labels)
-        seconds = moved / self.machine.bytes_per_second + self.machine.seconds_per_kernel
+        one, other = left.labels & ~shared, right.labels & ~shared
+        sizes = [self._bytes(own) for own in (left.labels, right.labels, labels)]
+        memory = sum(transfer_seconds(size, size, self.machine) for size in sizes)
+        arithmetic = self.size(left.labels | right.labels) / self.machine.vector_flops_per_second
         if contracted and (one or other):
             of = self.size
-            return seconds + dot_seconds(of(batch), of(one), of(other), of(contracted), self.dtype, self.machine)
-        return seconds + self.size(left | right) / self.machine.vector_flops_per_second
+            arithmetic = dot_seconds(of(batch), of(one), of(other), of(contracted), self.dtype, self.machine)
+            arithmetic += sum(self._copy_seconds(node, batch) for node in (left, right))
+        return max(memory, arithmetic) + self.machine.seconds_per_kernel
+
+    def _copy_seconds(self, node: Node, batch: int) -> float:
+        """Of the copy that XLA makes of an operand whose batch axes do not come first."""
+        long = [one for one in node.order if self.task.sizes[one] > 1]
+        first = sum(batch >> one & 1 for one in long)
+        if all(batch >> one & 1 for one in long[:first]):
+            return 0.0
+        return transposed_seconds(self.size(node.labels), self.dtype.itemsize, self.machine)
 
 
 def _added(node: Node) -> tuple[float, int]:
     return node.seconds - sum(part.seconds for part in (node.left, node.right) if part), node.mask
+
+
+def bits(labels: Iterable[int]) -> int:
+    """Labels as the bits of a number."""
+    return sum(1 << one for one in set(labels))
+
+
+def product_labels(left: Labels, right: Labels, kept: int) -> Labels:
+    """The labels of a product in the order of its dimensions: those of both, then those of either."""
+    batch = [one for one in left if one in right and kept >> one & 1]
+    free = [one for one in (*left, *right) if (one in left) != (one in right)]
+    return (*batch, *free)

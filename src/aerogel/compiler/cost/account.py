@@ -12,7 +12,7 @@ from .flat import called, kind_of, open_jaxpr
 from .kernels import Kernel, kernels
 from .primitives import Kind
 from .sizes import nbytes
-from .work import equation_flops
+from .work import copied_operands, equation_flops
 
 # How often a `while` is taken to run: how often it will is not in the program. `has_unknown_trips` says whether a
 # figure rests on this.
@@ -138,7 +138,8 @@ def kernel_cost(kernel: Kernel) -> Cost:
         flops = equation_flops(eqn)
         for member in kernel.fused:
             flops += equation_flops(member)
-        return Cost(flops, sum(n for n, _ in kernel.reads) + sum(n for n, _ in kernel.writes), 0)
+        copied = sum(map(nbytes, copied_operands(eqn))) if eqn.primitive.name == "dot_general" else 0
+        return Cost(flops, sum(n for n, _ in kernel.reads) + sum(n for n, _ in kernel.writes), copied)
     if kernel.kind is Kind.LOOP:
         return _loop_cost(eqn, inner)
     costs = [_body_cost(program, slice(0, 0)) for program in inner]

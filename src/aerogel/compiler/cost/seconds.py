@@ -29,7 +29,7 @@ from .kernels import Kernel
 from .machine import Machine
 from .primitives import CUMULATIVE, ELEMENTWISE_FLOPS, LINALG, RANDOM, REDUCE, UPDATE, WINDOWS, Kind
 from .sizes import elements, nbytes
-from .work import dot_shape, equation_flops, matrices, update_operand
+from .work import copied_operands, dot_shape, equation_flops, matrices, update_operand
 
 # A last axis shorter than this leaves most of a vector register empty.
 SHORT_AXIS = 16
@@ -68,7 +68,7 @@ def kernel_seconds(kernel: Kernel, machine: Machine) -> float:
     if inner:
         return machine.seconds_per_small_kernel + max(_body_seconds(p, slice(0, 0), machine, 0) for p in inner)
     moved = kernel.reads + kernel.writes
-    memory = sum(_transfer_seconds(amount, home, machine) for amount, home in moved)
+    memory = sum(transfer_seconds(amount, home, machine) for amount, home in moved)
     arithmetic = sum(_arithmetic_seconds(e, machine) for e in kernel.fused) + _arithmetic_seconds(eqn, machine)
     small = sum(amount for amount, _ in moved) <= machine.small_kernel_bytes
     start = machine.seconds_per_small_kernel if small else machine.seconds_per_kernel
@@ -126,11 +126,12 @@ def _loop_seconds(eqn: JaxprEqn, inner: list[Jaxpr], machine: Machine) -> float:
     length = length if isinstance(length, int) else ASSUMED_TRIPS
     step = _body_seconds(inner[0], carry, machine, length)
     copied = forwarded_bytes(inner[0], _jax.scan_counts(eqn.params)[1])
-    step += 2 * _transfer_seconds(copied, copied * length, machine)
+    step += 2 * transfer_seconds(copied, copied * length, machine)
     return length * (machine.seconds_per_loop_step + step)
 
 
-def _transfer_seconds(amount: int, home: int, machine: Machine) -> float:
+def transfer_seconds(amount: int, home: int, machine: Machine) -> float:
+    """Seconds that it takes to move so many bytes of a value of `home` bytes."""
     fits = home <= machine.cache_bytes
     return amount / (machine.cache_bytes_per_second if fits else machine.bytes_per_second)
 
@@ -143,7 +144,8 @@ def _arithmetic_seconds(eqn: JaxprEqn, machine: Machine) -> float:
     name = eqn.primitive.name
     price = machine.element_seconds.get(name)
     if name == "dot_general":
-        return dot_seconds(*dot_shape(eqn), eqn.invars[0].aval.dtype, machine)
+        copied = sum(transposed_seconds(elements(a), a.dtype.itemsize, machine) for a in copied_operands(eqn))
+        return dot_seconds(*dot_shape(eqn), eqn.invars[0].aval.dtype, machine) + copied
     if name == "conv_general_dilated":
         return _conv_seconds(eqn, machine)
     if name in LINALG:
@@ -158,6 +160,12 @@ def _arithmetic_seconds(eqn: JaxprEqn, machine: Machine) -> float:
     if name in REDUCE and _reduces_short_axis(eqn):
         return max(flops / machine.vector_flops_per_second, machine.short_axis_seconds * elements(eqn.invars[0].aval))
     return flops * _width(eqn) / machine.vector_flops_per_second
+
+
+def transposed_seconds(count: int, itemsize: int, machine: Machine) -> float:
+    """Seconds that a transposed copy of so many elements takes."""
+    size = count * itemsize
+    return count * machine.element_seconds.get("transpose", 0.0) + 2 * transfer_seconds(size, size, machine)
 
 
 def _units(eqn: JaxprEqn) -> int:

@@ -51,6 +51,17 @@ def dot_shape(eqn: JaxprEqn) -> tuple[int, int, int, int]:
     return batch, m, n, k
 
 
+def copied_operands(eqn: JaxprEqn) -> list[Any]:
+    """The types of the operands that XLA copies for a `dot_general`: a batch axis comes after one that is none."""
+    _, batch = eqn.params["dimension_numbers"]
+    return [x.aval for x, axes in zip(eqn.invars, batch, strict=True) if axes and _starts_late(x.aval.shape, axes)]
+
+
+def _starts_late(shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    long = [d for d, n in enumerate(shape) if n > 1]
+    return any(d in axes for d in long[sum(d in axes for d in long) :])
+
+
 def matrices(eqn: JaxprEqn) -> tuple[int, int, int]:
     """(number, rows, columns) of the matrices that a linear algebra equation works on."""
     shape = eqn.invars[0].aval.shape
