@@ -132,10 +132,14 @@ class _Planner:
 
     def greedily(self, nodes: list[Node]) -> Node:
         """A tree in which each step is the cheapest one left."""
+        known: dict[tuple[int, int], Node] = {}  # of pairs that a step before looked at, too
         while len(nodes) > 1:
             pairs = [(a, b) for a in nodes for b in nodes if a is not b and a.labels & b.labels]
             pairs = pairs or [(nodes[0], nodes[1]), (nodes[1], nodes[0])]
-            made = min((self._pair(a, b) for a, b in pairs), key=_added)
+            for a, b in pairs:
+                if (a.mask, b.mask) not in known:
+                    known[a.mask, b.mask] = self._pair(a, b)
+            made = min((known[a.mask, b.mask] for a, b in pairs), key=_added)
             nodes = [node for node in nodes if not node.mask & made.mask] + [made]
         return nodes[0]
 
