@@ -3,7 +3,7 @@
 On two to four CPUs XLA gives two threads parts of it. Where these are not equally long, and there is no second axis,
 the code is scalar. An expert holds such an array as a number of long rows: in a loop by a reshape around it, elsewhere
 in a branch that is always taken, since XLA moves a reshape back past such work. A prime number of entries the expert
-fills up before the loop.
+fills up before the loop; outside of one, and for differences of neighbours, the last entry is worked on by itself.
 """
 
 from __future__ import annotations
@@ -92,6 +92,27 @@ def loop(name, f, shape=(ODD,), form=None, bounds=BOUNDS):
     )
 
 
+def but_the_last(f):
+    """f of all entries but the last, and of that."""
+    return lambda x: jnp.concatenate([f(x[:-1]), f(x[-1:])])
+
+
+def differences(x):
+    return jnp.sqrt(1 + jnp.diff(x) ** 2)
+
+
+def differences_but_the_last(x):
+    return jnp.concatenate([differences(x[:-1]), differences(x[-2:])])
+
+
+def length(x):
+    return jnp.sum(differences(x))
+
+
+def length_but_the_last(x):
+    return length(x[:-1]) + length(x[-2:])
+
+
 CASES = (
     Case(
         "gated",
@@ -112,6 +133,27 @@ CASES = (
         gelu_gradient,
         {"branch": apart(gelu_gradient, (1443, 693))},
         lambda: (normal(0, 333_333, 3),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "gated, a prime number",
+        lambda x: x * jax.nn.sigmoid(x) + 0.5,
+        {"two parts": but_the_last(lambda x: x * jax.nn.sigmoid(x) + 0.5)},
+        lambda: (normal(0, PRIME),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "differences of neighbours",
+        differences,
+        {"two parts": differences_but_the_last},
+        lambda: (normal(0, ODD - 1),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "sum over differences of neighbours",
+        length,
+        {"two parts": length_but_the_last},
+        lambda: (normal(0, ODD - 1),),
         bounds=BOUNDS,
     ),
     loop("carry of a loop", double_well),

@@ -269,13 +269,26 @@ def test_a_dear_value_with_two_readers_is_written_a_cheap_one_is_not():
     """XLA computes an addition twice, an exponential once."""
     n, m = 100, 300
 
-    def two_sums(g):
-        return lambda x: (lambda y: (y.sum(0), (y * y).sum(1)))(g(x))
+    def two_products(g):
+        return lambda x: (lambda y: (y * 2, y * 3))(g(x))
 
-    x = f32(n, m)
-    results = 4 * (n + m)
-    assert cost(two_sums(lambda x: x + 1), x).bytes_moved == 2 * 4 * n * m + results
-    assert cost(two_sums(jnp.exp), x).bytes_moved == (2 + 2) * 4 * n * m + results
+    x, results = f32(n, m), 2 * 4 * n * m
+    assert cost(two_products(lambda x: x + 1), x).bytes_moved == 2 * 4 * n * m + results
+    assert cost(two_products(jnp.exp), x).bytes_moved == (2 + 2) * 4 * n * m + results
+
+
+def test_what_a_sum_and_another_kernel_read_is_written():
+    """Sums are a library's kernels: they take in what they alone read, and nothing is fused into what reads them."""
+    n, m = 400, 300
+    x, entries = f32(n, m), 4 * n * m
+
+    def two_sums(x):
+        y = x + 1
+        return y.sum(0), (y * y).sum(1)
+
+    assert cost(two_sums, x).bytes_moved == (2 + 2) * entries + 4 * (n + m)
+    assert compiled(two_sums, x).memory_analysis().temp_size_in_bytes >= entries
+    assert cost(lambda x: (x + 1).sum() + 1, x).bytes_moved == entries + 3 * 4
 
 
 def test_a_slice_of_a_large_array_moves_the_slice():

@@ -106,8 +106,9 @@ def test_it_fires(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "complex64"])
-def test_other_types(dtype: str) -> None:
+def test_other_types(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers wrap around, whatever is taken apart; complex numbers are numbers."""
+    monkeypatch.setattr(full_sums, "MARGIN", 1.0)  # of integers four sums for two save little
     x, y, a = values(N, dtype=dtype), values(N, seed=1, dtype=dtype), values(dtype=dtype)
     after = assert_fires(lambda x, y, a: (jnp.sum(a * x * a), jnp.sum((x - 3) * (y - a))), x, y, a, tolerance=1e-4)
     assert large(after).count("sub") == (0 if np.dtype(dtype).kind in "iu" else 2)
@@ -149,6 +150,14 @@ def test_leaves_alone(name: str) -> None:
     """What would lose digits, overflow, or save nothing stays as it is."""
     f, args = NEAR_MISSES[name]
     assert untouched(f, *args) == []
+
+
+@pytest.mark.parametrize("n", [10_000, N, 10 * N])
+def test_one_sum_of_a_function_and_its_derivative_stays(n: int) -> None:
+    """Distributed it would be four sums, for which XLA stores the function: 1.5 to 3.5 times the time."""
+    x, y = values(n), values(n, seed=1)
+    reasons = untouched(lambda x, y: jnp.sum(jax.vmap(jax.grad(lambda x, y: jax.nn.gelu(x) * y))(x, y)), x, y)
+    assert [reason.split(" would")[0] for reason in reasons] == ["distributed they"]
 
 
 def test_says_what_does_not_pay() -> None:

@@ -5,7 +5,8 @@ nothing; but XLA moves a reshape past work on entries, back to where it came fro
 work stands in one that is always taken, which XLA cannot know: two shifts leave no bit of 32, but only LLVM finds that
 out.
 
-In a loop, what a branch gives to the next step is copied in each step.
+In a loop, what a branch gives to the next step is copied in each step. Of an odd number of entries that no reshape makes
+long rows, the last is worked on by itself (`peeled.py`).
 """
 
 import math
@@ -17,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
-from .axes.rebind import bind, shape_of
+from .axes.rebind import shape_of
 from .long_rows import (
     FEWEST_ODD,
     SUMS,
@@ -28,11 +29,11 @@ from .long_rows import (
     is_halved,
     is_short,
     is_spread,
-    params_at,
     rows_of,
     shape_worked_on,
 )
 from .normalize import drop_dead
+from .peeled import at_shape, in_two_parts, is_run
 from .program import Builder, is_var, producers, users, with_equations
 
 # Rows of whole vectors gain up to 1.5 where much is done to an entry, and nothing otherwise. Beside convolutions, whose
@@ -53,6 +54,7 @@ class Rows:
         eqns: in order.
         ins: what they read, arrays of the shape and single numbers.
         outs: what others read of their results.
+        runs: of what they read, the slices of something longer, by what they are.
         refusal: why they stay as they are, or None.
     """
 
@@ -60,12 +62,26 @@ class Rows:
     eqns: tuple[JaxprEqn, ...]
     ins: tuple[Var, ...]
     outs: tuple[Var, ...]
+    runs: dict[Var, JaxprEqn]
     refusal: str | None
 
     @property
-    def kind(self) -> str:
-        """What is bad about the shape, in words."""
-        return f"rows of {self.shape[-1]} entries" if is_short(self.shape) else f"{math.prod(self.shape):,} entries"
+    def is_peeled(self) -> bool:
+        """Whether the last entry is worked on by itself: a reshape of a slice is a copy, and some have no long rows."""
+        return not is_short(self.shape) and (bool(self.runs) or _long(self.shape) is None)
+
+    @property
+    def what(self) -> str:
+        """What is done, in words."""
+        if self.is_peeled:
+            return f"the last of {math.prod(self.shape):,} entries is worked on by itself"
+        kind = f"rows of {self.shape[-1]} entries" if is_short(self.shape) else f"{math.prod(self.shape):,} entries"
+        return f"work on {kind} is done to long rows"
+
+    @property
+    def reason(self) -> str:
+        """Why that is done."""
+        return "the others are two like halves" if self.is_peeled else "the innermost loop is a long one"
 
 
 def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool) -> tuple[Jaxpr, list[Rows]]:
@@ -93,7 +109,8 @@ def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool) -> tuple[Jaxpr, lis
             eqns.append(jaxpr.eqns[k])
         elif home[k] not in done:
             done.add(home[k])
-            eqns += _in_long_rows(found[home[k]])
+            rows = found[home[k]]
+            eqns += _in_two_parts(rows) if rows.is_peeled else _in_long_rows(rows)
     return drop_dead(with_equations(jaxpr, eqns)), list(found.values())
 
 
@@ -177,15 +194,17 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
         outs += [v] if others else []
         fused |= shape_of(v) == shape and any(k >= 0 and is_fused(jaxpr.eqns[k]) for k in others if k not in members)
     arrays = [x for x in ins if shape_of(x) == shape]
-    from_elsewhere = [makers[x] for x in arrays if x in makers and makers[x] not in members]
+    made_by = {x: jaxpr.eqns[makers[x]] for x in arrays if x in makers}
+    runs = {} if is_short(shape) else {x: eqn for x, eqn in made_by.items() if is_run(eqn)}
+    from_elsewhere = [makers[x] for x in arrays if x in makers and makers[x] not in members and x not in runs]
     fused |= any(is_fused(jaxpr.eqns[k]) for k in from_elsewhere)
     beside = [*from_elsewhere, *(k for v in outs for k in readers.get(v, []) if k >= 0)]
     is_convolved = any(jaxpr.eqns[k].primitive.name == "conv_general_dilated" for k in beside)
+    names = {eqn.primitive.name for eqn in own}
     refusal, long = None, _long(shape)
-    if long is None:
-        what = f"{math.prod(shape[:-1]):,} rows" if is_short(shape) else f"{math.prod(shape):,} entries"
-        refusal = f"its {what} are not some long ones"
-    elif all(eqn.primitive.name == "reduce_sum" for eqn in own):
+    if long is None and is_short(shape):
+        refusal = f"its {math.prod(shape[:-1]):,} rows are not some long ones"
+    elif names <= SUMS:
         refusal = "XLA makes one loop of it"
     elif not any(jnp.issubdtype(x.aval.dtype, jnp.number) for x in arrays) or not outs:
         refusal = "it reads no array of numbers"
@@ -195,7 +214,17 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
         refusal = "its rows are whole vectors, and beside a convolution XLA's code for them is better"
     elif shape[-1] not in ROWS_HANDED_ON and any(v in handed_on and shape_of(v) == shape for v in outs):
         refusal = "a loop hands it on, which would copy it in each step"
-    return Rows(shape, tuple(eqns), ins, tuple(outs), refusal)
+    elif long is None and not runs and names & SUMS:
+        refusal = f"its {math.prod(shape):,} entries are not some long rows, and sums of whole arrays are fast"
+    elif (long is None or runs) and "random_bits" in names:
+        refusal = "random numbers are drawn all at once"
+    return Rows(shape, tuple(eqns), ins, tuple(outs), runs, refusal)
+
+
+def _in_two_parts(rows: Rows) -> list[JaxprEqn]:
+    builder = Builder(rows.eqns[0])
+    made = in_two_parts(builder, rows.shape, rows.eqns, rows.ins, rows.outs, rows.runs)
+    return _named(builder.eqns, dict(zip(made, rows.outs, strict=True)))
 
 
 def _in_long_rows(rows: Rows) -> list[JaxprEqn]:
@@ -204,11 +233,7 @@ def _in_long_rows(rows: Rows) -> list[JaxprEqn]:
     assert long is not None, "it was not refused"
 
     def run(*values: Any) -> list[Any]:
-        env: dict[Atom, Any] = dict(zip(rows.ins, values, strict=True))
-        for eqn in rows.eqns:
-            inputs = [np.asarray(x.val, x.aval.dtype) if isinstance(x, Literal) else env[x] for x in eqn.invars]
-            env.update(zip(eqn.outvars, bind(eqn, inputs, eqn.params | params_at(eqn, long)), strict=True))
-        return [env[v] for v in rows.outs]
+        return at_shape(long, rows.eqns, dict(zip(rows.ins, values, strict=True)), rows.outs)
 
     def without(*_: Any) -> list[Any]:
         return [lax.full(long if shape_of(v) else (), 0, v.aval.dtype) for v in rows.outs]

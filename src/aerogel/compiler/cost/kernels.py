@@ -10,8 +10,8 @@ The fusion rule, in full:
    `RECOMPUTE_LIMIT` readers.
 3. A *dear* one (division, transcendentals, gathers) is not computed twice: it is written also when two kernels read
    it, or one through a widening broadcast. Gathers read whole operands from memory, and only as much as they yield.
-4. A reduction computes what feeds it, and is dear itself: it is written unless one kernel alone reads it, element
-   by element.
+4. A reduction computes what feeds it alone, be that another reduction (both are one kernel of a library), and is dear
+   itself. What another kernel reads, too, is written, be it cheap; and so is what is read by no reduction.
 5. All else reads and writes whole values. A `dot_general` reads through a transpose of its operand.
 6. An elementwise kernel writes over an operand of its size that nobody needs afterwards, and an update of a part
    (`dynamic_update_slice`, scatter, ref writes) is in place when nobody reads the old value afterwards; either only
@@ -123,8 +123,11 @@ class _Fusion:
         flat, size, readers = self.flat, self.flat.size, self.readers
         ins, outs = flat.ins[number], flat.outs[number]
         wide = any([self.widened[v] for v in outs])
-        dear = flat.kinds[number] is not Kind.CHEAP
-        if store or len(users) > RECOMPUTE_LIMIT or (dear and (wide or len(users) > 1)):
+        kind, shared = flat.kinds[number], len(users) > 1
+        summed = any([flat.kinds[user] is Kind.REDUCE for user in users])
+        dear = kind is not Kind.CHEAP and (wide or shared)
+        apart = shared if summed else kind is Kind.REDUCE
+        if store or apart or dear or len(users) > RECOMPUTE_LIMIT:
             for value in outs:
                 self.stored[value] = True
             users, wide = frozenset((number,)), False

@@ -42,6 +42,5 @@ def _decision(rows: Rows) -> Decision:
     exactness = Exactness.BITWISE
     if any(eqn.primitive.name == "reduce_sum" for eqn in rows.eqns):
         exactness = Exactness.REASSOCIATES
-    what = f"work on {rows.kind} is done to long rows"
-    reason = rows.refusal or "the innermost loop is a long one"
-    return Decision(NAME, what, where(rows.eqns[0]), rows.refusal is None, reason, exactness=exactness)
+    reason = rows.refusal or rows.reason
+    return Decision(NAME, rows.what, where(rows.eqns[0]), rows.refusal is None, reason, exactness=exactness)
