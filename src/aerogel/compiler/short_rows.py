@@ -5,8 +5,8 @@ nothing; but XLA moves a reshape past work on entries, back to where it came fro
 work stands in one that is always taken, which XLA cannot know: two shifts leave no bit of 32, but only LLVM finds that
 out.
 
-In a loop, what a branch gives to the next step is copied in each step. Of an odd number of entries that no reshape makes
-long rows, the last is worked on by itself (`peeled.py`).
+In a loop, what a branch gives to the next step is copied in each step. Of an odd number of entries that no reshape
+makes long rows, the last is worked on by itself (`peeled.py`).
 """
 
 import math

@@ -21,8 +21,8 @@ from ..structure import structure
 
 NAME = "full-sums"
 WHAT = "sums of a polynomial of few large values"
-# What is stored for several sums is priced as if nothing else went through the caches: of 100,000 entries, four sums of a
-# gradient of GELU were predicted to take 0.7 of the time of one, and take 1.5.
+# What is stored for several sums is priced as if nothing else went through the caches: of 100,000 entries, four sums
+# of a gradient of GELU were predicted to take 0.7 of the time of one, and take 1.5.
 MARGIN = 0.65
 LEAST_SECONDS = 2e-6
 FEWEST = 1024  # entries of each sum; below, starting a kernel is what it costs
