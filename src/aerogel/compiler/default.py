@@ -23,6 +23,7 @@ from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
+from .passes.seams import Seams
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
@@ -53,6 +54,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopOnce(),
     LoopPieces(),
     LoopRows(),
+    Seams(),
     ShortRows(),
     LoopKernel(),
 )
