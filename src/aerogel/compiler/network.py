@@ -62,6 +62,7 @@ class Network:
         is_finite: whether terms that are zero were left out, so that it is the same for finite values only.
         is_known: whether a factor was left out because its values are known.
         sums: how many factors it met that are known sums, of each of which it holds one term.
+        centred: labels along which a factor subtracts means, of what is multiplied by it.
         places: of the equations that were taken in.
     """
 
@@ -74,6 +75,7 @@ class Network:
     is_finite: bool = False
     is_known: bool = False
     sums: int = 0
+    centred: list[Label] = field(default_factory=list)
     places: set[int] = field(default_factory=set)
     sizes: list[int] = field(default_factory=list)
     summed: list[Label] = field(default_factory=list)

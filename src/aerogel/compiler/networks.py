@@ -200,13 +200,13 @@ class _Reader:
         if not known:
             return False
         constant, identity, picked = the(Constant, known), the(Identity, known), the(OneHot, known)
-        shifted = the(Shifted, known)
+        shifted = self.shifted(atom)
         if constant is not None and not isinstance(constant.value, complex) and np.isfinite(constant.value):
             self.network.coefficient *= float(constant.value)
         elif identity is not None:
             self.network.is_finite = True
             self.network.join(dims[identity.a], dims[identity.b])
-        elif shifted is not None and shifted.scale and shifted.rest and self.terms is not None:
+        elif shifted is not None and self.terms is not None:
             self._take_term(shifted, dims)
         elif picked is not None:
             at = tuple(dims[d] if d >= 0 else () for d in picked.along)
@@ -225,6 +225,22 @@ class _Reader:
         self.network.coefficient *= shifted.rest if is_rest else shifted.scale
         if not is_rest:
             self.network.join(dims[shifted.a], dims[shifted.b])
+
+    def keeps_centred(self, atom: Atom, free: Mapping[int, Labels]) -> bool:
+        """Whether a product with an operand, if that subtracts means, leaves the differences in the result.
+
+        Differences that are multiplied and summed up again are made first: multiplied out, what is left of large sums
+        has few digits, `sum((x - mean(x)) * (y - mean(y)))` as `sum(x * y) - n * mean(x) * mean(y)`.
+        """
+        shifted = self.shifted(atom)
+        kept = [free[d] for d in (shifted.a, shifted.b) if d in free] if shifted else []
+        resolved, result = self.network.resolved, [k for labels in self.network.out for k in labels]
+        return len(kept) != 1 or not {*resolved(kept[0])}.isdisjoint(resolved([*result, *self.network.centred]))
+
+    def shifted(self, atom: Atom) -> Shifted | None:
+        """That an operand is an identity and a number everywhere, neither of them zero."""
+        found = the(Shifted, self.facts.of(atom))
+        return found if found is not None and found.scale and found.rest else None
 
     def _is_open(self, place: int, depth: int) -> bool:
         eqn = self.level.eqns[place]
@@ -348,12 +364,20 @@ def _dot(
         return False
     contract, batch = eqn.params["dimension_numbers"]
     operands = operands or eqn.invars
+    shapes = [x.aval.shape for x in operands]
+    start = len(batch[0])
+    for side, x in enumerate(operands):
+        free = [d for d in range(len(shapes[side])) if d not in contract[side] and d not in batch[side]]
+        if not reader.keeps_centred(x, dict(zip(free, dims[start:], strict=False))):
+            return False
+        start += len(free)
     reader.network.precisions.append(precision)
     reader.network.multiplies = True
-    shapes = [x.aval.shape for x in operands]
     inner = [
         reader.network.sum_over(min(shapes[0][a], shapes[1][b])) for a, b in zip(contract[0], contract[1], strict=True)
     ]
+    if any(reader.shifted(x) for x in operands):
+        reader.network.centred += (k for labels in inner for k in labels)
     start = len(batch[0])
     for side, x in enumerate(operands):
         mine: dict[int, Labels] = dict(zip(contract[side], inner, strict=True))

@@ -16,7 +16,7 @@ from ..hoistable import crossing_seconds
 from ..level import Edit, apply_edits
 from ..levels import Around, rewrite_nested
 from ..loop import as_loop
-from ..once import FUSED
+from ..once import FUSED, READERS
 from ..pipeline import Context
 from ..program import Builder, Program, copy_equation, depends_on, is_var, where
 from ..report import Decision
@@ -25,6 +25,8 @@ NAME = "branch-guard"
 # A branch must take this long, and this many times as long as it costs to have one and to write down what it gives.
 LEAST_SECONDS = 3e-5
 LEAST_RATIO = 30.0
+# What XLA fuses with those who read it.
+MAKERS = READERS | {"gather"}
 # A branch that is asked for on the device, and one that waits for it.
 SECONDS = {"cpu": 1e-6}
 SECONDS_ELSEWHERE = 3e-5
@@ -142,8 +144,8 @@ def _piece(level: Guarded, part: list[int], seconds: Callable[[JaxprEqn], float]
     outs = [v for v in made if not isinstance(v, DropVar) and any(r not in inside for r in level.readers(v))]
     order = {v: k for k, v in enumerate(v for i in part for v in level.eqns[i].outvars)}
     outs.sort(key=order.__getitem__)
-    places = ((v, [level.made_by[v], *level.readers(v)]) for v in outs)
-    written = [v for v, around in places if all(r >= 0 and level.eqns[r].primitive.name in FUSED for r in around)]
+    fused = {v: all(r >= 0 and level.eqns[r].primitive.name in FUSED for r in level.readers(v)) for v in outs}
+    written = [v for v in outs if fused[v] and level.eqns[level.made_by[v]].primitive.name in MAKERS]
     return _Piece(part, list(reads), outs, written, sum(seconds(level.eqns[i]) for i in part))
 
 

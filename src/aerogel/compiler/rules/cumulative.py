@@ -20,8 +20,9 @@ from .site import Site
 
 # Measured borders: docs/reference/catalogue-order.md.
 RADIX = 4
-SHORTEST = 32  # elements along the axis
-FEWEST = 1024  # elements
+SHORTEST = 3  # elements along the axis
+FEWEST = 64  # elements: XLA makes one kernel of JAX's form too
+SHORTEST_LOOP = 32  # steps
 LONG_ROW = 256  # elements that follow the axis
 MOST_STEPS = 1024  # of a sum of floats: rounding errors grow with them
 FEWEST_ROWS = 8  # elements in each step of a loop of exponentials
@@ -64,7 +65,8 @@ def accumulated(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
     sums = name == "cumsum" and jnp.issubdtype(x.dtype, jnp.inexact)
     halves = jnp.issubdtype(x.dtype, jnp.inexact) and jnp.finfo(x.dtype).bits == 16
     in_front = math.prod(x.shape[:axis]) == 1
-    if in_front and others >= LONG_ROW and not halves and (not sums or n <= MOST_STEPS):
+    steps = n >= SHORTEST_LOOP and (not sums or n <= MOST_STEPS)
+    if in_front and others >= LONG_ROW and not halves and steps:
         return in_a_loop(name, x, axis, reverse)
     return in_a_tree(name, x, axis, reverse)
 
@@ -116,8 +118,8 @@ cumlogsumexp_by_rows = _rule_of("cumlogsumexp", "reassociates")
 def cumlogsumexp_in_a_loop(x: jax.Array, *, axis: int, reverse: bool, site: Site) -> jax.Array | str:
     """A scan along the axis, which is differentiated as one."""
     n, others = x.shape[axis], math.prod(x.shape) // max(x.shape[axis], 1)
-    if n < SHORTEST or others < FEWEST_ROWS:
-        return f"{n} steps with {others} elements each, fewer than {SHORTEST} or {FEWEST_ROWS}"
+    if n < SHORTEST_LOOP or others < FEWEST_ROWS:
+        return f"{n} steps with {others} elements each, fewer than {SHORTEST_LOOP} or {FEWEST_ROWS}"
 
     def step(before: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
         after = jnp.logaddexp(before, value)

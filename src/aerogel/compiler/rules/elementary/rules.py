@@ -21,6 +21,10 @@ from .sine import cos, cos_of_many, sin, sin_of_many, tan, tan_of_many
 FEWEST = 64
 FEWEST_POWERS = 128  # also roots and tangents
 FEWEST_SINES = 256
+# XLA shares a kernel that has more operations than bytes between cores: vector code of a sine from about 1,400 elements
+# on, calls from 131,072 on. In a loop that takes 12 us a step, which is what one or two sines of so many elements save
+# (pendulums, Newton's method: 0.6 to 0.8 of the time at 1,000, 1.1 to 1.3 at 1,500 to 3,500, 0.7 to 1.1 at 4,096).
+SHARED_SINES = range(1400, 4096)
 # The same outside of loops: XLA starts a program of more than 1,000 operations on another thread, and calls of the C
 # library are none. That takes as long as these many calls of a sine or a power, or of the dearer others (measured with
 # two busy cores, alone and in small formulas: 1.2 to 2.3 of the time at half as many, 0.4 to 0.9 at twice as many).
@@ -56,6 +60,8 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
         few = FEWEST_SINES if primitive in (lax.sin_p, lax.cos_p) else FEWEST
         few = FEWEST_POWERS if primitive in (lax.tan_p, lax.cbrt_p) else few
         alone = FEWEST_SINES_ALONE if primitive in _SINES else FEWEST_ALONE
+        if site.in_loop and primitive in (lax.sin_p, lax.cos_p) and xs[0].size in SHARED_SINES:
+            return f"XLA would share a step's {xs[0].size} elements between cores, which takes as long as it saves"
         return _refusal(xs, accuracy, site, few, alone) or chosen(*xs)
 
     return vectorised
