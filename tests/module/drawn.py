@@ -1,12 +1,14 @@
 """Random modules: drawn classes, generic ones too, and instances of them.
 
-They have nested containers, structure, `None`s, variables, shared parts and frozen leaves.
+They have nested containers, nodes of others, structure, `None`s, variables, shared parts and frozen leaves.
 """
 
 import functools
 import types
-from typing import Any, Generic, TypeVar
+from collections import OrderedDict
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,20 @@ from aerogel.module._paths import show_path
 
 T = TypeVar("T")
 NAMES = ("a", "b", "c")
+
+
+class Record(NamedTuple):
+    """A named tuple of anything."""
+
+    one: Any
+    two: Any
+
+
+class Other(eqx.Module):
+    """Another library's node, with a leaf that is no array."""
+
+    array: Any
+    function: Any = max
 
 
 @functools.cache
@@ -82,6 +98,9 @@ def values(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             st.lists(inner, max_size=3),
             st.lists(inner, max_size=3).map(tuple),
             st.dictionaries(st.sampled_from(["k", "l", "m"]), inner, max_size=2),
+            st.dictionaries(st.sampled_from(["m", "l", "k"]), inner, max_size=2).map(OrderedDict),
+            st.builds(Record, inner, inner),
+            st.builds(Other, arrays()),
             modules_of(inner),
         ),
         max_leaves=6,

@@ -320,6 +320,7 @@ def test_many_places() -> None:
         (lambda: at(MODEL).head.use_relu.set(object), None, ""),
         (lambda: at(Any3()).a.set(bytearray(1)), StructureError, "Any3.a"),
         (lambda: at(Any3(W)).replace(d=1), PathError, "'d'"),
+        (lambda: at(Any3({"k": W})).a["zzz"], PathError, r"'a.zzz' is no path of this Any3(.*\n)*.*\['k'\]"),
         (lambda: setattr(at(MODEL), "head", 1), AttributeError, "head"),
     ],
 )

@@ -512,3 +512,41 @@ def test_under_transformations() -> None:
     assert [repr(tie) for tie in ties(model)] == ["head.weight = embed.weight"]
     again = Tied(jax.jit(lambda m: m)(Child(jnp.ones(3))))
     assert again == Tied(Child(jnp.ones(3)))
+
+
+class Probing(Module):
+    weight: jax.Array
+    items: list[Any]
+    size: int
+
+    def __init__(self, probe: Any) -> None:
+        self.weight = jnp.ones(3)
+        self.items = [jnp.ones(2)]
+        self.size = len(probe(self))
+        self.weight = jnp.zeros(3)
+
+    def scaled(self, x: Any) -> Any:
+        return self.weight * x
+
+    @ag.jit
+    def compiled(self, x: Any) -> Any:
+        return self.weight * x
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        lambda self: self.compiled(2.0),
+        lambda self: ag.jit(self.scaled)(2.0),
+        lambda self: jax.vmap(lambda m, x: m.scaled(x), in_axes=(None, 0))(self, jnp.ones(3)),
+        lambda self: jax.tree.map(lambda x: 2 * x, self).weight,
+        lambda self: "xxx" if repr(self) == "Probing(weight=f32[3], items=[f32[2]])" else "",
+    ],
+)
+def test_an_init_may_use_what_it_has_set_so_far(probe: Any) -> None:
+    """A module whose `__init__` runs is a pytree of its attributes as they stand; nothing of that is kept."""
+    probing = Probing(probe)
+    assert probing.size == 3
+    assert not jax.jit(lambda m: m)(probing).weight.any()
+    with pytest.raises(FieldError, match="before its `__init__` is over"):
+        Probing(ties)

@@ -282,6 +282,39 @@ def test_nodes_of_others_are_split() -> None:
     assert jax.tree.structure(jax.tree.map(lambda _: 0, odd, is_leaf=lambda x: x is None)) == jax.tree.structure(holder)
 
 
+W = jnp.ones(2)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        (jnp.zeros(3), eqx.nn.MLP(1, 1, 1, 0, key=jax.random.key(0)), Record(W, "name")),
+        Record(W, "name"),
+        (1, Record(W, "name")),
+        Record("name", Record(W, 2)),
+        Record(1, Linear(W)),
+        Record((W, 1), Record(1, 2)),
+    ],
+    ids=str,
+)
+def test_nodes_of_others_are_split_wherever_they_stand_and_may_be_tied(held: Any) -> None:
+    """In tuples and in each other too; an array in one that also stands elsewhere is one leaf with one gradient."""
+
+    def arrays_in(tree: Any) -> list[Any]:
+        return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+
+    class Pair(Module):
+        one: Any
+        other: Any
+
+    for one, number in ((jnp.zeros(2), len(arrays_in(held)) + 1), (W, len(arrays_in(held)))):
+        pair = Pair(one, held)
+        assert len(jax.tree.leaves(pair)) == len(arrays_in(pair)) == number
+        assert jax.tree.structure(jax.jit(lambda p: p)(pair)) == jax.tree.structure(pair)
+    grads = jax.grad(lambda p: sum(jnp.sum(x) for x in (p.one, *arrays_in(p.other))))(pair)
+    np.testing.assert_array_equal(grads.one, [2, 2])
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
@@ -336,10 +369,16 @@ class OwnMethod(Module):
         """Does nothing."""
 
 
+class Shown(Module):
+    x: Any
+
+
 def test_repr_reads_like_code() -> None:
     """Arrays by dtype and shape, functions by name, a line per field where one line is too long."""
     assert repr(Linear(jnp.ones((2, 3), jnp.bfloat16))) == "Linear(weight=bf16[2,3], bias=None, n_in=3)"
     assert repr(Linear(jax.random.key(0))) == "Linear(weight=key<fry>[], bias=None, n_in=3)"
+    held = Shown(Record(Linear(jnp.ones(2)).scaled, jnp.ones(2)))
+    assert repr(held) == "Shown(x=Record(data=Linear(weight=f32[2], bias=None, n_in=3).scaled, name=f32[2]))"
     assert repr(Own(3)) == "\n".join(
         [
             "Own(",

@@ -2,22 +2,27 @@
 
 import copy
 import pickle
+from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as orbax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from aerogel._jax import Tracer, dispatch_flatten
-from aerogel.module import Module, ties
+from aerogel.module import Module, at, ties
 from aerogel.module._holes import reach
-from aerogel.module._paths import show_path
+from aerogel.module._paths import one_by_one, show_path
+from aerogel.module._steps import value_at
 from aerogel.module._ties import resolve
-from module.drawn import modules
+from module.drawn import Other, modules
 
 PLACED: list[Any] = [None, False, "label", (1, 2), [3], PartitionSpec("x"), jax.ShapeDtypeStruct((2,), jnp.int8)]
 
@@ -78,8 +83,9 @@ def test_one_array_everywhere_ties_nothing(model: Any) -> None:
 def test_paths_lead_to_their_leaves(model: Any) -> None:
     """Every key path of JAX's, also as text, leads to the leaf that JAX names by it."""
     for path, leaf in jax.tree.leaves_with_path(model):
-        assert reach(model, path) is leaf
-        assert resolve(model, show_path(path)) == path
+        steps = one_by_one(path)
+        assert value_at(model, steps) is leaf
+        assert resolve(model, show_path(path)) == steps
 
 
 @given(modules(with_marks=True))
@@ -185,3 +191,36 @@ def test_structure_tells_values_apart(one: Any, other: Any) -> None:
     """What Python calls equal and a program does not (1 and True, 0.0 and -0.0) makes two structures."""
     assert jax.tree.structure(Two(one, None)) != jax.tree.structure(Two(other, None))
     assert jax.tree.structure(Two(one, None)) == jax.tree.structure(Two(copy.deepcopy(one), None))
+
+
+class Layers(Module):
+    items: Any
+
+    def __call__(self, x: Any) -> Any:
+        for item in self.items.values() if isinstance(self.items, dict) else self.items:
+            x = item(x)
+        return x
+
+
+def test_the_order_of_an_ordered_dict_is_structure() -> None:
+    """Layers are called in the order in which they were given, after every rebuild too; two orders are two models."""
+    items = OrderedDict(z=eqx.nn.Linear(2, 3, key=jax.random.key(0)), act=jnp.tanh, a=Layers(OrderedDict(b=1, a=2)))
+    model = Layers(items)
+    rebuilt = [jax.jit(lambda m: m)(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model)]
+    edited = [at(model).items["act"].set(None), at(model).items["act"].set(jnp.sin)]
+    for each in (model, *rebuilt, *edited):
+        assert [*each.items] == ["z", "act", "a"]
+        assert [*each.items["a"].items] == ["b", "a"]
+    assert all(each == model for each in rebuilt)
+    assert model != Layers(OrderedDict(reversed(items.items())))
+
+
+def test_orbax_restores_lists_in_which_not_all_items_hold_data(tmp_path: Path) -> None:
+    """An activation between two layers, a layer that is tied to one before it, a node of others with a function."""
+    other = Other(jnp.ones(2))
+    layer = Layers((other, jnp.zeros(2)))
+    model = Layers([layer, jnp.tanh, layer, Layers((1, jnp.ones(3)))])
+    checkpointer = orbax.StandardCheckpointer()
+    checkpointer.save(tmp_path / "model", model)
+    checkpointer.wait_until_finished()
+    assert checkpointer.restore(tmp_path / "model", jax.tree.map(jnp.zeros_like, model)) == model

@@ -6,13 +6,13 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from ._edit import Changes, edited
-from ._errors import FrozenError, TieError
+from ._errors import FrozenError, PathError, TieError
 from ._form import MISSING
 from ._kinds import Kind, kind_of
 from ._late import late_values
 from ._paths import Path, outermost, show_path, step_name
 from ._select import Pair, Where, reached
-from ._steps import home, is_node, key_of_step, keys_below, no_path, one_by_one, static_keys, value_at
+from ._steps import home, is_node, key_of_step, keys_below, leaf_paths, no_path, static_keys, value_at
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class At(Generic[T]):
             return At(self._tree, paths, is_one=False)
         if isinstance(where, int) or (isinstance(where, str) and self._has(where)):
             return self._step(where)
-        pairs = [(path, each) for path in self._paths for each in reached(value_at(self._tree, path), where)]
+        pairs = [(path, each) for path in self._paths for each in self._reached(path, where)]
         paths = [(*path, *found) for path, (found, _) in pairs]
         is_one = self._is_one and isinstance(where, str) and not {"*", "?"} & set(where)
         are_homes = all(path == () and found == its_home for path, (found, its_home) in pairs)
@@ -153,6 +153,12 @@ class At(Generic[T]):
     def _has(self, step: str) -> bool:
         return all(key_of_step(value_at(self._tree, path), step, statics=True) is not None for path in self._paths)
 
+    def _reached(self, path: Path, where: Any) -> list[Pair]:
+        try:
+            return reached(value_at(self._tree, path), where)
+        except PathError as error:
+            raise no_path(self._tree, f"{show_path(path)}.{error.path}".lstrip(".")) from None
+
     def _step(self, step: Any) -> "At[T]":
         paths = []
         for path in self._paths:
@@ -179,9 +185,8 @@ class At(Generic[T]):
 
     def _change_leaves(self, place: Path, old: Any, new: Any, changes: Changes) -> None:
         """Adds the leaves of a part that changed, each at its own home."""
-        pairs = zip(jax.tree.leaves_with_path(new), jax.tree.leaves_with_path(old), strict=True)
-        for (below, value), (_, before) in pairs:
-            leaf_home, is_computed = home(self._tree, (*place, *one_by_one(below)))
+        for below, value, before in zip(leaf_paths(new), jax.tree.leaves(new), jax.tree.leaves(old), strict=True):
+            leaf_home, is_computed = home(self._tree, (*place, *below))
             if is_computed:
                 if not _is_late(new, below) and leaf_home not in changes:
                     raise _computed((*place, *below), leaf_home)

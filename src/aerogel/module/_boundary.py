@@ -21,9 +21,9 @@ from weakref import WeakValueDictionary
 import jax
 
 from .._jax import register_node
-from ._containers import FrozenDict, FrozenList, FrozenTuple
-from ._decide import form_of
-from ._form import new, put
+from ._containers import FrozenDict, FrozenList, FrozenOrderedDict, FrozenTuple
+from ._decide import as_it_stands, form_of
+from ._form import BUILDING, new, put
 from ._holes import built, children_of
 from ._late import Flat
 from ._methods import BoundMethod
@@ -44,7 +44,8 @@ class FirstCrossing:
             if flat is None:
                 flat = _flats[structure] = Flat(type(node), structure)
         pair = (tuple(leaves),), flat
-        put(node, "_flat", pair)
+        if node._form is not BUILDING:
+            put(node, "_flat", pair)
         return pair
 
 
@@ -62,13 +63,17 @@ def unflatten_whole(flat: Any, children: Any, new: Any = new, put: Any = put) ->
 def flatten(node: Any) -> tuple[Any, Any]:
     """Children and structure."""
     form = form_of(node)
+    if form is BUILDING:
+        return flatten(as_it_stands(node))
     return children_of(node, form), form
 
 
 def flatten_with_keys(node: Any) -> tuple[Any, Any]:
     """The same, with the key of every child."""
     form = form_of(node)
-    return tuple(zip(map(form.entry, form.slots), children_of(node, form), strict=True)), form
+    if form is BUILDING:
+        return flatten_with_keys(as_it_stands(node))
+    return tuple(zip(map(form.told, form.slots), children_of(node, form), strict=True)), form
 
 
 def register(cls: type) -> None:
@@ -76,5 +81,5 @@ def register(cls: type) -> None:
     register_node(cls, flatten, built, flatten_with_keys, flatten_whole, unflatten_whole)
 
 
-for _cls in (FrozenList, FrozenTuple, FrozenDict, BoundMethod):
+for _cls in (FrozenList, FrozenTuple, FrozenDict, FrozenOrderedDict, BoundMethod):
     register_node(_cls, flatten, built, flatten_with_keys, flatten, built)

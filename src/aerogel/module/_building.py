@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.tree_util import GetAttrKey
 
-from ._decide import find_ties, form_if_node, form_of
+from ._decide import find_ties, form_if_node, form_of, held_by
 from ._edit import changed, check_changed
 from ._errors import FieldError, TieError
 from ._exchange import Exchange, containers_in, is_part, parts_in
@@ -82,12 +82,6 @@ def running(call: types.CodeType) -> Construction | None:
     if getattr(owner, "_form", None) is not BUILDING:
         return None
     return Construction(owner, containers_in((*known["args"], *known["kwargs"].values())))
-
-
-def held_by(owner: Any) -> list[tuple[str, Any]]:
-    """The attributes that a module has so far."""
-    found = ((name, getattr(owner, name, MISSING)) for name in type(owner)._fields_in_order)
-    return [(name, value) for name, value in found if value is not MISSING]
 
 
 def assign(construction: Construction, part: Any, name: str, value: Any) -> bool:

@@ -8,6 +8,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from ._errors import FrozenError
 from ._form import MISSING, Form, named_by_attribute, put
 from ._kinds import KINDS, Kind
+from ._paths import ItemKey
 
 HOLE: Any = type("Hole", (), {"__repr__": lambda _: "<tied>", "__slots__": ()})()
 
@@ -17,7 +18,7 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
         where = getattr(self, "_where", "")
         copy = f"make a changed copy: new = ag.at(model).{where}.set(value); for a part, in an `__init__`: "
         raise FrozenError(
-            place=f"model.{where}" if where else f"a {type(self).__mro__[1].__name__} in a module",
+            place=f"model.{where}" if where else f"a {type(self).__mro__[-2].__name__} in a module",
             action=f"{name}(...)",
             edit=f".{where}" if where else "...",
             to_fix=f"{copy}self.part.{where} = value" if where else None,
@@ -51,12 +52,18 @@ class FrozenDict(dict):
         return self
 
 
+class FrozenOrderedDict(FrozenDict):
+    """An `OrderedDict` that stands in a module: its order is structure."""
+
+    __slots__ = ()
+
+
 def fill_container(cls: type, items: Any) -> Any:
     """A new container of a frozen class."""
     if cls is FrozenList:
         node: Any = list.__new__(cls)
         list.extend(node, items)
-    elif cls is FrozenDict:
+    elif issubclass(cls, FrozenDict):
         node = dict.__new__(cls)
         dict.update(node, items)
     else:
@@ -64,11 +71,18 @@ def fill_container(cls: type, items: Any) -> Any:
     return node
 
 
+def with_form(cls: type, items: Any, form: Form) -> Any:
+    """A new container of a frozen class, of a form that is known."""
+    node = fill_container(cls, items)
+    put(node, "_form", form)
+    return node
+
+
 class SequenceForm(Form):
     """The form of a list or tuple.
 
     Its `cls` is `FrozenList`, or what the tuple is when it is whole: `tuple` or a named one. A tuple that holds
-    nothing but data is left to JAX: it is made as what it is.
+    nothing but data is left to JAX: it is made as what it is, and so is a named one, which only its holder divides.
     """
 
     __slots__ = ()
@@ -83,15 +97,20 @@ class SequenceForm(Form):
         items = [HOLE] * (len(self.slots) + len(self.statics) + len(self.holes))
         for slot, value in (*values.items(), *self.statics):
             items[slot] = value
-        if self.cls is not FrozenList and not self.statics and not self.holes:
-            return tuple(items) if self.cls is tuple else self.cls._make(items)
-        node = fill_container(FrozenList if self.cls is FrozenList else FrozenTuple, items)
-        put(node, "_form", self)
-        return node
+        if self.cls is FrozenList:
+            return with_form(FrozenList, items, self)
+        if self.cls is not tuple and not self.holes:
+            return self.cls._make(items)
+        needs_form = self.statics or self.holes or self.foreign
+        return with_form(FrozenTuple, items, self) if needs_form else tuple(items)
 
     def entry(self, slot: Any) -> Any:
         names = getattr(self.cls, "_fields", None)
         return SequenceKey(slot) if names is None else GetAttrKey(names[slot])
+
+    def told(self, slot: Any) -> Any:
+        has_gap = self.slots[-1:] != (len(self.slots) - 1,)
+        return ItemKey(slot) if has_gap and not hasattr(self.cls, "_fields") else self.entry(slot)
 
     def order(self, slots: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(sorted(slots))
@@ -111,15 +130,16 @@ class MappingForm(Form):
     def make(self, values: dict[Any, Any]) -> Any:
         known = dict(self.statics) | values
         order = self.order((*self.slots, *dict(self.statics), *self.holes))
-        node = fill_container(FrozenDict, {key: known.get(key, HOLE) for key in order})
-        put(node, "_form", self)
-        return node
+        return with_form(self.cls, {key: known.get(key, HOLE) for key in order}, self)
 
     def entry(self, slot: Any) -> Any:
         return DictKey(slot)
 
     def order(self, slots: Iterable[Any]) -> tuple[Any, ...]:
-        return sorted_keys(slots)
+        if not self.ordered:
+            return sorted_keys(slots)
+        wanted = set(slots)
+        return tuple(key for key in self.ordered if key in wanted)
 
 
 def sorted_keys(keys: Iterable[Any]) -> tuple[Any, ...]:
@@ -137,5 +157,5 @@ for _cls, _names in (
 ):
     for _name in _names.split():
         setattr(_cls, _name, _refusing(_name))
-KINDS[FrozenList] = KINDS[FrozenTuple] = KINDS[FrozenDict] = Kind.NODE
-named_by_attribute |= {FrozenList, FrozenDict}
+KINDS.update(dict.fromkeys((FrozenList, FrozenTuple, FrozenDict, FrozenOrderedDict), Kind.NODE))
+named_by_attribute |= {FrozenList, FrozenDict, FrozenOrderedDict}

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._containers import FrozenDict, FrozenList, FrozenTuple, MappingForm, SequenceForm, sorted_keys
-from ._foreign import split_of
-from ._form import AttributeForm, Form, Tie, always_frozen, put
-from ._freeze import is_data
+from ._containers import FrozenDict, FrozenList, FrozenOrderedDict, FrozenTuple, MappingForm, SequenceForm, sorted_keys
+from ._foreign import Split, has_structure, split_of
+from ._form import BUILDING, MISSING, AttributeForm, Form, Tie, always_frozen, new, put
+from ._freeze import freeze, is_data
 from ._kinds import KINDS, Kind, kind_of
 from ._late import build_attributes
 from ._paths import Path
@@ -34,6 +34,21 @@ def form_of(node: Any) -> Form:
     return form
 
 
+def held_by(node: Any) -> list[tuple[str, Any]]:
+    """The attributes that a module or bound method has: all, or those that its `__init__` has set so far."""
+    found = ((name, getattr(node, name, MISSING)) for name in type(node)._fields_in_order)
+    return [(name, value) for name, value in found if value is not MISSING]
+
+
+def as_it_stands(module: Any) -> Any:
+    """A finished module with what the `__init__` of this one has set so far."""
+    standing = new(type(module))
+    for name, value in held_by(module):
+        put(standing, name, freeze(value, f"{type(module).__name__}.{name}"))
+    put(standing, "_form", None)
+    return standing
+
+
 def form_if_node(value: Any) -> Form | None:
     """The form of a node of ours or of a plain tuple; None for everything that ties cannot look into."""
     kind = KINDS.get(type(value)) or kind_of(value)
@@ -46,13 +61,14 @@ def form_if_node(value: Any) -> Form | None:
 
 def _decide(node: Any) -> Form:
     if isinstance(node, FrozenDict):
-        return _sort_out(MappingForm, FrozenDict, [(key, node[key]) for key in sorted_keys(node)])
+        ordered = tuple(node) if isinstance(node, FrozenOrderedDict) else ()
+        found = [(key, node[key]) for key in ordered or sorted_keys(node)]
+        return _sort_out(MappingForm, type(node), found, ordered=ordered)
     if isinstance(node, FrozenList | FrozenTuple):
         return _sort_out(SequenceForm, FrozenList if isinstance(node, list) else tuple, list(enumerate(node)))
     cls = type(node)
     always = getattr(cls, "_static_fields", ("__func__",))
-    found = [(name, getattr(node, name)) for name in cls._fields_in_order]
-    form = _sort_out(AttributeForm, cls, found, always)
+    form = _sort_out(AttributeForm, cls, held_by(node), always)
     constant = always_frozen(cls)
     if constant:
         form = form.replace(frozen=constant)
@@ -65,18 +81,30 @@ def _decide(node: Any) -> Form:
     return form.replace(ties=ties)
 
 
-def _sort_out(kind: type[Form], cls: type, found: list[tuple[Any, Any]], always: tuple[str, ...] = ()) -> Form:
+def _sort_out(kind: type[Form], cls: type, found: list[tuple[Any, Any]], always: Any = (), ordered: Any = ()) -> Form:
     slots, statics, foreign = [], [], []
     for slot, value in found:
         if slot in always or not is_data(value):
             statics.append((slot, value))
             continue
         slots.append(slot)
-        if kind_of(value) in (Kind.FOREIGN, Kind.RECORD):
-            split = split_of(value, f"{cls.__name__}.{slot}")
-            if split is not None:
-                foreign.append((slot, split))
-    return kind.of(cls, slots, statics, foreign=foreign)
+        division = division_of(value, f"{cls.__name__}.{slot}")
+        if division is not None:
+            foreign.append((slot, division))
+    return kind.of(cls, slots, statics, foreign=foreign, ordered=ordered)
+
+
+def division_of(value: Any, place: str) -> Split | Form | None:
+    """How a node that is not ours is to be divided; None if all of its leaves are arrays, so that JAX may see it.
+
+    Raises:
+        StructureError: one of its other leaves cannot be hashed.
+    """
+    if not has_structure(value):
+        return None
+    if kind_of(value) is Kind.RECORD:
+        return _sort_out(SequenceForm, type(value), list(enumerate(value)))
+    return split_of(value, place)
 
 
 def find_ties(owner: Any, form: Form) -> Iterator[Tie]:
@@ -100,7 +128,7 @@ def find_ties(owner: Any, form: Form) -> Iterator[Tie]:
                 yield Tie(path, first)
                 continue
         inner = form_if_node(value)
-        if inner is not None:
+        if inner is not None and inner is not BUILDING:  # a method of a module whose `__init__` calls a transformation
             skipped |= {(*path, *tie.place) for tie in inner.ties}
             pending += [((*path, inner.entry(s)), branch, inner.get(value, s)) for s in reversed(inner.slots)]
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import GetAttrKey
 
 from .._jax import Tracer
-from ._decide import form_of
-from ._form import Form, always_frozen
+from ._decide import as_it_stands, form_of
+from ._form import BUILDING, MISSING, Form, always_frozen
 from ._kinds import Kind, kind_of
+from ._methods import BoundMethod
 from ._paths import Path
 
 WIDTH = 100
@@ -47,6 +49,13 @@ def _shown(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
         return show_array(value)
     if kind_of(value) is Kind.NODE and dataclasses.is_dataclass(value):
         return _shown_module(value, path, ties, depth)
+    if type(value) is BoundMethod:
+        return f"{_shown(value.__self__, (*path, GetAttrKey('__self__')), ties, depth)}.{value.__name__}"
+    if kind_of(value) is Kind.RECORD:
+        record: Any = value
+        items = [(GetAttrKey(name), getattr(record, name)) for name in record._fields]
+        shown = [f"{key.name}={_shown(item, (*path, key), ties, depth + 1)}" for key, item in items]
+        return _laid_out(f"{type(value).__name__}(", shown, ")", depth)
     if type(value).__repr__ in (list.__repr__, tuple.__repr__, dict.__repr__):
         return _shown_container(value, path, ties, depth)
     if isinstance(value, type) or callable(value):
@@ -56,13 +65,16 @@ def _shown(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
 
 def _shown_module(module: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
     form = form_of(module)
+    if form is BUILDING:
+        return _shown_module(as_it_stands(module), path, ties, depth)
     # The innermost owner's text wins for a reader of the inner module, the outer one's for the whole: it is shown.
     ties = {(*path, *tie.place): tie.within(path).text() for tie in form.ties} | ties
     items = []
     for declared in dataclasses.fields(module):
-        if not declared.repr:
+        key = form.entry(declared.name)
+        if not declared.repr or form.slot_of(key) is MISSING:  # an `__init__` may not have set it yet
             continue
-        place = (*path, form.entry(declared.name))
+        place = (*path, key)
         items.append(f"{declared.name}={_item(module, form, declared.name, place, ties, depth)}")
     return _laid_out(f"{type(module).__name__}(", items, ")", depth)
 

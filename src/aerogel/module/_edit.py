@@ -5,8 +5,7 @@ from typing import Any
 
 import jax
 
-from ._decide import form_if_node
-from ._foreign import split_of
+from ._decide import division_of, form_if_node
 from ._form import MISSING, Form, Tie
 from ._freeze import UNTOUCHED, freeze, is_data
 from ._holes import copied, fill, implanted, reach
@@ -117,9 +116,9 @@ class _Edit:
                 is_as_before = False
                 continue
             slots.add(slot)
-            split = split_of(value, self._place(slot)) if kind_of(value) in (Kind.FOREIGN, Kind.RECORD) else None
-            if split is not None:
-                foreign[slot] = split
+            division = division_of(value, self._place(slot))
+            if division is not None:
+                foreign[slot] = division
                 is_as_before = False
         # To look an equal form up takes longer than all of the above.
         form = self.form if is_as_before else self._form_of(slots, statics, foreign, values)

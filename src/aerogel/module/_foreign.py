@@ -53,19 +53,24 @@ class Closed:
     split: Split
 
 
-def split_of(value: Any, place: str) -> Split | None:
-    """How `value` is to be divided; None if all of its leaves are arrays, so that JAX may see it as it is.
+def split_of(value: Any, place: str) -> Split:
+    """How `value` is to be divided.
 
     Raises:
         StructureError: one of its other leaves cannot be hashed.
     """
     found, structure = jax.tree_util.tree_flatten_with_path(value)
     data = tuple(i for i, (_, leaf) in enumerate(found) if kind_of(leaf) is Kind.ARRAY)
-    if len(data) == len(found):
-        return None
     rest = tuple((i, leaf) for i, (_, leaf) in enumerate(found) if i not in data)
     keys = tuple(key_of(leaf, place) for _, leaf in rest)
     return Split(structure, data, keys, tuple(LeafKey(found[i][0]) for i in data), rest)
+
+
+def has_structure(value: Any) -> bool:
+    """Whether it is a node of another library, or a named tuple, and any of its leaves is not an array."""
+    if kind_of(value) not in (Kind.FOREIGN, Kind.RECORD):
+        return False
+    return any(kind_of(leaf) is not Kind.ARRAY for leaf in jax.tree.leaves(value))
 
 
 def holds_data(value: Any) -> bool:

@@ -14,15 +14,29 @@ from weakref import WeakValueDictionary
 
 from jax.tree_util import GetAttrKey
 
+from ._errors import FieldError
 from ._paths import Path, show_path, step_name
 from ._values import key_of
 
 put = object.__setattr__
 new = object.__new__
 MISSING: Any = object()
-BUILDING: Any = object()  # the form of a module whose `__init__` runs
 
-_CONTENTS = ("slots", "statics", "holes", "foreign", "ties", "frozen")
+
+class _Building:
+    """In the place of a form: whoever looks into it would see what changes yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise FieldError(
+            what="a module has no parts to look at before its `__init__` is over.",
+            place="`self` in an `__init__`",
+            to_fix="set its attributes, self.x = ..., and do the rest with the finished module",
+        )
+
+
+BUILDING: Any = _Building()  # the form of a module whose `__init__` runs
+
+_CONTENTS = ("slots", "statics", "holes", "foreign", "ties", "frozen", "ordered")
 
 named_by_attribute: set[type] = set()  # containers, whose errors say in which attribute they stand
 
@@ -65,9 +79,10 @@ class Form:
         slots: names, indices or dict keys of the children.
         statics: the other slots with their values.
         holes: slots without data, because a module further out ties them to another place.
-        foreign: slots that hold another library's node with structure in it, and how that is split.
+        foreign: slots that hold another library's node or a named tuple with structure in it, and how that is divided.
         ties: places below this module that are read from another place below it, in the order in which they are filled.
         frozen: leaves that no gradient reaches: the slot, and the path below it as text where it is no leaf itself.
+        ordered: all slots, data or not, in the order that an `OrderedDict` gave them.
     """
 
     __slots__ = ("__weakref__", "_by_key", "_by_name", "_keys", "_read", "cls", *_CONTENTS)
@@ -79,6 +94,7 @@ class Form:
     foreign: tuple[tuple[Any, Any], ...]
     ties: tuple[Tie, ...]
     frozen: tuple[tuple[Any, str], ...]
+    ordered: tuple[Any, ...]
     _by_key: dict[Any, Any]
     _by_name: dict[bool, dict[Any, Any]]
     _keys: tuple[Any, ...]
@@ -93,6 +109,7 @@ class Form:
         foreign: Iterable[tuple[Any, Any]] = (),
         ties: Iterable[Tie] = (),
         frozen: Iterable[tuple[Any, str]] = (),
+        ordered: Iterable[Any] = (),
     ) -> "Form":
         """The one form with these contents.
 
@@ -100,15 +117,15 @@ class Form:
             StructureError: a static value cannot be part of the structure.
         """
         slots, statics, holes = tuple(slots), tuple(statics), tuple(holes)
-        foreign, ties, frozen = tuple(foreign), in_order_of_filling(ties), tuple(frozen)
+        foreign, ties, frozen, ordered = tuple(foreign), in_order_of_filling(ties), tuple(frozen), tuple(ordered)
         values = tuple((slot, key_of(value, f"{node_type.__name__}.{slot}")) for slot, value in statics)
-        key = (cls, node_type, slots, values, holes, foreign, ties, frozen)
+        key = (cls, node_type, slots, values, holes, foreign, ties, frozen, ordered)
         with _lock:
             form = _interned.get(key)
             if form is None:
                 form = new(cls)
                 form.cls, form.slots, form.statics = node_type, slots, statics
-                form.holes, form.foreign, form.ties, form.frozen = holes, foreign, ties, frozen
+                form.holes, form.foreign, form.ties, form.frozen, form.ordered = holes, foreign, ties, frozen, ordered
                 form._prepare()
                 _interned[key] = form
         return form
@@ -117,6 +134,7 @@ class Form:
         """What is not data, as JAX shows it in its own errors: `act=tanh, head.weight = embed.weight`."""
         known = [(show_path([self.entry(slot)]), getattr(value, "__name__", value)) for slot, value in self.statics]
         told = [f"{name}={value}" for name, value in known] + [repr(tie) for tie in self.ties]
+        told += [f"{show_path([self.entry(slot)])}{rest and '.'}{rest} is frozen" for slot, rest in self.frozen]
         return ", ".join(told) or "arrays only"
 
     def _prepare(self) -> None:
@@ -138,6 +156,10 @@ class Form:
         """JAX's key for a slot."""
         raise NotImplementedError
 
+    def told(self, slot: Any) -> Any:
+        """The key of a child that JAX tells others."""
+        return self.entry(slot)
+
     def order(self, slots: Iterable[Any]) -> tuple[Any, ...]:
         """Slots in the order in which they are flattened."""
         raise NotImplementedError
@@ -147,7 +169,8 @@ class Form:
         try:
             known = self._by_key
         except AttributeError:
-            known = self._by_key = {self.entry(s): s for s in (*self.slots, *self.holes, *dict(self.statics))}
+            every = (*self.slots, *self.holes, *dict(self.statics))
+            known = self._by_key = {key(slot): slot for slot in every for key in (self.entry, self.told)}
         return known.get(key, MISSING)
 
     @property

@@ -1,12 +1,13 @@
 """What happens to a value on its way into a module: containers in it are replaced by frozen ones."""
 
+from collections import OrderedDict
 from typing import Any
 
 import jax.numpy as jnp
 
-from ._containers import FrozenDict, FrozenList, FrozenTuple, fill_container, sorted_keys
+from ._containers import FrozenDict, FrozenList, FrozenOrderedDict, FrozenTuple, fill_container, sorted_keys
 from ._errors import FieldError, StructureError
-from ._foreign import holds_data
+from ._foreign import has_structure, holds_data
 from ._form import BUILDING, put
 from ._kinds import KINDS, Kind, kind_of
 from ._methods import BoundMethod
@@ -30,8 +31,8 @@ def freeze(value: Any, place: str) -> Any:
         case Kind.LIST:
             return _placed(FrozenList, [freeze(item, f"{place}[{i}]") for i, item in enumerate(value)], place)
         case Kind.DICT:
-            order = sorted_keys(value)
-            return _placed(FrozenDict, {key: freeze(value[key], f"{place}[{key!r}]") for key in order}, place)
+            cls, keys = (FrozenOrderedDict, value) if _is_ordered(value) else (FrozenDict, sorted_keys(value))
+            return _placed(cls, {key: freeze(value[key], f"{place}[{key!r}]") for key in keys}, place)
         case Kind.SET:
             return frozenset(freeze(item, place) for item in value)
         case Kind.TUPLE:
@@ -74,7 +75,7 @@ def is_data(value: Any) -> bool:
 
 def is_pure(value: Any) -> bool:
     """Whether a frozen tuple's items are data throughout, so that it needs no form."""
-    return all(is_data(item) for item in value)
+    return all(is_data(item) and not has_structure(item) for item in value)
 
 
 def as_data(value: Any, place: str) -> Any:
@@ -89,7 +90,8 @@ def as_data(value: Any, place: str) -> Any:
         case None:
             return None
         case dict():
-            return {key: as_data(item, f"{place}[{key!r}]") for key, item in value.items()}
+            items = {key: as_data(item, f"{place}[{key!r}]") for key, item in value.items()}
+            return OrderedDict(items) if _is_ordered(value) else items
         case tuple() if hasattr(value, "_fields"):
             return type(value)._make(as_data(item, place) for item in value)  # type: ignore[attr-defined]
         case list() | tuple():
@@ -106,6 +108,10 @@ def as_data(value: Any, place: str) -> Any:
         wanted="a number, an array, a module, or a container of these",
         to_fix="drop `dynamic=True`, or give the value a field of its own",
     )
+
+
+def _is_ordered(value: Any) -> bool:
+    return isinstance(value, OrderedDict | FrozenOrderedDict)
 
 
 def _placed(cls: type, items: Any, place: str) -> Any:

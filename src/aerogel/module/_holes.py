@@ -4,10 +4,13 @@ All of this is by path, so it holds for whatever transformations put into the tr
 submodule was replaced by a label, say), there is nothing to take out and nothing to put back.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+from ._containers import FrozenTuple, with_form
 from ._decide import form_if_node
+from ._foreign import Split
 from ._form import MISSING, AttributeForm, Form, Tie, put
 from ._late import late_values, put_late
 from ._paths import Path
@@ -33,8 +36,9 @@ def built(form: Form, children: tuple[Any, ...]) -> Any:
     for slot, rest in form.frozen:
         if slot in values:  # else it is tied to another place now
             values[slot] = stopped(values[slot], rest)
-    for slot, split in form.foreign:
-        values[slot] = split.open(values[slot])
+    for slot, division in form.foreign:
+        if isinstance(division, Split):  # what a form makes is open
+            values[slot] = division.open(values[slot])
     node = form.make(values)
     if form.ties:
         fill(node, form)
@@ -54,13 +58,23 @@ def reach(node: Any, path: Path) -> Any:
 
 def _shadow(node: Any, form: Form) -> tuple[Any, ...]:
     values = dict(zip(form.slots, form.read(node), strict=True))
-    for slot, split in form.foreign:
-        values[slot] = split.close(values[slot])
     for tie in form.ties:
         slot = form.slot_of(tie.place[0])
         if slot in values:
             values[slot] = punched(values[slot], tie.place[1:])
+    for slot, division in form.foreign:
+        values[slot] = _closed(values[slot], division)
     return tuple(values.values())
+
+
+def _closed(value: Any, division: Split | Form) -> Any:
+    """A node of others as JAX sees it; `value` itself where a transformation put something else."""
+    if isinstance(division, Split):
+        return division.close(value)
+    form = form_if_node(value)
+    if form is None or form.cls is not division.cls:
+        return value
+    return with_form(FrozenTuple, value, functools.reduce(Form.without, form.holes, division))
 
 
 def punched(node: Any, path: Path) -> Any:

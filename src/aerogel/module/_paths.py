@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
@@ -13,14 +12,44 @@ Path = tuple[Any, ...]
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
 
 
-@dataclass(frozen=True)
-class LeafKey:
+# What is no key of JAX's by its class, other libraries refuse: Orbax does.
+class LeafKey(GetAttrKey):
     """Several steps in one entry: the key of a leaf below a node that was flattened all at once."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        super().__init__(show_path(path))
+        self.path = path
 
     def __str__(self) -> str:
         return "".join(map(str, self.path))
+
+    def __reduce__(self) -> Any:
+        return LeafKey, (self.path,)
+
+
+class ItemKey(DictKey):
+    """An index into a list in which items before it hold no data of their own: JAX gets no key for those.
+
+    It reads as a `SequenceKey` and is none: of these Orbax builds a list, from 0 and without a gap.
+    """
+
+    @property
+    def idx(self) -> int:
+        """The index, by the name that a `SequenceKey` has for it."""
+        return self.key
+
+
+def one_by_one(path: Path) -> Path:
+    """A path of JAX's as the forms tell it: one key for each step, an index for each item."""
+    if not {LeafKey, ItemKey} & set(map(type, path)):
+        return path
+    return tuple(step for key in path for step in _steps(key))
+
+
+def _steps(key: Any) -> Path:
+    if type(key) is LeafKey:
+        return one_by_one(key.path)
+    return (SequenceKey(key.idx),) if type(key) is ItemKey else (key,)
 
 
 def show_path(path: Sequence[Any], root: str = "") -> str:

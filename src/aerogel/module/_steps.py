@@ -13,7 +13,7 @@ from ._form import MISSING
 from ._holes import copied, fill
 from ._kinds import Kind, kind_of
 from ._late import late_values
-from ._paths import LeafKey, Path, read_path, show_path, step_name
+from ._paths import Path, one_by_one, read_path, show_path, step_name
 
 
 def keys_below(node: Any) -> list[Any]:
@@ -83,13 +83,6 @@ def part(node: Any, key: Any) -> Any:
 def leaf_paths(tree: Any) -> list[Path]:
     """The paths of the leaves, in their order, one key for each step."""
     return [one_by_one(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def one_by_one(path: Path) -> Path:
-    """A path of JAX's, in which the key of a leaf in another library's node is several steps in one."""
-    if LeafKey not in map(type, path):
-        return path
-    return tuple(step for key in path for step in (key.path if isinstance(key, LeafKey) else (key,)))
 
 
 def value_at(tree: Any, path: Path) -> Any:
@@ -171,7 +164,18 @@ def key_of_step(node: Any, step: Any, statics: bool = False) -> Any:
 
 def no_path(tree: Any, text: str) -> PathError:
     """The error for a path that leads nowhere."""
-    return PathError(path=text, inside=type(tree).__name__, nearest=get_close_matches(text, _known_paths(tree), n=3))
+    nearest = get_close_matches(text, _known_paths(tree), n=3) or _paths_from_where_it_ends(tree, text)[:3]
+    return PathError(path=text, inside=type(tree).__name__, nearest=nearest)
+
+
+def _paths_from_where_it_ends(tree: Any, text: str) -> list[str]:
+    node, path = tree, ()
+    for step in read_path(text):
+        key = key_of_step(node, step, statics=True)
+        if key is None:
+            break
+        node, path = part(node, key), (*path, key)
+    return [show_path((*path, key)) for key in (*keys_below(node), *static_keys(node))]
 
 
 def _known_paths(tree: Any) -> list[str]:

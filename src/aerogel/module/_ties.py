@@ -15,7 +15,7 @@ from ._holes import copied, implanted, punched, reach
 from ._kinds import Kind, kind_of
 from ._late import late_values
 from ._paths import Path, show_path
-from ._steps import keys_below, resolve
+from ._steps import keys_below, leaf_paths, resolve
 
 M = TypeVar("M")
 
@@ -185,7 +185,8 @@ def _told(value: Any) -> str:
 
 
 def _arrays_below(model: Any, path: Path) -> dict[Path, Any]:
-    found = jax.tree.leaves_with_path(reach(model, path))
+    part = reach(model, path)
+    found = zip(leaf_paths(part), jax.tree.leaves(part), strict=True)
     return {below: leaf for below, leaf in found if kind_of(leaf) is Kind.ARRAY}
 
 

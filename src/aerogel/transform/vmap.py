@@ -32,8 +32,8 @@ def vmap(
     Args:
         f: a function, or a method of a module.
         in_axes: what `jax.vmap` takes (an integer, None, or for each argument a tree of these that begins like it);
-            or a dict from names of arguments to such trees, where arguments that are not named are not mapped; or a
-            function from each array to its axis or None.
+            or a dict from names of arguments to such trees, where arguments that are not named are not mapped. A
+            function in the place of an axis is asked for each array there: it returns the axis or None.
         out_axes: what `jax.vmap` takes.
         axis_name: a name for the mapped axis, for collectives in `f`.
         axis_size: its size, where no argument tells.
@@ -55,10 +55,21 @@ def vmap(
     def batched(*args: Any, **kwargs: Any) -> Any:
         if isinstance(in_axes, Mapping):
             return _by_name(f, in_axes, out_axes, options, args, kwargs)
-        axes = jax.tree.map(in_axes, hide(args)) if callable(in_axes) else in_axes
+        axes = _asked(in_axes, hide(args))
         return reveal(jax.vmap(between(f), axes, out_axes, **options)(*hide(args), **hide(kwargs)))
 
     return batched
+
+
+def _asked(axes: Any, values: Any) -> Any:
+    """A prefix tree of axes in which functions have been asked for those of the arrays."""
+    if not any(map(callable, jax.tree.leaves(axes))):
+        return axes
+
+    def axis(given: Any, value: Any) -> Any:
+        return jax.tree.map(given, value) if callable(given) else given
+
+    return jax.tree.map(axis, axes, values, is_leaf=lambda given: given is None)
 
 
 def _by_name(f: Any, in_axes: Mapping[str, Any], out_axes: Any, options: Any, args: Any, kwargs: Any) -> Any:
@@ -72,7 +83,6 @@ def _by_name(f: Any, in_axes: Mapping[str, Any], out_axes: Any, options: Any, ar
     if unknown:
         raise UsageError(argument="in_axes", got=unknown[0], wanted=list(signature.parameters), function="vmap")
     names = list(bound.arguments)
-    axes = tuple(in_axes.get(name) for name in names)
 
     @_jax.like(f)
     def of_named(*values: Any) -> Any:
@@ -81,4 +91,5 @@ def _by_name(f: Any, in_axes: Mapping[str, Any], out_axes: Any, options: Any, ar
         return hide(f(*given.args, **given.kwargs))
 
     values = [hide(bound.arguments[name]) for name in names]
+    axes = tuple(_asked(in_axes.get(name), value) for name, value in zip(names, values, strict=True))
     return reveal(jax.vmap(of_named, axes, out_axes, **options)(*values))

@@ -1,5 +1,6 @@
 """State that is handed from call to call, by Equinox's names. Aerogel's own way is `ag.Variable` and `ag.stateful`."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from aerogel.module import Module, field
-from aerogel.module._containers import FrozenDict, FrozenList, FrozenTuple
+from aerogel.module._containers import FrozenDict, FrozenList, FrozenOrderedDict, FrozenTuple
 from aerogel.module._display import show
 from aerogel.module._paths import show_path
 
@@ -141,7 +142,12 @@ def _stored(value: Any) -> Any:
     return _PYTHONS[type(new)](new) if type(new) in _PYTHONS else new
 
 
-_PYTHONS: dict[type, type] = {FrozenList: list, FrozenTuple: tuple, FrozenDict: dict}
+_PYTHONS: dict[type, type] = {
+    FrozenList: list,
+    FrozenTuple: tuple,
+    FrozenDict: dict,
+    FrozenOrderedDict: OrderedDict,
+}
 
 
 def _of(values: dict[Any, Any]) -> State:
