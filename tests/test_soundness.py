@@ -66,6 +66,7 @@ ELSEWHERE = {
     "loop-segments",
     "loop-split",
     "memory-limit",
+    "seams",
     "short-rows",
 }
 _ORDER = list(Exactness)

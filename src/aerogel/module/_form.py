@@ -27,6 +27,8 @@ class _Building:
     """In the place of a form: whoever looks into it would see what changes yet."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python asks whether it has these: `inspect`, `copy`
+            raise AttributeError(name)
         raise FieldError(
             what="a module has no parts to look at before its `__init__` is over.",
             place="`self` in an `__init__`",
