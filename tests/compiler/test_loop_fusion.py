@@ -177,3 +177,21 @@ def test_no_carry_has_a_dimension_of_the_length_one() -> None:
     (scan,) = (eqn for eqn in program(ag.optimize(f), args).eqns if eqn.primitive.name == "scan")
     carries = scan.outvars[: _jax.scan_counts(scan.params)[1]]
     assert [v.aval.shape for v in carries] == [(100_000,), (100_000,)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "size", "moves"), [(5000, 1, False), (5000, 16, False), (5000, 17, True), (500, 1, True)]
+)
+def test_a_few_numbers_of_many_steps_are_summed_after_the_loop(steps: int, size: int, moves: bool) -> None:
+    """One added to the other, 5,000 losses have the rounding errors of 5,000 sums; few steps, or many numbers, move."""
+
+    def f(xs: Any) -> Any:
+        def step(c: Any, x: Any) -> tuple[Any, Any]:
+            c = 0.9 * c + x
+            return c, jnp.log1p(c * c)
+
+        return jnp.mean(lax.scan(step, 0 * xs[0], xs)[1], 0)
+
+    xs = normal(0, steps, size) if size > 1 else normal(0, steps)
+    decided = [d.fired for d in ag.explain(f)(xs).decisions if d.rule == "loop-fusion" and "reduce_sum" in d.what]
+    assert decided == [moves]
