@@ -84,6 +84,16 @@ def thinned(x0: Any, xs: Any, ws: Any) -> Any:
     return jax.lax.scan(lambda c, xw: (0.9 * jnp.cos(c) + xw[0], c * xw[1]), x0, (xs, ws))[1][6::8]
 
 
+def mapped(x: Any) -> Any:
+    """A carry of short rows."""
+    return jax.lax.scan(lambda c, _: (3.7 * c * (1 - c), None), x, None, length=9)[0]
+
+
+def rough(x: Any) -> Any:
+    """A sum over differences of neighbours, along both axes."""
+    return sum(jnp.sum(jnp.sqrt(1 + jnp.diff(x, axis=a) ** 2)) for a in range(2))
+
+
 def products(w: Any, xs: Any) -> Any:
     """Batches of products in an order that is not the one they are wanted in."""
     return jax.vmap(jax.vmap(lambda x: w @ x, 1), 0)(jnp.swapaxes(xs, 1, 2))
@@ -243,6 +253,8 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["density"] = density, (normal(0, 100_000), abs(normal(1, 2)))
     found["layers"] = jax.grad(layers, (0, 1)), ([normal(k, 64, 64) / 8 for k in range(8)], normal(8, 8192, 64))
     found["excerpt"] = jax.grad(lambda a, b: jnp.tanh((a @ b)[3]).sum()), (normal(0, 96, 96), normal(1, 96, 96))
+    found["mapped"] = mapped, (1 / (1 + normal(0, 1024, 28) ** 2),)
+    found["rough"] = jax.grad(rough), (normal(0, 60, 100),)
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])
