@@ -233,7 +233,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["entries"] = entries, (normal(0, 1024, 28), normal(1, 1024, 28))
     found["gates"] = jax.value_and_grad(gates), (normal(0, 4096), normal(1, 71, 4096))
     found["sums of products"] = sums_of_products, (normal(0, 200, 200), normal(1, 200, 200), normal(2, 200))
-    found["beside"] = jax.grad(beside, (1, 2)), (normal(0, 192, 64), normal(1, 64), normal(2, 512, 128))
+    found["beside"] = jax.grad(beside, (1, 2)), (normal(0, 192, 64) / 8, normal(1, 64), normal(2, 512, 128))
     found["in two orders"] = in_two_orders, (normal(0, 5, 7), normal(1, 7, 4))
     found["cut"] = cut, (normal(0, 2, 16), normal(1, 10, 2, 48), normal(2, 16, 48) / 4)
     found["weak"] = weak, (3, normal(0, 5))
