@@ -100,7 +100,7 @@ def values(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             st.dictionaries(st.sampled_from(["k", "l", "m"]), inner, max_size=2),
             st.dictionaries(st.sampled_from(["m", "l", "k"]), inner, max_size=2).map(OrderedDict),
             st.builds(Record, inner, inner),
-            st.builds(Other, arrays()),
+            st.builds(Other, arrays() | modules_of(inner)),
             modules_of(inner),
         ),
         max_leaves=6,

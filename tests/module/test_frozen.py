@@ -190,6 +190,34 @@ def test_other_libraries_modules_inside() -> None:
     assert frozen_mask(freeze({"a": [holder]}, "**.bias")) == (True, True, True, True)
 
 
+class Other(eqx.Module):
+    """A node with structure, and one of ours in it."""
+
+    part: Any
+    act: Any = max
+
+
+def test_our_modules_in_nodes_of_others_keep_their_marks() -> None:
+    """What is frozen in them, and their variables, are that in whatever node they stand."""
+
+    class Holder(Module):
+        other: Other
+
+        def __call__(self) -> Any:
+            self.other.part.bias.set(self.other.part.bias + 1)
+            return self.other.part.weight.sum()
+
+    inner = Linear(X, ag.Variable(jnp.zeros(())))
+    for holder in (freeze(Holder(Other(inner)), "other.part.weight"), Holder(Other(freeze(inner)))):
+        assert trainable(holder) == []
+        assert jax.jit(lambda m: m)(holder) == holder
+        assert not jax.grad(lambda m: m.other.part.weight.sum())(holder).other.part.weight.any()
+        assert at(holder)[Linear].get() == [holder.other.part]
+        _, new = ag.stateful(Holder.__call__)(holder)
+        assert new.other.part.bias.value == 1
+    assert frozen_mask(unfreeze(holder)) == (False, True)
+
+
 @given(modules(), st.data())
 def test_freezing_is_by_leaf(model: Any, data: st.DataObject) -> None:
     """Any choice of leaves is what is frozen, in either order of asking, and unfreezing gives the model back."""

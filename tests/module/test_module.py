@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from aerogel.module import AbstractField, BoundMethod, FieldError, FrozenError, Module, StructureError, field
@@ -283,6 +284,27 @@ def test_nodes_of_others_are_split() -> None:
 
 
 W = jnp.ones(2)
+
+
+def test_a_tuple_with_nodes_without_leaves_stays_a_tuple() -> None:
+    """Optax maps over what it stored beside what it made: the states of its chains hold empty named tuples."""
+
+    class Trainer(Module):
+        weight: Any
+        state: Any
+
+    transform = optax.MultiSteps(optax.chain(optax.identity(), optax.adam(0.1)), 2)
+    trainer = Trainer(W, transform.init(W))
+
+    @jax.jit
+    def step(trainer: Trainer) -> Trainer:
+        updates, state = transform.update(trainer.weight, trainer.state, trainer.weight)
+        return Trainer(trainer.weight + updates, state)
+
+    new = step(step(trainer))
+    assert jax.tree.structure(new) == jax.tree.structure(trainer)
+    np.testing.assert_allclose(new.weight, 0.9, rtol=1e-5)
+    assert type(Linear((W, ())).weight) is tuple
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import functools
 import pickle
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -233,6 +233,41 @@ def test_places_in_nodes_of_others_are_not_tied_in_silence(places: tuple[str, st
         tie(model, *places)
     with pytest.raises(TieError, match="this is a dict"):
         tie({"a": X, "b": X}, "a", "b")
+
+
+class Named(NamedTuple):
+    data: Any
+    act: Any
+
+
+class Part(eqx.Module):
+    data: Any
+    act: Any
+
+
+class Four(Module):
+    a: Any
+    b: Any
+    inner: Any
+    items: list[Any]
+
+
+@pytest.mark.parametrize("kind", [Named, Part])
+@pytest.mark.parametrize("place", ["b", "inner.a", "items[0]", "items[1].b"])
+def test_parts_of_others_are_tied_whole(kind: Any, place: str) -> None:
+    """What is read there has the source's structure, not what stood there, also in a part of the model alone."""
+    parts = [kind(n * jnp.ones(2), act) for n, act in enumerate((max, min, abs, len, sum))]
+    model = Four(*parts[:2], Pair(parts[2], 1), [parts[3], Pair(1, parts[4])])
+    tied = tie(model, place, "a")
+    assert len(jax.tree.leaves(tied)) == 4
+    for changed, act in ((tied, max), (ag.at(tied).a.set(kind(jnp.zeros(2), repr)), repr), (untie(tied, place), max)):
+        for whole in (changed, jax.jit(lambda m: m)(changed), pickle.loads(pickle.dumps(changed))):
+            assert whole == changed
+            assert ag.at(whole)[place].get().act is act
+            for name in ("inner", "items[1]"):
+                part = ag.at(whole)[name].get()
+                assert jax.tree.map(lambda x: x, part) == part
+                assert len(jax.tree.leaves(part)) == 1
 
 
 class Both(Module):

@@ -157,7 +157,7 @@ def test_vmap_by_name_and_by_function() -> None:
         np.testing.assert_array_equal(ag.vmap(f, {"x": 0})(*args, **kwargs), MATRIX + 1)
     np.testing.assert_array_equal(ag.vmap(f, {"x": 1, "y": 0})(MATRIX, row, jnp.add), (MATRIX + 1).T)
     by_rank = lambda leaf: 0 if leaf.ndim == 2 else None  # noqa: E731
-    for axes in (by_rank, (by_rank, None, None), (0, by_rank, by_rank), {"x": by_rank}):
+    for axes in (by_rank, (by_rank, None, None), [0, by_rank, by_rank], {"x": by_rank}):
         np.testing.assert_array_equal(ag.vmap(f, axes)(MATRIX, row, jnp.add), MATRIX + 1)
     stacked = Cell(jnp.array([1.0, 2.0]))
     np.testing.assert_allclose(ag.vmap(lambda c, x: c(x), (0, None))(stacked, 0.5), np.tanh([0.5, 1.0]), rtol=1e-6)

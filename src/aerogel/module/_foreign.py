@@ -17,7 +17,7 @@ class Split:
 
     Attributes:
         structure: the node's own treedef.
-        data: the positions of its leaves that are arrays.
+        data: the positions of its leaves that are arrays, or nodes of ours: JAX sees these as such, with their marks.
         keys: the values of its other leaves, as keys, by which two splits are equal.
         paths: where the arrays stand in the node.
         rest: its other leaves, with their positions.
@@ -59,8 +59,8 @@ def split_of(value: Any, place: str) -> Split:
     Raises:
         StructureError: one of its other leaves cannot be hashed.
     """
-    found, structure = jax.tree_util.tree_flatten_with_path(value)
-    data = tuple(i for i, (_, leaf) in enumerate(found) if kind_of(leaf) is Kind.ARRAY)
+    found, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda part: kind_of(part) is Kind.NODE)
+    data = tuple(i for i, (_, leaf) in enumerate(found) if kind_of(leaf) in (Kind.ARRAY, Kind.NODE))
     rest = tuple((i, leaf) for i, (_, leaf) in enumerate(found) if i not in data)
     keys = tuple(key_of(leaf, place) for _, leaf in rest)
     return Split(structure, data, keys, tuple(LeafKey(found[i][0]) for i in data), rest)

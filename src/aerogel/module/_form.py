@@ -210,13 +210,16 @@ class Form:
         return self.replace(
             slots=[s for s in self.slots if s != slot],
             holes=self.order((*self.holes, slot)),
+            foreign=[(s, division) for s, division in self.foreign if s != slot],
         )
 
-    def restored(self, slot: Any) -> "Form":
-        """The form in which the hole `slot` is a child again."""
+    def restored(self, slot: Any, division: Any = None) -> "Form":
+        """The form in which the hole `slot` is a child again, divided as what stands in it now."""
+        foreign = dict(self.foreign) | ({slot: division} if division is not None else {})
         return self.replace(
             slots=self.order((*self.slots, slot)),
             holes=[s for s in self.holes if s != slot],
+            foreign=[(s, foreign[s]) for s in self.order(foreign)],
         )
 
 

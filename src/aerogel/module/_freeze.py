@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ._containers import FrozenDict, FrozenList, FrozenOrderedDict, FrozenTuple, fill_container, sorted_keys
@@ -74,8 +75,15 @@ def is_data(value: Any) -> bool:
 
 
 def is_pure(value: Any) -> bool:
-    """Whether a frozen tuple's items are data throughout, so that it needs no form."""
-    return all(is_data(item) and not has_structure(item) for item in value)
+    """Whether a frozen tuple's items are data throughout, or nodes without leaves, so that it needs no form."""
+    return all(_is_empty(item) or (is_data(item) and not has_structure(item)) for item in value)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether it is a node in which JAX sees no leaf, and nobody a None: `optax.EmptyState()`."""
+    if kind_of(value) not in (Kind.TUPLE, Kind.RECORD, Kind.FOREIGN):
+        return False
+    return not jax.tree.leaves(value, is_leaf=lambda part: part is None)
 
 
 def as_data(value: Any, place: str) -> Any:

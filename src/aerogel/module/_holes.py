@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ._containers import FrozenTuple, with_form
-from ._decide import form_if_node
+from ._decide import division_of, form_if_node
 from ._foreign import Split
 from ._form import MISSING, AttributeForm, Form, Tie, put
+from ._freeze import is_data
 from ._late import late_values, put_late
 from ._paths import Path
 from ._stop import stopped
@@ -106,7 +107,11 @@ def _with_value(node: Any, form: Form, slot: Any, rest: Path, value: Any, via: V
     if rest:
         inner = form.get(node, slot)
         return node if inner is MISSING else copied(node, form, form, {slot: implanted(inner, rest, value, via)})
-    whole = form.restored(slot) if slot in form.holes else form
+    # What a transformation put in the place of arrays is not looked into.
+    division = division_of(value, "") if via is None and is_data(value) else None
+    is_new = slot in form.slots and dict(form.foreign).get(slot) != division
+    whole = form.without(slot) if is_new else form
+    whole = whole.restored(slot, division) if slot in whole.holes else whole
     if via is None:
         return copied(node, form, whole, {slot: value})
     changed = copied(node, form, whole, leave_out=slot)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 
 from .._errors import UsageError
-from ._decide import form_if_node, form_of
+from ._decide import division_of, form_if_node, form_of
 from ._display import show_array
 from ._errors import TieError
 from ._form import AttributeForm, Form, Tie
@@ -236,7 +236,7 @@ def _without_tie(owner: Any, place: Path) -> Any:
     value = reach(owner, place)
     if len(place) == 1:
         slot = form.slot_of(place[0])
-        return copied(owner, form, kept.restored(slot), {slot: value})
+        return copied(owner, form, kept.restored(slot, division_of(value, show_path(place))), {slot: value})
     changed = copied(owner, form, kept)
     return _edited(changed, place[:-1], lambda parent: _set(parent, place[-1], value))
 

@@ -55,7 +55,7 @@ def vmap(
     def batched(*args: Any, **kwargs: Any) -> Any:
         if isinstance(in_axes, Mapping):
             return _by_name(f, in_axes, out_axes, options, args, kwargs)
-        axes = _asked(in_axes, hide(args))
+        axes = _asked(tuple(in_axes) if isinstance(in_axes, list) else in_axes, hide(args))
         return reveal(jax.vmap(between(f), axes, out_axes, **options)(*hide(args), **hide(kwargs)))
 
     return batched
