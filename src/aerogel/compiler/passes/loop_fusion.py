@@ -242,8 +242,9 @@ def _is_small_stack(site: Site) -> bool:
     """Whether a site sums up a few numbers of each of many steps: one after the other, with that many roundings."""
     if not isinstance(site.answer, Reduced) or site.answer.monoid.name != "add" or not rounds(site):
         return False
-    steps, size = site.window.count, max(x.aval.size for x in site.reads if is_var(x))
-    return steps >= MANY_STEPS and size <= FEW * steps and max(map(stacked_bytes, site.reads)) <= FEW_BYTES
+    steps, stacks = site.window.count, [x for x in site.reads if is_var(x)]
+    few = all(x.aval.size <= FEW * steps and stacked_bytes(x) <= FEW_BYTES for x in stacks)
+    return steps >= MANY_STEPS and bool(stacks) and few
 
 
 def rounds(site: Site) -> bool:
