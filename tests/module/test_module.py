@@ -317,7 +317,7 @@ def test_a_tuple_with_nodes_without_leaves_stays_a_tuple() -> None:
         Record(1, Linear(W)),
         Record((W, 1), Record(1, 2)),
     ],
-    ids=str,
+    ids=["with Equinox", "record", "record in a tuple", "record in a record", "module in a record", "deeper"],
 )
 def test_nodes_of_others_are_split_wherever_they_stand_and_may_be_tied(held: Any) -> None:
     """In tuples and in each other too; an array in one that also stands elsewhere is one leaf with one gradient."""
