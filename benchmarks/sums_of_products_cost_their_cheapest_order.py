@@ -81,6 +81,10 @@ def alignment(centre):
     return lambda k, m: jnp.sum(centre(k) * centre(m)) / jnp.sqrt(jnp.sum(centre(k) ** 2) * jnp.sum(centre(m) ** 2))
 
 
+def mixture_of_experts(h, w, c):
+    return jnp.einsum("ted,te->td", jnp.einsum("tef,efd->ted", h, w), c)
+
+
 def square(n, *more):
     return lambda: (normal(0, n, n), normal(1, n, n), *more)
 
@@ -207,6 +211,13 @@ CASES = (
         edges_by_hand,
         lambda: (normal(0, 128, 32), normal(1, 128, 128, 16), normal(2, 80, 64)),
         (0, 1, 2),
+        bounds=BOUNDS,
+    ),
+    case(
+        "a mixture of experts, weighted",
+        mixture_of_experts,
+        lambda h, w, c: jnp.einsum("tef,efd->td", h * c[..., None], w),
+        lambda: (normal(0, 512, 8, 256), normal(1, 8, 256, 128), normal(2, 512, 8)),
         bounds=BOUNDS,
     ),
 )

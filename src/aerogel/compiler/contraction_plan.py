@@ -13,6 +13,7 @@ import numpy as np
 
 from .cost import Machine
 from .cost.seconds import dot_seconds, transfer_seconds, transposed_seconds
+from .cost.work import is_copied
 from .network import Labels
 
 # With more factors than these, the cheapest pair is contracted first.
@@ -188,9 +189,7 @@ class _Planner:
 
     def _copy_seconds(self, node: Node, batch: int) -> float:
         """Of the copy that XLA makes of an operand whose batch axes do not come first."""
-        long = [one for one in node.order if self.task.sizes[one] > 1]
-        first = sum(batch >> one & 1 for one in long)
-        if all(batch >> one & 1 for one in long[:first]):
+        if not is_copied([self.task.sizes[one] for one in node.order], [bool(batch >> one & 1) for one in node.order]):
             return 0.0
         return transposed_seconds(self.size(node.labels), self.dtype.itemsize, self.machine)
 

@@ -16,6 +16,7 @@ from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import Machine, nbytes
 from .cost.primitives import DEAR
+from .cost.seconds import transfer_seconds
 from .once import FUSED, READERS
 from .program import Builder, Makers, Readers, is_var, producers, rename, substitute, users, with_equations
 from .rules.once import once
@@ -59,9 +60,9 @@ def seams(jaxpr: Jaxpr, machine: Machine) -> list[Seam]:
     for place, sides, dear, _ in found:
         aval = jaxpr.eqns[place].outvars[0].aval
         size = nbytes(aval)
-        speed = machine.cache_bytes_per_second if size <= machine.cache_bytes else machine.bytes_per_second
         seconds = others * dear * aval.size * SCALAR_SECONDS
-        written = MARGIN * 2 * size / speed + (size * machine.seconds_per_fresh_byte if fresh else 0.0)
+        written = MARGIN * 2 * transfer_seconds(size, size, machine)
+        written += size * machine.seconds_per_fresh_byte if fresh else 0.0
         pays = seconds > max(LEAST_SECONDS, written)
         made.append(Seam(place, sides, seconds if pays else 0.0))
     return made

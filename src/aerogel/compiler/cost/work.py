@@ -5,7 +5,7 @@ counts 4 times; moving data counts nothing. Nested programs are not looked into 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aerogel._jax import JaxprEqn
@@ -52,14 +52,15 @@ def dot_shape(eqn: JaxprEqn) -> tuple[int, int, int, int]:
 
 
 def copied_operands(eqn: JaxprEqn) -> list[Any]:
-    """The types of the operands that XLA copies for a `dot_general`: a batch axis comes after one that is none."""
-    _, batch = eqn.params["dimension_numbers"]
-    return [x.aval for x, axes in zip(eqn.invars, batch, strict=True) if axes and _starts_late(x.aval.shape, axes)]
+    """The types of the operands that XLA copies for a `dot_general`."""
+    pairs = zip((x.aval for x in eqn.invars), eqn.params["dimension_numbers"][1], strict=True)
+    return [aval for aval, batch in pairs if is_copied(aval.shape, [d in batch for d in range(len(aval.shape))])]
 
 
-def _starts_late(shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
-    long = [d for d, n in enumerate(shape) if n > 1]
-    return any(d in axes for d in long[sum(d in axes for d in long) :])
+def is_copied(sizes: Sequence[int], batched: Sequence[bool]) -> bool:
+    """Whether XLA copies an operand of a product of such dimensions: one of the batch comes after one that is none."""
+    long = [batch for size, batch in zip(sizes, batched, strict=True) if size > 1]
+    return any(long[sum(long) :])
 
 
 def matrices(eqn: JaxprEqn) -> tuple[int, int, int]:
