@@ -26,6 +26,7 @@ from aerogel.compiler.rules import (
     selection,
     small_products,
     small_solves,
+    turned_products,
 )
 from aerogel.compiler.stream_plan import Sizes
 
@@ -131,6 +132,12 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (small_solves, "FEWEST", 1),
     (small_products, "_of_batch", lambda *_: None),
     (small_products, "_of_rows", lambda *_: None),
+    (turned_products, "NARROW", MANY),
+    (turned_products, "WIDER", 0),
+    (turned_products, "LONGER", {"first": 0, "last": 0}),
+    (turned_products, "FEWEST", 1),
+    (turned_products, "COPIED", range(2, 4)),
+    (turned_products, "WIDE", 1),
     (elementary, "FEWEST", MANY),
     (elementary, "FEWEST_POWERS", MANY),
     (elementary, "FEWEST_SINES", MANY),

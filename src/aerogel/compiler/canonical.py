@@ -165,7 +165,11 @@ def _exchanged(level: Level, place: int) -> Edit | None:
     if maker is None or not is_var(x) or level.readers(x) != [place]:
         return None
     product = level.eqns[maker]
-    if product.primitive.name != "dot_general" or product.params["out_sharding"] is not None or not may_swap(product):
+    if (
+        product.primitive.name != "dot_general"
+        or product.params["out_sharding"] is not None
+        or not may_swap(product.params["precision"])
+    ):
         return None
     (left, right), (batch_left, batch_right) = product.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in product.invars]

@@ -144,7 +144,7 @@ class Product:
         batches = {tuple(d for d in wanted if d < count): None}
         for k, order in enumerate((left, right)):
             batches[tuple(self.batch[k].index(d) for d in order if d in self.batch[k])] = None
-        swaps = (False, True) if may_swap(self.eqn) else (False,)
+        swaps = (False, True) if may_swap(self.eqn.params.get("precision")) else (False,)
         found = (
             self.form(swapped, batch, one, other)
             for batch in batches
@@ -229,9 +229,9 @@ class _Side:
     contracted: Order
 
 
-def may_swap(eqn: JaxprEqn) -> bool:
+def may_swap(precision: Any) -> bool:
     """Whether the operands may change places: not if an algorithm takes each of them apart in its own way."""
-    p = eqn.params.get("precision")
-    if p is None or not isinstance(p, lax.DotAlgorithm):
+    if not isinstance(precision, lax.DotAlgorithm):
         return True
+    p = precision
     return (p.lhs_precision_type, p.lhs_component_count) == (p.rhs_precision_type, p.rhs_component_count)

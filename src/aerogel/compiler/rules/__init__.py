@@ -51,3 +51,4 @@ from .small_solves import small_solve as small_solve
 from .small_solves import small_triangular_solve as small_triangular_solve
 from .sorting import sort_places as sort_places
 from .stage import Stage as Stage
+from .turned_products import turned_product as turned_product

@@ -27,6 +27,7 @@ from .small_determinants import small_det, small_log_det, small_slogdet
 from .small_products import small_product
 from .small_solves import small_cholesky, small_lu, small_solve, small_triangular_solve
 from .sorting import sort_places
+from .turned_products import turned_product
 
 default = RuleSet(
     (
@@ -52,6 +53,7 @@ default = RuleSet(
         small_cholesky,
         small_lu,
         small_product,
+        turned_product,
         small_slogdet,
         small_log_det,
         small_det,

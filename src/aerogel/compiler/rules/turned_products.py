@@ -1,0 +1,144 @@
+"""Products of a wide operand with a narrow one, made the way round in which the wide one is read along its rows."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..products import may_swap
+from .on import on
+from .site import Site
+
+# Measured on 2 cores of an AMD EPYC, jaxlib 0.10.2 (docs/reference/catalogue-linear-algebra.md has the table).
+NARROW = 64  # columns of the narrow operand, at most
+WIDER = 2  # times as many of the wide one, at least
+LONGER = {"first": 2, "last": 8}  # times as many terms, at least, by where the wide operand has them
+FEWEST = 1 << 14  # multiplications
+LARGEST = 1 << 20  # numbers of a wide operand that has them first, where the narrow one has them last
+COPIED = range(8, 65)  # terms of a narrow operand that is copied to be read along its rows
+WIDE = 512  # columns of the other, at least
+
+
+@on(
+    "dot_general",
+    stage="final",
+    platforms=("cpu",),
+    exactness="reassociates",
+    reason="XLA's CPU backend would read the wide operand, or a short narrow one, against its rows",
+)
+def turned_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **params: Any) -> Any:
+    """A B as the transpose of B^T A^T, where that reads the wide one of A and B along its rows.
+
+    XLA folds such a transpose into the product again, and is kept from it; as from one that is there already. A narrow
+    operand of few terms is copied where it would be read against its rows.
+    """
+    dtype, precision = params.get("preferred_element_type") or a.dtype, params.get("precision")
+    if not a.dtype == b.dtype == dtype or not jnp.issubdtype(dtype, jnp.floating):
+        return f"{a.dtype.name} numbers"
+    if not may_swap(precision):
+        return "an algorithm is asked for that takes each operand in a way of its own"
+    if params.get("out_sharding") is not None or site.over_devices:
+        return "its values may be spread over devices"
+    sides = _sides(a, b, dimension_numbers)
+    transposed = {*site.readers()} == {"transpose"}
+    # XLA folds a transpose into the product that it reads, which turns that; a matrix is not worth two turns.
+    wanted = transposed if sides.along else not transposed or a.ndim > 2 or b.ndim > 2
+    reason = sides.reason() if wanted else "the wide operand is read along its rows"
+    if reason is None and not sides.along:
+        return _turned(a, b, sides, dimension_numbers, params)
+    if sides.along and sides.copied and not transposed:
+        return _product(a, b, True, dimension_numbers, params)
+    return reason or lax.optimization_barrier(_product(a, b, False, dimension_numbers, params))
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """The operands of a product: how many terms and columns they have, where the terms are, and which is the wide one.
+
+    The terms are "first" or "last" behind the axes of the batch; None where it is not so, and XLA makes a copy.
+    """
+
+    batch: int
+    terms: int
+    columns: tuple[int, int]
+    lies: tuple[str | None, str | None]
+
+    @property
+    def at(self) -> int:
+        """The place of the wide operand."""
+        return self.columns.index(max(self.columns))
+
+    @property
+    def along(self) -> bool:
+        """Whether it is read along its rows: the left one if its terms are last, the right one if they are first."""
+        return self.lies[self.at] == ("last", "first")[self.at]
+
+    @property
+    def copied(self) -> bool:
+        """Whether a narrow operand that is read first is copied, since it lies the other way."""
+        narrow, wide = self.lies[1 - self.at], self.lies[self.at]
+        return narrow == wide == "first" and self.terms in COPIED and max(self.columns) >= WIDE and self._large()
+
+    def reason(self) -> str | None:
+        """Why the operands keep their places."""
+        narrow, wide = sorted(self.columns)
+        lies = self.lies[self.at]
+        if lies is None:
+            return "XLA copies the wide operand"
+        if (*self.lies, self.at) == ("first", "last", 0) and self.batch * self.terms * wide > LARGEST:
+            return "the wide operand is large, and the narrow one is read along its rows"
+        if not 1 < narrow <= NARROW:
+            return f"the narrow operand has {narrow} columns"
+        if wide < WIDER * narrow or self.terms < LONGER[lies] * narrow or not self._large():
+            return f"{self.terms} x {wide} and {self.terms} x {narrow} are too few numbers, or too near to a square"
+        return None
+
+    def _large(self) -> bool:
+        return min(self.columns) > 1 and self.batch * self.terms * math.prod(self.columns) >= FEWEST
+
+
+def _sides(a: Any, b: Any, dimension_numbers: Any) -> _Sides:
+    (ca, cb), (ba, bb) = dimension_numbers
+    batch, terms = (math.prod(a.shape[i] for i in axes) for axes in (ba, ca))
+    each = max(1, batch * terms)
+    return _Sides(batch, terms, (a.size // each, b.size // each), (_terms(a.ndim, ca, ba), _terms(b.ndim, cb, bb)))
+
+
+def _terms(rank: int, contracted: Any, batch: Any) -> str | None:
+    if tuple(batch) != tuple(range(len(batch))):
+        return None
+    places = sorted(contracted)
+    if places == list(range(len(batch), len(batch) + len(places))):
+        return "first"
+    return "last" if places == list(range(rank - len(places), rank)) else None
+
+
+def _turned(a: Any, b: Any, sides: _Sides, dimension_numbers: Any, params: Any) -> Any:
+    """The transpose of the product whose operands have changed places."""
+    (ca, cb), (ba, bb) = dimension_numbers
+    if isinstance(params.get("precision"), tuple):
+        params = {**params, "precision": params["precision"][::-1]}
+    if None not in sides.lies and sorted(ca) == list(ca) and sorted(cb) == list(cb):  # else XLA would copy the first
+        (a, ca), (b, cb) = _merged(a, ca), _merged(b, cb)
+    made = lax.optimization_barrier(_product(b, a, sides.copied, ((cb, ca), (bb, ba)), params))
+    first, right = len(ba), b.ndim - len(cb)
+    return lax.transpose(made, (*range(first), *range(right, made.ndim), *range(first, right)))
+
+
+def _product(a: Any, b: Any, copied: bool, dimension_numbers: Any, params: Any) -> Any:
+    """The product; with its first operand copied, so that its terms are last."""
+    if copied:
+        (ca, cb), (ba, bb) = dimension_numbers
+        a = lax.optimization_barrier(jnp.moveaxis(a, ca, range(a.ndim - len(ca), a.ndim)))
+        dimension_numbers = (tuple(range(a.ndim - len(ca), a.ndim)), cb), (ba, bb)
+    return lax.dot_general(a, b, dimension_numbers, **params)
+
+
+def _merged(x: Any, contracted: Any) -> tuple[Any, Any]:
+    """An operand whose contracted axes, neighbours in their order, are one."""
+    if len(contracted) < 2:
+        return x, contracted
+    at, end = contracted[0], contracted[-1] + 1
+    return lax.reshape(x, (*x.shape[:at], math.prod(x.shape[at:end]), *x.shape[end:])), (at,)
