@@ -14,7 +14,7 @@ from jax import lax
 import aerogel as ag
 from aerogel._jax import Jaxpr
 from aerogel.compiler.normalize import normalize
-from aerogel.compiler.orders import carry, moved_bytes, natural, pull
+from aerogel.compiler.orders import carry, moved_bytes, natural, pull, short_reduction_weight
 from aerogel.compiler.passes.orientation import AGAINST_ROWS
 from aerogel.compiler.program import inner_jaxprs
 
@@ -476,3 +476,10 @@ def test_few_entries_are_read_through_a_transpose():
     (turned,) = transposes(program)
     assert [e.primitive.name for e in program.eqns if turned.outvars[0] in e.invars] == ["gather"]
     assert_same(contrastive, *args, tolerance=1e-5)
+
+
+def test_short_rows_of_a_few_numbers_cost_nothing():
+    """A transpose would take as long to begin as 500 points take: a polymer's gradient was 1.15 of plain JAX's time."""
+    few, many = (jax.make_jaxpr(lambda x: x.sum(-1))(values(n, 3)).eqns[0] for n in (500, 5000))
+    assert short_reduction_weight(few, (0, 1)) == 0 < short_reduction_weight(many, (0, 1))
+    assert short_reduction_weight(many, (1, 0)) == 0

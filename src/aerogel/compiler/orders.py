@@ -21,6 +21,8 @@ REDUCTIONS = frozenset(
 CARRIERS = REDUCTIONS | {"transpose", "squeeze", "reshape"}
 # A reduction over a last axis shorter than this leaves vector registers empty (cost/seconds.py says the same).
 SHORT_AXIS = 16
+# Smaller arrays are reduced in the time that a transpose takes to begin.
+FEW_BYTES = 1 << 14
 
 
 def natural(rank: int) -> Order:
@@ -123,7 +125,7 @@ def short_reduction_weight(eqn: JaxprEqn, order: Order) -> int:
         if d not in eqn.params["axes"]:
             break
         last *= shape[d]
-    return 4 * nbytes(aval) if 1 < last < SHORT_AXIS else 0
+    return 4 * nbytes(aval) if 1 < last < SHORT_AXIS and nbytes(aval) >= FEW_BYTES else 0
 
 
 def _carry_reshape(eqn: JaxprEqn, order: Order) -> Carried | None:
