@@ -102,6 +102,7 @@ def test_it_fires_in_gradients() -> None:
             "100 x 60 and 100 x 60 are too few numbers, or too near to a square",
         ),
         (lambda x, y: x @ y, ((60, 300), (300, 10)), "the wide operand is read along its rows"),
+        (rows, ((40, 65), (40, 600)), "the wide operand is read along its rows"),
         (rows, ((65, 20), (65, 600)), "the wide operand is read along its rows"),
         (rows, ((40, 20), (40, 500)), "the wide operand is read along its rows"),
         (lambda x, y: y.T @ x, ((300, 60), (300, 10)), "the wide operand is read along its rows"),

@@ -78,8 +78,8 @@ class _Sides:
     @property
     def copied(self) -> bool:
         """Whether a narrow operand that is read first is copied, since it lies the other way."""
-        narrow, wide = self.lies[1 - self.at], self.lies[self.at]
-        return narrow == wide == "first" and self.terms in COPIED and max(self.columns) >= WIDE and self._large()
+        fits = min(self.columns) <= NARROW and max(self.columns) >= WIDE and self.terms in COPIED
+        return self.lies == ("first", "first") and fits and self._large()
 
     def reason(self) -> str | None:
         """Why the operands keep their places."""
