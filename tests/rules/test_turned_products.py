@@ -32,7 +32,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "rows contracted": (rows, (X, Y)),
     "the narrow one as it is": (lambda x, y: lax.dot_general(x, y, (((0,), (1,)), ((), ()))), (X, YT)),
     "the other way": (lambda x, y: lax.dot_general(y, x, (((0,), (0,)), ((), ()))).T, (X, Y)),
-    "a wide right one": (lambda x, y: lax.dot_general(y, x, (((0,), (1,)), ((), ()))), (XT, Y)),
+    "a wide right one": (
+        lambda x, y: lax.dot_general(y, x, (((0,), (1,)), ((), ()))),
+        (normal(0, 200, 400), normal(1, 400, 10)),
+    ),
+    "a wide right one with long rows, in a loop": (
+        lambda w, x: lax.scan(
+            lambda c, x: (lax.dot_general(x, w, (((1,), (1,)), ((), ()))), c), jnp.zeros((4, 200), x.dtype), x
+        )[1],
+        (normal(0, 200, 600), normal(1, 3, 4, 600)),
+    ),
     "two contracted axes": (
         lambda x, y: jnp.einsum("abk,abn->kn", x, y),
         (normal(0, 20, 15, 60), normal(1, 20, 15, 10)),
@@ -102,6 +111,19 @@ def test_it_fires_in_gradients() -> None:
             "100 x 60 and 100 x 60 are too few numbers, or too near to a square",
         ),
         (lambda x, y: x @ y, ((60, 300), (300, 10)), "the wide operand is read along its rows"),
+        (
+            lambda x, y: lax.dot_general(x, y, (((1,), (1,)), ((), ()))),
+            ((10, 400), (120, 400)),
+            "400 x 120 are too few numbers, where the terms are the last axis",
+        ),
+        (
+            lambda w, x: lax.scan(
+                lambda c, x: (lax.dot_general(x, w, (((1,), (1,)), ((), ()))), None), jnp.zeros((4, 200)), x
+            )[0],
+            ((200, 500), (3, 4, 500)),
+            "500 terms, the last axis, are too few in a loop",
+        ),
+        (rows, ((200, 900), (200, 40)), "200 x 900 and 200 x 40 are too few numbers, or too near to a square"),
         (rows, ((40, 65), (40, 600)), "the wide operand is read along its rows"),
         (rows, ((65, 20), (65, 600)), "the wide operand is read along its rows"),
         (rows, ((40, 20), (40, 500)), "the wide operand is read along its rows"),

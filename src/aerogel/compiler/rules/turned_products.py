@@ -14,9 +14,14 @@ from .site import Site
 # Measured on 2 cores of an AMD EPYC, jaxlib 0.10.2 (docs/reference/catalogue-linear-algebra.md has the table).
 NARROW = 64  # columns of the narrow operand, at most
 WIDER = 2  # times as many of the wide one, at least
-LONGER = {"first": 2, "last": 8}  # times as many terms, at least, by where the wide operand has them
+LONGER = 4  # times as many terms, at least, where they are the wide operand's first axis
+LONGER_FOR_MANY = 8  # and where the narrow one has more than half of the columns that it may have
+LONGER_LAST = 8  # times as many terms, at least, where they are the wide operand's last axis
+LONG_IN_LOOPS = 512  # and so many in a loop
+FEWEST_LAST = 1 << 16  # numbers of such a wide operand,
+WIDE_LAST = 128  # and columns
 FEWEST = 1 << 14  # multiplications
-LARGEST = 1 << 20  # numbers of a wide operand that has them first, where the narrow one has them last
+LARGEST = 1 << 20  # numbers of a wide operand whose terms are first, where those of the narrow one are last
 COPIED = range(8, 65)  # terms of a narrow operand that is copied to be read along its rows
 WIDE = 512  # columns of the other, at least
 
@@ -41,7 +46,7 @@ def turned_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **para
         return "an algorithm is asked for that takes each operand in a way of its own"
     if params.get("out_sharding") is not None or site.over_devices:
         return "its values may be spread over devices"
-    sides = _sides(a, b, dimension_numbers)
+    sides = _sides(a, b, dimension_numbers, site.in_loop)
     transposed = {*site.readers()} == {"transpose"}
     # XLA folds a transpose into the product that it reads, which turns that; a matrix is not worth two turns.
     wanted = transposed if sides.along else not transposed or a.ndim > 2 or b.ndim > 2
@@ -64,6 +69,7 @@ class _Sides:
     terms: int
     columns: tuple[int, int]
     lies: tuple[str | None, str | None]
+    in_loop: bool
 
     @property
     def at(self) -> int:
@@ -91,19 +97,29 @@ class _Sides:
             return "the wide operand is large, and the narrow one is read along its rows"
         if not 1 < narrow <= NARROW:
             return f"the narrow operand has {narrow} columns"
-        if wide < WIDER * narrow or self.terms < LONGER[lies] * narrow or not self._large():
+        if wide < WIDER * narrow or self.terms < self._longer() * narrow or not self._large():
             return f"{self.terms} x {wide} and {self.terms} x {narrow} are too few numbers, or too near to a square"
+        if lies == "last" and (wide < WIDE_LAST or self.batch * self.terms * wide < FEWEST_LAST):
+            return f"{self.terms} x {wide} are too few numbers, where the terms are the last axis"
+        if lies == "last" and self.in_loop and self.terms < LONG_IN_LOOPS:
+            return f"{self.terms} terms, the last axis, are too few in a loop"
         return None
+
+    def _longer(self) -> int:
+        if self.lies[self.at] == "last":
+            return LONGER_LAST
+        return LONGER if 2 * min(self.columns) <= NARROW else LONGER_FOR_MANY
 
     def _large(self) -> bool:
         return min(self.columns) > 1 and self.batch * self.terms * math.prod(self.columns) >= FEWEST
 
 
-def _sides(a: Any, b: Any, dimension_numbers: Any) -> _Sides:
+def _sides(a: Any, b: Any, dimension_numbers: Any, in_loop: bool) -> _Sides:
     (ca, cb), (ba, bb) = dimension_numbers
     batch, terms = (math.prod(a.shape[i] for i in axes) for axes in (ba, ca))
     each = max(1, batch * terms)
-    return _Sides(batch, terms, (a.size // each, b.size // each), (_terms(a.ndim, ca, ba), _terms(b.ndim, cb, bb)))
+    lies = _terms(a.ndim, ca, ba), _terms(b.ndim, cb, bb)
+    return _Sides(batch, terms, (a.size // each, b.size // each), lies, in_loop)
 
 
 def _terms(rank: int, contracted: Any, batch: Any) -> str | None:
