@@ -467,6 +467,27 @@ def test_a_module_cannot_stand_in_its_own_part() -> None:
         Outer(Child(jnp.ones(2)), lambda self: setattr(self.inner, "bias", self))
 
 
+@pytest.mark.parametrize(
+    "held",
+    [lambda self: [self], lambda self: {"x": (1, self)}, Child],
+    ids=["list", "tuple in a dict", "part"],
+)
+@pytest.mark.parametrize("use", [repr, jax.tree.leaves, ag.count_params])
+def test_a_module_cannot_stand_in_what_it_holds(held: Any, use: Any) -> None:
+    """`self.items = [self]` would be a tree without end; whoever looks at it first is told so, and not of recursion."""
+
+    class Holder(ag.Module):
+        items: Any
+
+        def __init__(self) -> None:
+            self.items = held(self)
+
+    holder = Holder()
+    for _ in range(2):
+        with pytest.raises(FieldError, match="a module cannot stand in itself"):
+            use(holder)
+
+
 def test_deleting_in_an_init() -> None:
     """An attribute of the module that is being built can be deleted and set anew; one of a part is to be None."""
 

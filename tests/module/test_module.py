@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from abc import abstractmethod
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -393,6 +394,12 @@ class OwnMethod(Module):
 
 class Shown(Module):
     x: Any
+
+
+def test_repr_of_a_partial_has_no_addresses() -> None:
+    """Its function by name and its arguments as everything else, whether they are structure or data."""
+    assert repr(Shown(functools.partial(jnp.sum, axis=0))) == "Shown(x=partial(sum, axis=0))"
+    assert repr(Shown(jax.tree_util.Partial(max, jnp.ones(2), 3))) == "Shown(x=Partial(max, f32[2], 3))"
 
 
 def test_repr_reads_like_code() -> None:

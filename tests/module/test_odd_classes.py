@@ -117,8 +117,24 @@ def test_fields_may_have_names_that_aerogel_or_python_uses_elsewhere() -> None:
     one = odd(*range(len(names) - 1), jnp.ones(2))
     assert [getattr(one, name) for name in names[:-1]] == list(range(len(names) - 1))
     assert crossed(one) == one
+    assert odd(**{name: getattr(one, name) for name in names}) == one
     with pytest.raises(TypeError, match="missing"):
         odd()
+
+
+class Scaled(Module):
+    """What has a method to be partial."""
+
+    weight: Any
+
+    def act(self, n: int, x: Any) -> Any:
+        return n * self.weight * x
+
+    def __call__(self, x: Any) -> Any:
+        return self.act(1, x)
+
+
+FULL = Scaled(jnp.ones(2))
 
 
 class Late(Module):
@@ -134,6 +150,15 @@ class Options:
     rate: float
 
 
+def test_a_partial_with_a_module_among_its_arguments_is_data() -> None:
+    """As the error below advises; and a partial of a module without arrays is structure."""
+    held = Inner(jax.tree_util.Partial(Scaled.act, FULL, 2))
+    assert len(jax.tree.leaves(held)) == 1
+    grads = jax.grad(lambda held: held.kernel(3.0).sum())(held)
+    np.testing.assert_array_equal(grads.kernel.args[0].weight, 6)
+    assert crossed(Inner(functools.partial(Scaled(None).act, 2), jnp.ones(2))).kernel.args == (2,)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
@@ -144,8 +169,11 @@ class Options:
         ),
         (lambda: type("A", (Module, Options), {}), FieldError, "frozen dataclass for a base: `Options`"),
         (lambda: Inner(functools.partial(jnp.add, jnp.ones(2))), StructureError, "jax.tree_util.Partial in place of"),
+        (lambda: Inner(functools.partial(FULL.act, 2)), StructureError, r"Partial\(Scaled.act, module, ...\)"),
+        (lambda: Inner([functools.partial(FULL, 2)]), StructureError, r"Partial\(Scaled.__call__, module, ...\)"),
+        (lambda: Inner(jax.tree_util.Partial(FULL.act, 2)), StructureError, r"Partial\(Scaled.act, module, ...\)"),
     ],
-    ids=["order", "frozen base", "partial"],
+    ids=["order", "frozen base", "partial", "partial of a method", "partial of a module", "partial of JAX's"],
 )
 def test_mistakes_are_named(make: Any, error: type[Exception], text: str) -> None:
     """Each says which field, base or array it is, and what to write."""

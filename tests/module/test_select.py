@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aerogel as ag
 from aerogel import UsageError
 from aerogel.module import Module, PathError, tie, untie
 from aerogel.module._paths import show_path, step_name
@@ -113,6 +114,19 @@ def test_any_pytree(where: Any, paths: list[str]) -> None:
 def test_nodes_of_others_in_a_module(where: Any) -> None:
     """The arrays of an Equinox module in one of ours can be meant, its functions are no leaves."""
     assert leaf_mask(Holder(OTHERS["net"]), where) == (False, True, False, True)
+
+
+def test_layers_of_others_without_arrays_are_meant_by_their_type() -> None:
+    """Such a layer is structure where it stands by itself in a module: an edit can change it, and no leaf is meant."""
+    drop = eqx.nn.Dropout(0.5)
+    model = Holder([drop, Linear(jnp.ones((2, 2)), use_relu=True), {"x": drop}])
+    found = ag.at(model, eqx.nn.Dropout)
+    assert len(found.get()) == 2
+    new = found.inference.set(True)
+    assert new.other[0].inference
+    assert new.other[2]["x"].inference
+    assert leaf_mask(model, eqx.nn.Dropout) == (False,)
+    assert selected(model, bool) == ()
 
 
 def test_a_list_in_a_node_of_others_in_a_module_is_one_part() -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import pickle
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -268,6 +268,20 @@ def test_parts_of_others_are_tied_whole(kind: Any, place: str) -> None:
                 part = ag.at(whole)[name].get()
                 assert jax.tree.map(lambda x: x, part) == part
                 assert len(jax.tree.leaves(part)) == 1
+
+
+def test_ties_of_ours_in_nodes_of_others_are_listed_and_ended() -> None:
+    """In an Equinox module, in a dict, and in such a node that stands in a module."""
+    tied = Pair(X, X)
+    part = cast(Any, Part)
+    whole = {"a": Pair(part(tied, max), [1, part(Pair(X, X), None)]), "b": [tied]}
+    names = ["['a'].a.data.b = ['a'].a.data.a", "['a'].b[1].data.b = ['a'].b[1].data.a", "['b'][0].b = ['b'][0].a"]
+    assert [repr(each) for each in ties(whole)] == names
+    count = len(jax.tree.leaves(whole))
+    for k, name in enumerate(names):
+        new = untie(whole, name.partition(" = ")[0])
+        assert [repr(each) for each in ties(new)] == names[:k] + names[k + 1 :]
+        assert len(jax.tree.leaves(new)) == count + 1
 
 
 class Both(Module):

@@ -4,7 +4,7 @@ import copy
 import pickle
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -43,6 +43,27 @@ def test_unflatten_undoes_flatten(model: Any) -> None:
     assert repr(again) == repr(model)
     assert jax.tree.structure(again) == structure
     assert all(a is b for a, b in zip(jax.tree.leaves(again), leaves, strict=True))
+
+
+class Keeps(Module):
+    x: Any
+
+
+class Record(NamedTuple):
+    one: Any
+    two: Any
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in another"])
+def test_a_none_in_a_named_tuple_is_no_position(inside: bool) -> None:
+    """In a tree of None it is told from the None that stands for an array, as in a list or a dict."""
+    record = Record(jnp.ones(2), None)
+    model = Keeps(Record(record, jnp.ones(3)) if inside else record)
+    nones = jax.tree.map(lambda _: None, model)
+    assert jax.tree.structure(nones, is_leaf=lambda x: x is None) == jax.tree.structure(model)
+    back = jax.tree.map(lambda _, leaf: leaf, nones, model, is_leaf=lambda x: x is None)
+    assert back == model
+    assert type(back.x) is Record
 
 
 @given(modules(with_marks=True), st.sampled_from(PLACED))

@@ -43,6 +43,11 @@ BATCH = {"x": np.ones((8, 2), np.float32)}
         ((model(2.0), BATCH), {}, ["model.layers[0].scale  1.0 -> 2.0"]),
         ((model(1.0, activation=jax.nn.relu), BATCH), {}, ["model.layers[0].activation  sin -> relu"]),
         ((model(1.0, width=3), BATCH), {}, ["model.layers[0].weight  f32[2] -> f32[3]"]),
+        (
+            (ag.freeze(model(1.0), "layers[0].weight"), BATCH),
+            {},
+            ["model.layers[0]  Layer -> Layer with frozen weight"],
+        ),
         ((model(1.0), BATCH, "eval"), {}, ["mode  nothing -> 'eval'"]),
         ((model(1.0), {**BATCH, "y": 1}), {}, ["batch['y']  nothing -> i32[] (weakly typed)"]),
         ((model(1.0), BATCH), {"flag": "on"}, ["flag  nothing -> 'on'"]),
@@ -53,7 +58,19 @@ BATCH = {"x": np.ones((8, 2), np.float32)}
             ["batch['x']     f32[8,2] -> list", "batch['x'][0]  nothing -> f32[] (weakly typed)"],
         ),
     ],
-    ids=["shape", "dtype", "static field", "function", "leaf", "string", "key", "keyword", "weak", "structure"],
+    ids=[
+        "shape",
+        "dtype",
+        "static field",
+        "function",
+        "leaf",
+        "frozen",
+        "string",
+        "key",
+        "keyword",
+        "weak",
+        "structure",
+    ],
 )
 def test_what_changed_is_named(args: Any, kwargs: Any, lines: list[str], caplog: pytest.LogCaptureFixture) -> None:
     """One line for each position that changed, and none for the others."""
@@ -117,6 +134,15 @@ def test_the_log_level_explains_all(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "aerogel.recompiles"):
         f(model(3.0), BATCH)
     assert "model.layers[0].scale" in caplog.text
+
+
+def test_what_a_tie_computes_is_not_computed_for_the_record() -> None:
+    """An optimiser may put lists and marks in the place of arrays, which the tie's function does not take."""
+    tied = ag.tie(model(1.0, 2.0), "layers[1].weight", "layers[0].weight", via=jnp.transpose)
+    lists = jax.tree.map(lambda x: [x, x], tied)
+    out = ag.jit(lambda tree: jax.tree.map(lambda x: 2 * x, tree))(lists)
+    assert jax.tree.structure(out) == jax.tree.structure(lists)
+    assert ag.ties(out) == ag.ties(tied)
 
 
 @pytest.mark.parametrize("n", [-1, 1.0, True, jnp.sin])

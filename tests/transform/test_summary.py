@@ -1,7 +1,7 @@
 """The table of a model: what it is made of, what its parts do, and that making it costs nothing."""
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -173,3 +173,18 @@ def test_threads_do_not_see_each_other() -> None:
     x0 = jnp.ones((8, N))
     assert rows(ag.summary(Slow(Quiet(x0)), x0))["inner"].output is None
     assert done[0] is x0
+
+
+class Moments(NamedTuple):
+    mean: Any
+    kind: Any
+
+
+def test_containers_are_called_what_users_call_them() -> None:
+    """A named tuple by its class; a list, tuple or dict that a module froze by the name that it had."""
+    x = jnp.ones(2)
+    found = rows(ag.summary({"net": [Quiet(Moments(x, "m")), Quiet([{"a": x}, (x, 1)])]}))
+    types = {path: row.type for path, row in found.items()}
+    assert types["['net'][0].weight"] == "Moments"
+    assert [types[f"['net'][1].weight{step}"] for step in ("", "[0]", "[1]")] == ["list", "dict", "tuple"]
+    assert types["['net']"] == "list"

@@ -3,6 +3,7 @@
 What `__init__` leaves in a module cannot change, so the decision is made when it is first asked for.
 """
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +11,15 @@ import jax
 import numpy as np
 
 from ._containers import FrozenDict, FrozenList, FrozenOrderedDict, FrozenTuple, MappingForm, SequenceForm, sorted_keys
+from ._errors import FieldError
 from ._foreign import Split, has_structure, split_of
 from ._form import BUILDING, MISSING, AttributeForm, Form, Tie, always_frozen, new, put
 from ._freeze import freeze, is_data
 from ._kinds import KINDS, Kind, kind_of
 from ._late import build_attributes
 from ._paths import Path
+
+_deciding = threading.local()
 
 # Modules that are defaults of fields: many instances hold them, and none of them means to share them.
 default_modules: set[int] = set()
@@ -29,9 +33,30 @@ def form_of(node: Any) -> Form:
         build_attributes(node)
         return node._form
     if form is None:
-        form = _decide(node)
+        above = _above(node)
+        above.add(id(node))
+        try:
+            form = _decide(node)
+        finally:
+            above.remove(id(node))
         put(node, "_form", form)
     return form
+
+
+def _above(node: Any) -> set[int]:
+    """The ids of the nodes that are being decided about in this thread, which looks at all that is below them.
+
+    Raises:
+        FieldError: `node` is one of them.
+    """
+    above = vars(_deciding).setdefault("nodes", set())
+    if id(node) in above:
+        raise FieldError(
+            what="a module cannot stand in itself.",
+            place=type(node).__name__,
+            to_fix="leave the attribute out: methods have `self`",
+        )
+    return above
 
 
 def held_by(node: Any) -> list[tuple[str, Any]]:

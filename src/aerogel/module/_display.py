@@ -1,6 +1,7 @@
 """`repr` of modules: code with arrays by dtype and shape, and tied places by where they are read from."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,6 +59,8 @@ def _shown(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
         return _laid_out(f"{type(value).__name__}(", shown, ")", depth)
     if type(value).__repr__ in (list.__repr__, tuple.__repr__, dict.__repr__):
         return _shown_container(value, path, ties, depth)
+    if type(value) in (functools.partial, jax.tree_util.Partial):
+        return _shown_partial(value, path, ties, depth)
     if isinstance(value, type) or callable(value):
         return getattr(value, "__name__", repr(value))
     return repr(value)
@@ -88,6 +91,14 @@ def _item(module: Any, form: Form, name: str, place: Path, ties: dict[Path, str]
         return "<tied>"
     shown = _shown(value, place, ties, depth + 1)
     return f"frozen({shown})" if (name, "") in form.frozen and (name, "") not in always_frozen(form.cls) else shown
+
+
+def _shown_partial(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
+    """Without the addresses of functions, which Python's own text has."""
+    named = [("", each) for each in (value.func, *value.args)] + [(f"{k}=", v) for k, v in value.keywords.items()]
+    return _laid_out(
+        f"{type(value).__name__}(", [name + _shown(each, path, ties, depth + 1) for name, each in named], ")", depth
+    )
 
 
 def _shown_container(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:

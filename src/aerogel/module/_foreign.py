@@ -67,10 +67,18 @@ def split_of(value: Any, place: str) -> Split:
 
 
 def has_structure(value: Any) -> bool:
-    """Whether it is a node of another library, or a named tuple, and any of its leaves is not an array."""
-    if kind_of(value) not in (Kind.FOREIGN, Kind.RECORD):
-        return False
-    return any(kind_of(leaf) is not Kind.ARRAY for leaf in jax.tree.leaves(value))
+    """Whether it is a node of another library, or a named tuple, and any of its leaves is not an array.
+
+    A None in a named tuple is structure as well: in a tree of None it is told from what stands for an array.
+    """
+    match kind_of(value):
+        case Kind.FOREIGN:
+            parts = jax.tree.leaves(value)
+        case Kind.RECORD:
+            parts = jax.tree.leaves(value, is_leaf=lambda part: part is None or kind_of(part) is Kind.NODE)
+        case _:
+            return False
+    return any(kind_of(part) not in (Kind.ARRAY, Kind.NODE) for part in parts)
 
 
 def holds_data(value: Any) -> bool:

@@ -136,8 +136,13 @@ class Form:
         """What is not data, as JAX shows it in its own errors: `act=tanh, head.weight = embed.weight`."""
         known = [(show_path([self.entry(slot)]), getattr(value, "__name__", value)) for slot, value in self.statics]
         told = [f"{name}={value}" for name, value in known] + [repr(tie) for tie in self.ties]
-        told += [f"{show_path([self.entry(slot)])}{rest and '.'}{rest} is frozen" for slot, rest in self.frozen]
+        told += [f"{place} is frozen" for place in self.frozen_places]
         return ", ".join(told) or "arrays only"
+
+    @property
+    def frozen_places(self) -> list[str]:
+        """The paths, from this node, of the leaves that no gradient reaches."""
+        return [f"{show_path([self.entry(slot)])}{rest and '.'}{rest}" for slot, rest in self.frozen]
 
     def _prepare(self) -> None:
         """Whatever makes `read` fast."""

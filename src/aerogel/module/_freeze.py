@@ -12,7 +12,7 @@ from ._foreign import has_structure, holds_data
 from ._form import BUILDING, put
 from ._kinds import KINDS, Kind, kind_of
 from ._methods import BoundMethod
-from ._values import key_of
+from ._values import check_held
 
 # Types that pass as they are; a look into this set is all that most values cost.
 UNTOUCHED: set[type] = {cls for cls, kind in KINDS.items() if kind in (Kind.ATOM, Kind.ARRAY, Kind.NODE)}
@@ -45,9 +45,9 @@ def freeze(value: Any, place: str) -> Any:
             return BoundMethod(value.__func__, value.__self__)
         case Kind.ARRAY:
             UNTOUCHED.add(type(value))
-        case Kind.OTHER | Kind.METHOD:
-            key_of(value, place)  # raises where it cannot be structure
-        case Kind.NODE | Kind.FOREIGN | Kind.ATOM:
+        case Kind.OTHER | Kind.METHOD | Kind.FOREIGN:
+            check_held(value, place)
+        case Kind.NODE | Kind.ATOM:
             pass
     return value
 

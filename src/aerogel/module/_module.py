@@ -85,7 +85,7 @@ class ModuleMeta(ABCMeta):
 
     if not TYPE_CHECKING:  # checkers read `__init__` only if a metaclass leaves calls alone
 
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:  # a field may be called `cls`
             has_own_new, is_finished_by_init, checks = cls._construction
             if has_own_new:
                 module = cls.__new__(cls, *args, **kwargs)

@@ -4,7 +4,7 @@ A `where` is
 
 * a type: all modules, other nodes and leaves that are instances of it, `nn.Linear` or `jax.Array`;
 * a path, `"layers[0].bias"`, or a pattern: `"layers.*.bias"` (`*` stands for any part of one step), `"**.weight"`
-  (`**` for any number of steps). It means structure only where it fits no data;
+  (`**` for any number of steps). A pattern means structure only where it fits no data, a type only nodes of others;
 * a predicate on the path, as text, and the value of a leaf: `lambda path, x: x.ndim == 2`;
 * a function from the tree to parts of it: `lambda model: [layer.bias for layer in model.layers]`. It is given a copy
   with shapes for arrays; `ag.trainable` and `ag.frozen` are such functions;
@@ -29,7 +29,7 @@ from ._kinds import Kind, kind_of
 from ._methods import BoundMethod
 from ._paths import Path, outermost, read_path, show_path, step_name
 from ._places import Place, Places, Skeleton, places_of
-from ._steps import home, no_path, resolve, value_at
+from ._steps import home, no_path, nodes_below, resolve, value_at
 
 
 class Class(Protocol):
@@ -115,11 +115,7 @@ def _meant(tree: Any, where: Any, skeleton: Skeleton, places: Callable[[], list[
     elif not skeleton.has_ties and isinstance(where, type) and issubclass(where, jax.Array | np.ndarray):
         yield from ((path, path) for path, value in skeleton.pairs if isinstance(value, where))
     elif isinstance(where, type):
-        yield from (
-            (p.path, p.home)
-            for p in Places(tree, skeleton, with_parts=False, with_statics=False)
-            if isinstance(p.value, where)
-        )
+        yield from _by_type(tree, where, skeleton)
     elif isinstance(where, str):
         yield from _by_text(tree, where, skeleton)
     elif callable(where) and _takes(where) == 2 and not skeleton.has_ties:
@@ -132,6 +128,16 @@ def _meant(tree: Any, where: Any, skeleton: Skeleton, places: Callable[[], list[
     else:
         got = jax.typeof(where) if isinstance(where, jax.Array | np.ndarray) else where
         raise UsageError(argument="where", got=got, wanted=_IDEAS, to_fix=_BY_PATH)
+
+
+def _by_type(tree: Any, cls: type, skeleton: Skeleton) -> list[Pair]:
+    places = Places(tree, skeleton, with_parts=False, with_statics=False)
+    found = [(p.path, p.home) for p in places if isinstance(p.value, cls)]
+    if found:
+        return found
+    # Another library's layer without arrays, such as its dropout, is structure where it stands by itself.
+    others = ((path, node) for path, node in nodes_below(tree) if kind_of(node) is Kind.FOREIGN)
+    return [(path, home(tree, path)[0]) for path, node in others if isinstance(node, cls)]
 
 
 def _is_pattern(text: str) -> bool:

@@ -15,7 +15,7 @@ from ._holes import copied, implanted, punched, reach
 from ._kinds import Kind, kind_of
 from ._late import late_values
 from ._paths import Path, show_path
-from ._steps import keys_below, leaf_paths, resolve
+from ._steps import keys_below, leaf_paths, part, parts_below, resolve, value_at, with_parts
 
 M = TypeVar("M")
 
@@ -36,8 +36,8 @@ def ties(model: Any) -> tuple[Tie, ...]:
 
 def _ties_below(node: Any, path: Path) -> list[Tie]:
     form = form_if_node(node)
-    if form is None:
-        return []
+    if form is None:  # another library's node, in which modules may stand
+        return [tie for key, value in parts_below(node) for tie in _ties_below(value, (*path, key))]
     found = [tie.within(path) for tie in _in_order_of_fields(node, form.ties)]
     tied = {tie.place for tie in found}
     for slot in form.slots:
@@ -105,7 +105,7 @@ def untie(model: M, place: str) -> M:
     """
     to = _place(model, place, "place", "untie")
     for depth in range(len(to)):
-        form = form_if_node(reach(model, to[:depth]))
+        form = form_if_node(value_at(model, to[:depth]))
         if form is not None and any(t.place == to[depth:] for t in form.ties):
             return _edited(model, to[:depth], lambda owner, d=depth: _without_tie(owner, to[d:]))
     known = [show_path(t.place) for t in ties(model)]
@@ -205,7 +205,8 @@ def _edited(node: Any, path: Path, edit: Callable[[Any], Any]) -> Any:
     if not path:
         return edit(node)
     form = form_if_node(node)
-    assert form is not None, "the path was resolved"
+    if form is None:
+        return with_parts(node, {path[0]: _edited(part(node, path[0]), path[1:], edit)})
     slot = form.slot_of(path[0])
     return copied(node, form, form, {slot: _edited(form.get(node, slot), path[1:], edit)})
 

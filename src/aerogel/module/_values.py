@@ -59,6 +59,34 @@ def refuse_array(
     )
 
 
+def check_held(value: Any, place: str) -> None:
+    """Raises where a module cannot hold a value that is no array and nothing of ours.
+
+    Raises:
+        StructureError: it cannot be structure; for another library's node, whose leaves are looked at later: it is a
+            partial function of a module with arrays.
+    """
+    if kind_of(value) is not Kind.FOREIGN:
+        key_of(value, place)
+    elif isinstance(value, functools.partial):
+        _check_function(value, place)
+
+
+def _check_function(partial: "functools.partial[Any]", place: str) -> None:
+    """Refuses a partial function of a module that holds arrays, or of a method of one: nobody would see these."""
+    module = getattr(partial.func, "__self__", partial.func)
+    held = _arrays_in(module) if kind_of(module) is Kind.NODE else []
+    if held:
+        name = f"{type(module).__name__}.{getattr(partial.func, '__name__', '__call__')}"
+        raise refuse_array(
+            held[0], place, f"jax.tree_util.Partial({name}, module, ...): the arguments of that are data"
+        )
+
+
+def _arrays_in(tree: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+
+
 def _mapping_key(value: Mapping[Any, Any], place: str) -> Hashable:
     return type(value), frozenset((key_of(k, place), key_of(v, f"{place}[{k!r}]")) for k, v in value.items())
 
@@ -76,7 +104,8 @@ def _node_key(value: Any, place: str) -> Hashable:
 
 def _other_key(value: Any, place: str) -> Hashable:
     if isinstance(value, functools.partial):
-        held = [leaf for leaf in jax.tree.leaves((value.args, value.keywords)) if isinstance(leaf, jax.Array)]
+        _check_function(value, place)
+        held = _arrays_in((value.args, value.keywords))
         if held:
             raise refuse_array(
                 held[0], place, "jax.tree_util.Partial in place of functools.partial: its arguments are data"

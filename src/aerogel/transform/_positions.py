@@ -11,6 +11,7 @@ from aerogel._errors import clip
 from aerogel.module._decide import form_of
 from aerogel.module._form import Form
 from aerogel.module._kinds import Kind, kind_of
+from aerogel.module._late import late_values
 from aerogel.module._paths import Path
 from aerogel.module._values import key_of
 
@@ -36,7 +37,10 @@ def positions_of(value: Any, path: Path, arrays: bool = True) -> Iterator[tuple[
         yield path, _node(value, form)
         for slot, static in form.statics:
             yield (*path, form.entry(slot)), _static(static)
+        late = late_values(value)  # what a tie computes from another place says nothing new, and may not take this leaf
         for slot in form.slots:
+            if slot in late:
+                continue
             yield from positions_of(form.get(value, slot), (*path, form.entry(slot)), arrays)
     elif jax.tree_util.all_leaves([value]):
         yield path, _static(value) if is_static(value) else _array(value, arrays)
@@ -48,9 +52,9 @@ def positions_of(value: Any, path: Path, arrays: bool = True) -> Iterator[tuple[
 
 
 def _node(value: Any, form: Form) -> Position:
-    places = tuple(str(tie) for tie in form.ties)
-    tied = f" with {', '.join(places)}" if places else ""
-    return Position((type(value), form.slots, form.holes, places), f"{type(value).__name__}{tied}")
+    marks = (*(str(tie) for tie in form.ties), *(f"frozen {place}" for place in form.frozen_places))
+    told = f" with {', '.join(marks)}" if marks else ""
+    return Position((type(value), form.slots, form.holes, marks, form.ordered), f"{type(value).__name__}{told}")
 
 
 def _array(value: Any, with_type: bool) -> Position:

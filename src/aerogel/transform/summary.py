@@ -181,7 +181,8 @@ def _filled(row: Row, leaves: list[_Leaf], call: Called | None) -> Row:
 def _shown_type(value: Any) -> str:
     if kind_of(value) is Kind.ARRAY:
         return show_array(value)
-    return next((base.__name__ for base in (list, tuple, dict) if isinstance(value, base)), type(value).__name__)
+    ours = (list, tuple, dict) if kind_of(value) is Kind.NODE else ()  # frozen ones: users know them by these names
+    return next((base.__name__ for base in ours if isinstance(value, base)), type(value).__name__)
 
 
 def _shown_types(output: Any) -> str:

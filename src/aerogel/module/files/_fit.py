@@ -102,6 +102,8 @@ def _advice(differences: tuple[Difference, ...]) -> str:
             return f"if the names changed: load(..., rename={{{near[0]!r}: {name!r}}})"
     kinds = {each.kind for each in differences}
     if kinds == {"dtype"}:
+        if any("key<" in f"{each.in_file} {each.in_tree}" for each in differences):
+            return "give `like` keys where the file has them, of its kind: jax.random.key(0, impl=...)"
         return "to convert: load(..., cast=True), which goes from integers to floats and not back"
     if kinds == {"copies"}:
         return "untie the places in `like`, or drop one of the arrays with `rename`"
