@@ -245,3 +245,22 @@ def test_orbax_restores_lists_in_which_not_all_items_hold_data(tmp_path: Path) -
     checkpointer.save(tmp_path / "model", model)
     checkpointer.wait_until_finished()
     assert checkpointer.restore(tmp_path / "model", jax.tree.map(jnp.zeros_like, model)) == model
+
+
+def test_modules_may_stand_in_each_other_deeply() -> None:
+    """What is data is decided from the inside, not on Python's stack: 150 modules in one another were too many."""
+
+    class Scaled(Module):
+        inner: Any
+        scale: jax.Array
+
+        def __call__(self, x: Any) -> Any:
+            return (x if self.inner is None else self.inner(x)) * self.scale
+
+    model = None
+    for _ in range(300):
+        model = Scaled((model,), jnp.ones(())) if isinstance(model, Scaled) else Scaled(None, jnp.ones(()))
+    assert len(jax.tree.leaves(model)) == 300
+    doubled = jax.jit(lambda tree: jax.tree.map(lambda x: 2 * x, tree))(model)
+    assert jax.tree.structure(doubled) == jax.tree.structure(model)
+    assert sum(jax.tree.leaves(doubled)) == 600

@@ -3,7 +3,6 @@
 What `__init__` leaves in a module cannot change, so the decision is made when it is first asked for.
 """
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,8 +18,6 @@ from ._kinds import KINDS, Kind, kind_of
 from ._late import build_attributes
 from ._paths import Path
 
-_deciding = threading.local()
-
 # Modules that are defaults of fields: many instances hold them, and none of them means to share them.
 default_modules: set[int] = set()
 
@@ -33,30 +30,47 @@ def form_of(node: Any) -> Form:
         build_attributes(node)
         return node._form
     if form is None:
-        above = _above(node)
-        above.add(id(node))
-        try:
-            form = _decide(node)
-        finally:
-            above.remove(id(node))
-        put(node, "_form", form)
+        for each in _undecided(node):
+            put(each, "_form", _decide(each))
+        return node._form
     return form
 
 
-def _above(node: Any) -> set[int]:
-    """The ids of the nodes that are being decided about in this thread, which looks at all that is below them.
+def _undecided(node: Any) -> Iterator[Any]:
+    """The nodes of ours that nothing is decided about, those below another one first; without Python's own stack.
 
     Raises:
-        FieldError: `node` is one of them.
+        FieldError: one of them stands in itself.
     """
-    above = vars(_deciding).setdefault("nodes", set())
-    if id(node) in above:
-        raise FieldError(
-            what="a module cannot stand in itself.",
-            place=type(node).__name__,
-            to_fix="leave the attribute out: methods have `self`",
-        )
-    return above
+    above: set[int] = set()
+    pending: list[tuple[Any, bool]] = [(node, False)]
+    while pending:
+        each, seen = pending.pop()
+        if seen:
+            above.remove(id(each))
+            yield each
+        elif id(each) in above:
+            raise FieldError(
+                what="a module cannot stand in itself.",
+                place=type(each).__name__,
+                to_fix="leave the attribute out: methods have `self`",
+            )
+        elif KINDS.get(type(each)) is Kind.TUPLE:
+            pending += [(part, False) for part in each]
+        elif getattr(each, "_form", MISSING) is None:
+            above.add(id(each))
+            pending.append((each, True))
+            pending += [(part, False) for part in _data_in(each)]
+
+
+def _data_in(node: Any) -> list[Any]:
+    """What stands in a node and may be data."""
+    if isinstance(node, dict):
+        return list(node.values())
+    if isinstance(node, list | tuple):
+        return list(node)
+    always = getattr(type(node), "_static_fields", ())
+    return [value for name, value in held_by(node) if name not in always]
 
 
 def held_by(node: Any) -> list[tuple[str, Any]]:
@@ -142,7 +156,7 @@ def find_ties(owner: Any, form: Form) -> Iterator[Tie]:
     skipped = {tie.place for tie in form.ties}
     while pending:
         path, branch, value = pending.pop()
-        if path in skipped:
+        if skipped and path in skipped:  # a path is hashed key by key
             continue
         kind = kind_of(value)
         # The module or array directly below the owner, through containers.
@@ -166,4 +180,20 @@ def _can_be_shared(value: Any) -> bool:
     """NumPy's scalars and modules without arrays go by value; a default of a field belongs to each instance."""
     if isinstance(value, np.generic) or id(value) in default_modules:
         return False
-    return not _is_module(value) or bool(jax.tree.leaves(value))
+    return not _is_module(value) or _holds_leaves(value)
+
+
+def _holds_leaves(node: Any) -> bool:
+    """Whether any leaf stands in a node: mostly the first that is looked at."""
+    pending = [node]
+    while pending:
+        value = pending.pop()
+        form = form_if_node(value)
+        if form is None:
+            if jax.tree.leaves(value):
+                return True
+        elif form is BUILDING:
+            return bool(jax.tree.leaves(node))
+        else:
+            pending += [form.get(value, slot) for slot in form.slots]
+    return False
