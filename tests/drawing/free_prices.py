@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from aerogel import _jax
 from aerogel.compiler import choose, contractions, hoist_plan, hoistable, producers, residuals, rules, short_axes
 from aerogel.compiler.kept import Kept
 from aerogel.compiler.one_kernel import Price
@@ -131,6 +132,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (small_solves, "FEWEST", 1),
     (small_products, "_of_batch", lambda *_: None),
     (small_products, "_of_rows", lambda *_: None),
+    (_jax, "HAS_VECTOR_SUMS", False),
     (elementary, "FEWEST", MANY),
     (elementary, "FEWEST_POWERS", MANY),
     (elementary, "FEWEST_SINES", MANY),
