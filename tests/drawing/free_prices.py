@@ -127,6 +127,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (cumulative, "SHORTEST", 2),
     (cumulative, "FEWEST", 1),
     (cumulative, "LONG_ROW", 4),
+    (cumulative, "SHORTEST_LOOP", 2),
     (cumulative, "FEWEST_ROWS", 3),
     (cumulative, "MOST_REVERSED", 1 << 30),
     (small_solves, "FEWEST", 1),
