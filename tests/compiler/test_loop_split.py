@@ -157,7 +157,7 @@ def test_a_gradient_stores_states_only(name: str, reverse: bool) -> None:
 
     def f(x0: Any, xs: Any) -> Any:
         def body(c: Any, x: Any) -> Any:
-            c = c - 0.05 * c * c + 0.1 * x
+            c = c - 0.05 * c * c + 0.03 * x  # small: a tanh near 1 has few digits of its derivative, in plain JAX too
             return c, jnp.tanh(2 * c + 1)
 
         return (lax.scan(body, x0, xs, length=T, reverse=reverse)[1][SLICES[name]] ** 2).sum()

@@ -211,6 +211,14 @@ def test_which_operand_an_extremum_is(name: str) -> None:
     assert bits(run(normal, x, y)) == bits(run(program, x, y))
 
 
+def compare_extrema(jaxpr: Jaxpr) -> list[bool]:
+    """Whether it is an extremum that is compared, of every comparison of all levels."""
+    extrema = [v for e in jaxpr.eqns if e.primitive.name in ("max", "min") for v in e.outvars]
+    tests = [e for e in jaxpr.eqns if e.primitive.name in ("eq", "ge", "gt")]
+    here = [any(x is v for x in e.invars for v in extrema) for e in tests]
+    return here + [yes for e in jaxpr.eqns for j in inner_jaxprs(e) for yes in compare_extrema(j)]
+
+
 def test_the_gradient_of_an_extremum_compares_its_operands() -> None:
     """In loops too, where XLA may round an operand in one way as a part of the maximum and in another beside it."""
 
@@ -218,10 +226,9 @@ def test_the_gradient_of_an_extremum_compares_its_operands() -> None:
         return lax.scan(lambda c, y: (jnp.maximum(0.9 * c + 0.1 * y, c - y * y), None), x, jnp.ones((3, 4)))[0].sum()
 
     program = traced(jax.grad(f), X4)
-    assert all_names(program.jaxpr).count("eq") >= 2
-    normal = all_names(normalize(program)[0].jaxpr)
-    assert "eq" not in normal
-    assert normal.count("ge") == 2
+    is_older = jax.__version_info__ < (0, 12)  # 0.12 asks of the operands which is larger, and whether they are equal
+    assert compare_extrema(program.jaxpr) == [is_older] * 4
+    assert compare_extrema(normalize(program)[0].jaxpr) == [False] * (2 if is_older else 4)
 
 
 def test_weak_types_are_kept() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from aerogel import _jax
 from aerogel.compiler import choose, contractions, hoist_plan, hoistable, producers, residuals, rules, short_axes
 from aerogel.compiler.kept import Kept
 from aerogel.compiler.one_kernel import Price
@@ -127,6 +128,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (cumulative, "SHORTEST", 2),
     (cumulative, "FEWEST", 1),
     (cumulative, "LONG_ROW", 4),
+    (cumulative, "SHORTEST_LOOP", 2),
     (cumulative, "FEWEST_ROWS", 3),
     (cumulative, "MOST_REVERSED", 1 << 30),
     (small_solves, "FEWEST", 1),
@@ -143,6 +145,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (turned_products, "FEWEST", 1),
     (turned_products, "COPIED", range(2, 4)),
     (turned_products, "WIDE", 1),
+    (_jax, "HAS_VECTOR_SUMS", False),
     (elementary, "FEWEST", MANY),
     (elementary, "FEWEST_POWERS", MANY),
     (elementary, "FEWEST_SINES", MANY),

@@ -15,6 +15,8 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel import _jax
+from aerogel.compiler.kept import Kept
 from aerogel.compiler.rules import elementary
 from rules.rules_under_test import fired, normal, refusals
 
@@ -191,9 +193,17 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def of_xla(monkeypatch: pytest.MonkeyPatch, *, has_vector_sums: bool) -> None:
+    """The rules are as with such an XLA; what they remember of sites goes, now and when this is taken back."""
+    monkeypatch.setattr(_jax, "HAS_VECTOR_SUMS", has_vector_sums)
+    for rule in RULES.values():
+        monkeypatch.setattr(rule, "kept", Kept(rule.kept.most))
+
+
 @pytest.mark.parametrize("name", NATURAL)
-def test_fires_on_its_function(name: str) -> None:
+def test_fires_on_its_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rule fires on its own operation, in float32 and bfloat16, and none of the others does."""
+    of_xla(monkeypatch, has_vector_sums=False)
     for dtype in ("float32", "bfloat16"):
         for other, rule in RULES.items():
             found = fired(NATURAL[name], rule, X.astype(dtype)) if other == name else 0
@@ -201,6 +211,40 @@ def test_fires_on_its_function(name: str) -> None:
     reports: list[Any] = []
     jax.make_jaxpr(ag.optimize(NATURAL[name], rules=elementary.rules, on_report=reports.append))(X)
     assert {d.rule for d in reports[-1].fired} == {f"vector-{name}"}
+
+
+SUMMED = "a reduction is all that reads it: they are one loop, of vector code"
+OF_NEWER_XLA: dict[str, tuple[str, Callable[..., Any], str, str | None]] = {
+    "alone": ("atan", jnp.arctan, "bfloat16", "XLA has vector code for it"),
+    "in a loop": ("atan", PLACES["scan"](jnp.arctan), "float32", None),
+    "another alone": ("tan", jnp.tan, "float32", None),
+    "summed": ("sin", lambda x: jnp.sin(x).sum(), "float32", SUMMED),
+    "an extremum": ("tan", lambda x: jnp.tan(x).max(0), "bfloat16", SUMMED),
+    "a formula that is summed": ("cos", lambda x: jnp.sum(x * jnp.cos(2 * x) + 1, 1), "float32", SUMMED),
+    "summed in a loop": (
+        "atan",
+        lambda x: lax.scan(lambda c, _: (c + jnp.arctan(c * x).sum(), None), 0.0, None, length=2)[0],
+        "float32",
+        SUMMED,
+    ),
+    "summed in half precision": ("sin", lambda x: lax.reduce_sum(jnp.sin(x), (0, 1)), "float16", None),
+    "summed and kept": ("sin", lambda x: (jnp.sin(x), jnp.sin(x).sum()), "float32", None),
+    "two sums": ("sin", lambda x: (jnp.sin(x).sum(0), jnp.sin(x).max(1)), "float32", None),
+    "summed as something else": ("sin", lambda x: jnp.sin(x).reshape(-1, 4).sum(1), "float32", None),
+    "another function": ("asin", lambda x: jnp.arcsin(x).sum(), "float32", None),
+}
+
+
+@pytest.mark.parametrize("name", OF_NEWER_XLA)
+def test_leaves_to_newer_xla_what_that_has_vector_code_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since jaxlib 0.12 those are arctangents, and more in a reduction with nothing stored before it."""
+    rule, f, dtype, reason = OF_NEWER_XLA[name]
+    for has in (False, True):
+        of_xla(monkeypatch, has_vector_sums=has)
+        if has and reason is not None:
+            assert refusals(f, RULES[rule], X.astype(dtype)) == [reason]
+        else:
+            assert fired(f, RULES[rule], X.astype(dtype)) == 1
 
 
 @pytest.mark.parametrize("ours", ["atan2", "power"])

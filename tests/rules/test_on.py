@@ -1,5 +1,6 @@
 """Rules of one primitive: where they are tried, what they are told, and when their function is called."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -88,6 +89,24 @@ def test_what_a_site_tells() -> None:
     f = lambda A: lax.scan(lambda c, _: (c @ c, None), A, None, length=2)[0]  # noqa: E731
     assert refusals(f, look, regular(0)) == ["only looked at"]
     assert seen == [(True, True, "sin", ("exp",), (4, 4)), [], (False, False, None, ("result",), (4, 4)), ["scan"]]
+
+
+ENDS: dict[str, tuple[Callable[..., Any], str | None]] = {
+    "read at once": (lambda x: jnp.sin(x).sum(), "reduce_sum"),
+    "in a formula": (lambda x: jnp.max(x * jnp.sin(x) + 1), "reduce_max"),
+    "the program's": (lambda x: jnp.sin(x) + 1, "result"),
+    "moved": (lambda x: (2 * jnp.sin(x)).T.sum(), "transpose"),
+    "read twice": (lambda x: jnp.sum(jnp.sin(x)) + jnp.max(jnp.sin(x)), None),
+    "read twice later": (lambda x: (2 * jnp.sin(x), jnp.sum(2 * jnp.sin(x))), None),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_where_a_result_ends(name: str) -> None:
+    """What reads it, entry by entry looked past; nothing where one on the way is an array of its own."""
+    f, end = ENDS[name]
+    look = on("sin", name="look")(lambda x, *, site: f"ends in {site.end()}")
+    assert refusals(f, look, jnp.ones((4, 4))) == [f"ends in {end}"]
 
 
 def test_numbers_are_given_as_they_are() -> None:

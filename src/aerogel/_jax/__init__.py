@@ -4,6 +4,7 @@ This is the only package that imports `jax.extend` or `jax._src`. Each name says
 on jax 0.10.2 and 0.12.0.1. When JAX changes, the change ends here; where the two differ, a comment says how.
 """
 
+from .backend import HAS_VECTOR_SUMS as HAS_VECTOR_SUMS
 from .calls import UNSPECIFIED as UNSPECIFIED
 from .calls import argument_names as argument_names
 from .calls import cache_miss as cache_miss

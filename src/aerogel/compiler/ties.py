@@ -1,9 +1,9 @@
 """Which operand an extremum is: a comparison of its operands, not with the extremum.
 
-JAX's derivative of `y = max(a, b)` asks whether `a == y`. XLA computes `a` once where it makes `y` and once more where
-it compares them; a product and a sum may be one instruction here and two there, and then neither operand is the
-maximum: the gradient is 0. `a >= b` says the same of the same numbers (of nan and zeros too) and does not hang on that.
-It does not read `y` either.
+Users ask whether `a` is `y = max(a, b)`, and so does JAX's derivative of it (0.10.2; 0.12 compares the operands). XLA
+computes `a` once where it makes `y` and once more where it compares them; a product and a sum may be one instruction
+here and two there, and then neither operand is the maximum: the gradient is 0. `a >= b` says the same of the same
+numbers (of nan and zeros too) and does not hang on that. It does not read `y` either.
 """
 
 import numpy as np

@@ -141,9 +141,10 @@ def _judged(level: Level, family: _Family, made: Sequence[Edit], context: Contex
     outs: list[Atom] = [level.eqns[place].outvars[0] for place in family.places]
     results = [result for edit in made for result in edit.results.values()]
     # What makes the values is part of both: XLA computes it in one sum, or stores it for several.
-    makers = sorted({level.made_by[base] for base in family.bases if base in level.made_by})
-    before = [level.eqns[k] for k in sorted({*_dying(level, family.places), *makers})]
-    after = [*(level.eqns[k] for k in makers), *(eqn for edit in made for eqn in edit.eqns)]
+    nearest = {level.made_by[base] for base in family.bases if base in level.made_by}
+    places = sorted(nearest.union(_dying(level, family.places)))
+    before = [level.eqns[k] for k in places]
+    after = [*_makers(before, family.bases), *(eqn for edit in made for eqn in edit.eqns)]
     was, now = (cost_of(level, eqns, out, context.machine) for eqns, out in ((before, outs), (after, results)))
     then, seconds = was.seconds or 0.0, now.seconds or 0.0
     if context.before_differentiation:
@@ -182,6 +183,17 @@ def _dying(level: Level, roots: Sequence[int]) -> list[int]:
             if maker is not None:
                 heapq.heappush(waiting, -maker)
     return sorted(dying)
+
+
+def _makers(eqns: Sequence[JaxprEqn], values: Sequence[Var]) -> list[JaxprEqn]:
+    """Those of some equations that values are made by, however far back, in order."""
+    read: set[Atom] = set(values)
+    makers: list[JaxprEqn] = []
+    for eqn in reversed(eqns):
+        if not read.isdisjoint(eqn.outvars):
+            makers.append(eqn)
+            read.update(x for x in eqn.invars if isinstance(x, Var))
+    return makers[::-1]
 
 
 def _goes(level: Level, eqn: JaxprEqn, dying: set[int]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import _jax
 from ..._jax import Atom, JaxprEqn, Literal, Var
+from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, nbytes
 from ..levels import Around
 from ..pipeline import Context
@@ -18,6 +19,7 @@ from .graph import Graph
 from .spelling import PLUMBING
 
 LOOPS = ("scan", "while")
+LONGEST_CHAIN = 50  # of operations that are looked past
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,13 @@ class Site:
         """The names of the primitives that read a result, sorted; "result" is the program's own, or its body's."""
         return self._ask("readers", result)
 
+    def end(self, result: int = 0) -> str | None:
+        """The name of the primitive that reads a result in the end, operations entry by entry looked past.
+
+        None where the result, or one of these operations, is read more than once: it is an array of its own then.
+        """
+        return self._ask("end", result)
+
     def anew(self) -> "Site":
         """The same site, of which nothing has been asked yet."""
         return replace(self, _asked={})
@@ -156,11 +165,26 @@ class Site:
         return next((name for name in names if name not in PLUMBING), names[-1] if names else None)
 
     def _readers(self, result: int) -> tuple[str, ...]:
-        x = self._results[result]
+        found = self._reading(self._results[result])
+        return tuple(sorted("result" if eqn is None else eqn.primitive.name for eqn in found))
+
+    def _reading(self, x: Atom) -> list[JaxprEqn | None]:
         if not isinstance(x, Var) or isinstance(x, _jax.DropVar):
-            return ()
-        readers = {id(one and one.eqn): one for one in self._graph.readers(x)}.values()
-        return tuple(sorted("result" if one is None else one.eqn.primitive.name for one in readers))
+            return []
+        found = (one and one.eqn for one in self._graph.readers(x))
+        return list({id(eqn): eqn for eqn in found}.values())
+
+    def _end(self, result: int) -> str | None:
+        x = self._results[result]
+        for _ in range(LONGEST_CHAIN):
+            found = self._reading(x)
+            if len(found) != 1:
+                return None
+            (eqn,) = found
+            if eqn is None or eqn.primitive.name not in ELEMENTWISE:
+                return "result" if eqn is None else eqn.primitive.name
+            (x,) = eqn.outvars
+        return None
 
     def _loop_bytes(self) -> int:
         loops = [eqn for eqn in self._around if eqn.primitive.name in LOOPS]
@@ -186,4 +210,5 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "facts": lambda site, k: facts_at(site._graph, site._operands[k]),
     "maker": Site._maker,
     "readers": Site._readers,
+    "end": Site._end,
 }

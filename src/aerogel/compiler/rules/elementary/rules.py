@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aerogel import _jax
+
 from ...cost.vector_code import is_branch_of_sines
 from ..on import PrimitiveRule, on
 from ..ruleset import RuleSet
@@ -36,6 +38,8 @@ _SINES = (lax.sin_p, lax.cos_p, lax.tan_p)
 _EASY = (-1, 0, 0.5, 1, 2, 3)
 _FLOATS = frozenset(map(np.dtype, (np.float16, jnp.bfloat16, np.float32, np.float64)))
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
+# What is vector code in a sum or an extremum where `_jax.HAS_VECTOR_SUMS` says so; of float16 it is not.
+_IN_SUMS = (*_SINES, lax.atan_p)
 _REASON = "XLA calls the C library for it, one element at a time"
 
 
@@ -62,9 +66,22 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
         alone = FEWEST_SINES_ALONE if primitive in _SINES else FEWEST_ALONE
         if site.in_loop and primitive in (lax.sin_p, lax.cos_p) and xs[0].size in SHARED_SINES:
             return f"XLA would share a step's {xs[0].size} elements between cores, which takes as long as it saves"
-        return _refusal(xs, accuracy, site, few, alone) or chosen(*xs)
+        return (
+            _refusal(xs, accuracy, site, few, alone)
+            or (_vector_code(primitive, xs[0].dtype, site) if _jax.HAS_VECTOR_SUMS else None)
+            or chosen(*xs)
+        )
 
     return vectorised
+
+
+def _vector_code(primitive: Any, dtype: Any, site: Site) -> str | None:
+    """Why an operation is faster as it stands, by a version of XLA that has vector code for sums."""
+    if primitive is lax.atan_p and not site.in_loop:
+        return "XLA has vector code for it"
+    if primitive in _IN_SUMS and dtype != np.float16 and site.end() in _REDUCTIONS:
+        return "a reduction is all that reads it: they are one loop, of vector code"
+    return None
 
 
 def _power(x: Any, y: Any, *, site: Site) -> Any:
