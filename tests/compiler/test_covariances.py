@@ -184,7 +184,11 @@ def test_near_misses_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     free_prices("into loops", monkeypatch.setattr)
     f, x = MISSES[name], normal(0, POINTS, SIZE)
     decision = product(f, x)
-    assert (decision.fired, decision.reason) == (False, "it needs a result of the whole loop")
+    # The points are stacked for the deviations that the scaled ones are multiplied with; nothing is saved there.
+    reason = (
+        "the stacked output is needed as a whole anyway" if name == "scaled" else "it needs a result of the whole loop"
+    )
+    assert (decision.fired, decision.reason) == (False, reason)
     got, want = jax.jit(ag.optimize(f))(x), jax.jit(f)(x)
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=2e-5 * np.abs(want).max())
 
