@@ -70,18 +70,20 @@ SHARES = {
 FEWEST_CASES = 4
 # Of tests that take 5 to 50 seconds so many take turns, each by itself.
 TURNS = {
-    "test_axes_parts::test_blocks_put_together_are_the_whole": 2,
-    "test_check_rule::test_shipped_rules_pass": 2,
-    "test_differential::test_more_moves_at_free_prices": 2,
-    "test_differential::test_the_judge_sees_a_wrong_optimiser": 5,
+    "test_axes_parts::test_blocks_put_together_are_the_whole": 5,
+    "test_check_rule::test_shipped_rules_pass": 4,
     "test_differential::test_a_seed_is_one_program": 2,
+    "test_differential::test_more_moves_at_free_prices": 4,
+    "test_differential::test_the_judge_sees_a_wrong_optimiser": 5,
     "test_drawn_patterns::test_a_pattern_is_found_in_its_own_program": 2,
-    "test_like_python::test_children": 3,
-    "test_like_python::test_standard_input_folders_zips_and_code": 2,
-    "test_like_python::test_tracebacks": 2,
-    "test_passes::test_same_program_same_text": 2,
+    "test_like_python::test_a_script_sees_what_it_would_see": 3,
+    "test_like_python::test_children": 5,
+    "test_like_python::test_standard_input_folders_zips_and_code": 4,
+    "test_like_python::test_tracebacks": 3,
+    "test_passes::test_same_program_same_text": 5,
     "test_picks::test_counted_rows_are_batch_dimensions": 3,
     "test_residual_choice::test_rows_of_a_map_are_made_again": 3,
+    "test_running::test_where_it_stands": 4,
     "test_selection::test_claims": 3,
     "test_sharded_example::test_one_device_eight_and_two_processes": 3,
     "test_short_forms::test_claims": 3,
@@ -89,7 +91,9 @@ TURNS = {
     "test_small_products::test_it_keeps_its_claim": 3,
     "test_small_solves::test_they_keep_their_claims": 3,
     "test_sorting::test_claim": 3,
-    "test_structure::test_records_of_the_corpus_are_so": 2,
+    "test_structure::test_records_of_the_corpus_are_so": 4,
+    "test_turned_products::test_it_keeps_its_claim": 3,
+    "test_types::test_half_precision_sums_are_no_worse": 4,
 }
 
 
