@@ -584,3 +584,38 @@ def test_sums_whose_factors_would_be_large_stacks_stay() -> None:
         jax.jit(f).lower(w).compile().memory_analysis() for f in (jax.grad(loss), ag.optimize(jax.grad(loss)))
     )
     assert optimised.temp_size_in_bytes <= 1.01 * natural.temp_size_in_bytes
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_constant_outputs_are_repeated(reverse: bool) -> None:
+    """What every step hands over alike is no array of the loop: numbers of all types, constants, keys."""
+
+    def f(x: Any, key: Any, w: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            return jnp.sin(c + x), (c, w, 1.0, jnp.int8(2), key)
+
+        return lax.scan(step, 0.0, x, reverse=reverse)
+
+    args = jnp.arange(40.0), jax.random.key(3), jnp.ones((3, 2), "bfloat16")
+    jaxpr = jax.make_jaxpr(ag.optimize(f))(*args).jaxpr
+    (loop,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
+    assert [v.aval.shape for v in loop.outvars] == [(), (40,)]
+    got, want = jax.jit(ag.optimize(f))(*args), jax.jit(f)(*args)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (x.aval, x.aval.weak_type) == (y.aval, y.aval.weak_type)
+        assert jnp.array_equal(*((x, y) if x.dtype != key_type() else (jax.random.key_data(x), jax.random.key_data(y))))
+
+
+def key_type() -> Any:
+    """That of random keys."""
+    return jax.random.key(0).dtype
+
+
+def test_the_gradient_of_a_sum_in_a_loop_needs_no_loop() -> None:
+    """Its backward loop stacked a thousand ones, and took longer than plain JAX's two loops."""
+    total = jax.value_and_grad(lambda x: lax.scan(lambda c, x: (c + x, None), 0.0, x)[0])
+    x = jnp.arange(1000.0)
+    names = [eqn.primitive.name for eqn in jax.make_jaxpr(ag.optimize(total))(x).jaxpr.eqns]
+    assert "scan" not in names
+    for got, want in zip(ag.optimize(total)(x), total(x), strict=True):
+        assert jnp.array_equal(got, want)

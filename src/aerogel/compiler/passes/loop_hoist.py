@@ -5,8 +5,12 @@ leave in the loop though it never changes is computed once.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
+from jax import lax
+
+from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..chain import find_chain, split_chain
 from ..cost import nbytes
@@ -20,7 +24,7 @@ from ..levels import rewrite_levels
 from ..lift import lift
 from ..loop import Loop, as_loop
 from ..pipeline import Context
-from ..program import Program, where
+from ..program import Builder, Program, is_var, where
 from ..report import Decision
 from ..residuals import needed_by_loops
 from ..sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, is_small_outer, seconds_saved, sink, widens
@@ -51,7 +55,7 @@ def _level(jaxpr: Jaxpr, terms: Terms, decisions: list[Decision]) -> Jaxpr:
         if index is None:
             return jaxpr
         work = _Work(jaxpr, set(jaxpr.eqns[index].outvars), terms, found=(jaxpr, index))
-        for step in (_lift, _gather, _chain, _all, _once, _before, _after):
+        for step in (_repeat, _lift, _gather, _chain, _all, _once, _before, _after):
             loop = work.loop()
             if loop is None:
                 break
@@ -112,6 +116,27 @@ class _Work:
 def exactness_of(rounds: bool) -> Exactness:
     """How exact it is to run something for all steps at once."""
     return Exactness.REASSOCIATES if rounds else Exactness.BITWISE
+
+
+def _repeat(work: _Work, loop: Loop) -> None:
+    """Outputs that are the same in all steps are repeated, not stacked: what reads them may need no array."""
+    constants: dict[Atom, Atom] = dict(zip(loop.body_consts, loop.consts, strict=True))
+    outputs = [(y, v) for y, v in zip(loop.ys, loop.body_ys, strict=True) if not isinstance(y, DropVar)]
+    same = {y: constants.get(v) if is_var(v) else v for y, v in outputs if not is_var(v) or v in constants}
+    if not same:
+        return
+    builder = Builder(loop.eqn)
+    results: dict[Var, Atom] = {}
+    for y, value in same.items():
+        (results[y],) = builder.call(partial(_repeated, count=loop.length), value)
+        work.note(loop.eqn, "an output of the loop is repeated", "it is the same in all steps", Exactness.BITWISE)
+    others = [(v, y) for y, v in outputs if y not in results]
+    rest = [loop.restacked(others)] if loop.init or others else []
+    work.replace(Replacement([*builder.eqns, *rest], results))
+
+
+def _repeated(x: Any, count: int) -> Any:
+    return lax.broadcast_in_dim(x, (count, *x.shape), range(1, x.ndim + 1))
 
 
 def _lift(work: _Work, loop: Loop) -> None:
