@@ -619,3 +619,11 @@ def test_the_gradient_of_a_sum_in_a_loop_needs_no_loop() -> None:
     assert "scan" not in names
     for got, want in zip(ag.optimize(total)(x), total(x), strict=True):
         assert jnp.array_equal(got, want)
+
+
+@pytest.mark.parametrize(("steps", "stays"), [(1_000, True), (20_000, False)])
+def test_short_loops_over_numbers_stay(steps: int, stays: bool) -> None:
+    """One kernel is done before the threads for several have woken."""
+    total = lambda x: lax.scan(lambda c, x: (c + jnp.sin(x), None), 0.0, x)[0]  # noqa: E731
+    fired = {d.rule for d in ag.explain(total)(jnp.ones(steps)).fired}
+    assert ("loop-hoist" not in fired) == stays

@@ -99,6 +99,7 @@ _OUT: tuple[tuple[Any, str, Any], ...] = (
     (hoist_plan, "_widens", lambda *_: False),
     (hoist_plan, "_summed_over_time", lambda *_: False),
     (loop_hoist, "LEAST_SECONDS", -1.0),
+    (loop_hoist, "SHORT_LOOP", 0.0),
     (loop_hoist, "LONGEST_CONTRACTION", 1 << 60),
     (loop_hoist, "_leaves", lambda *_: True),
     (loop_hoist, "_frees", lambda *_: True),
