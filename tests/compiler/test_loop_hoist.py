@@ -614,11 +614,10 @@ def key_type() -> Any:
 def test_the_gradient_of_a_sum_in_a_loop_needs_no_loop() -> None:
     """Its backward loop stacked a thousand ones, and took longer than plain JAX's two loops."""
     total = jax.value_and_grad(lambda x: lax.scan(lambda c, x: (c + x, None), 0.0, x)[0])
-    x = jnp.arange(1000.0)
-    names = [eqn.primitive.name for eqn in jax.make_jaxpr(ag.optimize(total))(x).jaxpr.eqns]
-    assert "scan" not in names
+    x = jnp.arange(20_000.0) / 20_000  # so many that the forward loop goes as well
+    assert "scan" not in str(jax.make_jaxpr(ag.optimize(total))(x))
     for got, want in zip(ag.optimize(total)(x), total(x), strict=True):
-        assert jnp.array_equal(got, want)
+        np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("steps", "stays"), [(1_000, True), (20_000, False)])
