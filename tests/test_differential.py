@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from aerogel.compiler.exactness import Exactness
 from drawing.corpus_floors import FLOORS
 from drawing.free_prices import DIRECTIONS, free_prices
 from drawing.miscompilers import RIGHT, WRONG, Miscompiler
+from drawing.together import run_together
 from strategies import Program, draw_program, programs
 
 COUNT = int(os.environ.get("AEROGEL_DIFFERENTIAL", "2000"))
@@ -38,9 +40,6 @@ SEEDS = [int(ONE)] if ONE else list(range(START, START + COUNT))
 CHUNKS = [SEEDS[i : i + CHUNK] for i in range(0, len(SEEDS), CHUNK)]
 # These run once more with prices under which everything moves: all of them, if others than the suite's are asked for.
 FREE = [SEEDS[:15]] if COUNT == 2000 else CHUNKS
-
-# LLVM's optimisations cost a quarter of the compile time and find none of our mistakes.
-OPTIONS = {"xla_backend_optimization_level": 0}
 
 Optimize = Callable[..., Callable[..., Any]]
 
@@ -116,28 +115,52 @@ def batched(program: Program) -> tuple[Callable[..., Any], Callable[..., Any], t
 # --- the judgement -----------------------------------------------------------------------------------------------
 
 
-def differences(program: Program, optimize: Optimize = ag.optimize, turn: int | None = None) -> list[str]:
-    """What differs between the program and its optimised form, in all forms that its seed asks for; empty if nothing.
+@dataclass(frozen=True)
+class Pair:
+    """A program in one form as it stands and optimised, traced, and what it is run at."""
+
+    name: str
+    natural: Any
+    optimised: Any
+    args: list[Any]
+    exactness: Exactness
+
+    @property
+    def fault(self) -> str:
+        """What differs before anything is run: the structure of the results, or which of them are weakly typed."""
+        got, want = (jax.tree.structure(form.out_info) for form in (self.optimised, self.natural))
+        if got != want:
+            return f"the structure is {got}, wanted {want}"
+        got, want = weak_types(self.optimised), weak_types(self.natural)
+        return f"weakly typed are {got}, wanted {want}" if got != want else ""
+
+    def reference(self) -> Any:
+        """The results in float64."""
+        return float64_reference(self.natural.jaxpr.jaxpr, self.natural.jaxpr.consts, self.args)
+
+
+def pairs_of(program: Program, optimize: Optimize = ag.optimize, turn: int | None = None) -> list[Pair]:
+    """The program in all forms that its seed asks for.
 
     Every program runs with numerics "fast"; every 5th also "strict", every 4th also under `grad`, every 7th also
     under `vmap` (the transformation outside or inside of `optimize`, in turns). With a `turn`, 0 to 5, five of six
     programs are only run "fast".
     """
     seed, args = program.seed, program.args()
-    found = judged("fast", program.function(), lambda f: f, args, optimize, "fast", True)
+    found = [pair("fast", program.function(), lambda f: f, args, optimize, "fast", True)]
     if turn is not None and seed // 20 % 6 != turn:
         return found
     if seed % 5 == 0:
-        found += judged("strict", program.function(), lambda f: f, args, optimize, "strict", True)
+        found.append(pair("strict", program.function(), lambda f: f, args, optimize, "strict", True))
     form = gradient(program) if seed % 4 == 0 else None
     if form is not None:
-        found += judged("gradient", *form, optimize, "fast", seed % 8 == 0)
+        found.append(pair("gradient", *form, optimize, "fast", seed % 8 == 0))
     if seed % 7 == 0:
-        found += judged("vmapped", *batched(program), optimize, "fast", seed % 14 == 0)
+        found.append(pair("vmapped", *batched(program), optimize, "fast", seed % 14 == 0))
     return found
 
 
-def judged(
+def pair(
     name: str,
     f: Callable[..., Any],
     transform: Callable[[Any], Any],
@@ -145,40 +168,46 @@ def judged(
     optimize: Optimize,
     numerics: str,
     outside: bool,
-) -> list[str]:
-    """The differences of one form, each with the form's name in front."""
+) -> Pair:
+    """One form, traced with and without `optimize`."""
     # JAX's own checks look at each inner program again at every level; here each program is checked once, whole.
     with user_settings(), jax.enable_checks(False):
         whole = transform(f)
         try:
-            natural = jax.jit(whole, compiler_options=OPTIONS).trace(*args)
+            natural = jax.jit(whole).trace(*args)
         except (TypeError, ValueError, IndexError, NotImplementedError, AttributeError, ZeroDivisionError) as error:
             raise NoProgram(f"{name}: {type(error).__name__}: {error}") from error
         form = optimize(whole, numerics=numerics) if outside else transform(optimize(f, numerics=numerics))
-        optimised = jax.jit(form, compiler_options=OPTIONS).trace(*args)
+        optimised = jax.jit(form).trace(*args)
         _jax.check_jaxpr(optimised.jaxpr.jaxpr)
-        trees = jax.tree.structure(natural.out_info), jax.tree.structure(optimised.out_info)
-        if trees[0] != trees[1]:
-            return [f"{name}: the structure is {trees[1]}, wanted {trees[0]}"]
-        # The same program compiles to the same code. It is looked at before it is lowered, which costs as much as a
-        # trace: three of four programs are too small for anything to fire.
-        same_types = weak_types(natural) == weak_types(optimised)
-        if same_types and same_program(natural.jaxpr, optimised.jaxpr):
-            return []
-        lowered = natural.lower(), optimised.lower()
-        if same_types and lowered[0].as_text() == lowered[1].as_text():
-            return []
-        want, got = (jax.tree.leaves(program.compile()(*args)) for program in lowered)
+    exactness = Exactness.NO_WORSE if numerics == "strict" else Exactness.REASSOCIATES
+    return Pair(name, natural, optimised, jax.tree.leaves(args), exactness)
 
-        def reference() -> Any:
-            return float64_reference(natural.jaxpr.jaxpr, natural.jaxpr.consts, jax.tree.leaves(args))
 
-        exactness = Exactness.NO_WORSE if numerics == "strict" else Exactness.REASSOCIATES
-        # Without a reference NO_WORSE is one ulp of the natural result. REASSOCIATES allows two of float64's, which is
-        # more unless the natural result is off by half of itself: then the dear reference decides nothing.
-        if exactness is Exactness.REASSOCIATES and not compare(got, want, exactness=Exactness.NO_WORSE):
-            return []
-        return [f"{name}: {d}" for d in compare(got, want, reference, exactness=exactness)]
+def differences(pairs: Sequence[Pair]) -> list[list[str]]:
+    """What differs between the two of each pair, each line with the form's name in front; empty if nothing."""
+    found = [[f"{pair.name}: {pair.fault}"] if pair.fault else [] for pair in pairs]
+    with user_settings(), jax.enable_checks(False):
+        # Three of four programs are too small for anything to fire.
+        same = [same_program(pair.natural.jaxpr, pair.optimised.jaxpr) for pair in pairs]
+        run = [i for i, lines in enumerate(found) if not lines and not same[i]]
+        args = [pairs[i].args for i in run]
+        want = run_together([pairs[i].natural.jaxpr for i in run], args)
+        got = run_together([pairs[i].optimised.jaxpr for i in run], args)
+        for i, *results in zip(run, got, want, strict=True):
+            found[i] = [f"{pairs[i].name}: {d}" for d in compared(pairs[i], *results)]
+    return found
+
+
+def compared(pair: Pair, got: list[Any], want: list[Any]) -> list[Any]:
+    """Where the results differ by more than the form may.
+
+    Without a reference NO_WORSE is one ulp of the natural result. REASSOCIATES allows two of float64's, which is more
+    unless the natural result is off by half of itself: then the dear reference decides nothing.
+    """
+    if pair.exactness is Exactness.REASSOCIATES and not compare(got, want, exactness=Exactness.NO_WORSE):
+        return []
+    return list(compare(got, want, pair.reference, exactness=pair.exactness))
 
 
 def weak_types(traced: Any) -> list[bool]:
@@ -218,24 +247,28 @@ def plain_bytes(x: Any) -> bytes:
 @pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_random_programs_agree(seeds: list[int]) -> None:
     """An optimised program has the structure, types, weak types and (to its exactness) numbers of the natural one."""
-    failures, faults = [], []
+    pairs: list[Pair] = []
+    texts: list[str] = []
+    faults: list[str] = []
     for seed in seeds:
         program = draw_program(seed)
+        text = f"{program}\n\nAEROGEL_DIFFERENTIAL_SEED={seed} repeats it"
         if ONE:
             sys.stdout.write(f"{program}\n")
         try:
-            found = differences(program, turn=TURN)
+            found = pairs_of(program, turn=TURN)
         except NoProgram as error:
             faults.append(f"program {seed}: {error}")
             continue
         except Exception as error:
-            error.add_note(f"{program}\n\nAEROGEL_DIFFERENTIAL_SEED={seed} repeats it")
+            error.add_note(text)
             raise
-        if found:
-            lines = "\n  ".join(found)
-            failures.append(f"{program}\n\n  {lines}\n  AEROGEL_DIFFERENTIAL_SEED={seed} repeats it")
+        pairs += found
+        texts += [text] * len(found)
+    lines = zip(texts, differences(pairs), strict=True)
+    failures = ["\n  ".join([text, *found]) for text, found in lines if found]
     jax.clear_caches()  # programs are not used twice, and their code fills the memory
-    assert not failures, "\n\n".join([f"{len(failures)} of {len(seeds)} programs differ", *failures])
+    assert not failures, "\n\n".join([f"{len(failures)} of {len(pairs)} forms differ", *failures])
     assert len(faults) <= len(seeds) // 50, "the generator draws programs that JAX refuses:\n" + "\n".join(faults)
 
 
@@ -258,7 +291,7 @@ def test_more_moves_at_free_prices(monkeypatch: pytest.MonkeyPatch) -> None:
             program = draw_program(seed)
             with user_settings():
                 form = ag.optimize(program.function(), on_report=reports.append)
-                jax.jit(form, compiler_options=OPTIONS).trace(*program.args())
+                jax.jit(form).trace(*program.args())
         return sum(len(report.fired) for report in reports)
 
     counts = [fired()]
@@ -273,7 +306,8 @@ def test_more_moves_at_free_prices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shrinking_programs_agree(program: Program) -> None:
     """The same holds for programs that hypothesis draws, which shrink when it does not."""
     with suppress(NoProgram):
-        assert differences(program) == [], str(program)
+        pairs = pairs_of(program)
+        assert not any(differences(pairs)), str(program)
 
 
 def test_the_corpus_holds_what_it_should() -> None:
@@ -336,7 +370,7 @@ def test_the_judge_sees_a_wrong_optimiser(optimize: Miscompiler) -> None:
         if seed % 8 != 4 if under_grad else 0 in (seed % 4, seed % 5, seed % 7):
             continue  # one form of the program is enough here
         tried += 1
-        caught += bool(differences(draw_program(seed), optimize))
+        caught += any(differences(pairs_of(draw_program(seed), optimize)))
         if caught == 2:
             return
         assert tried < 60, f"{optimize.name} is caught on {caught} of {tried} programs"
@@ -352,7 +386,8 @@ def test_the_judge_accepts_a_right_optimiser(optimize: Miscompiler) -> None:
         if optimize.features <= program.features:
             tried += 1
             # Another order of summation is no promise of "strict".
-            found = [d for d in differences(program, optimize) if not d.startswith("strict")]
+            pairs = [pair for pair in pairs_of(program, optimize) if pair.exactness is not Exactness.NO_WORSE]
+            found = [line for lines in differences(pairs) for line in lines]
             assert found == [], f"{program}\n{found}"
     assert tried >= 5
     jax.clear_caches()
@@ -365,6 +400,6 @@ def test_the_optimiser_has_work_to_do() -> None:
         program, reports = draw_program(seed), []
         with user_settings():
             form = ag.optimize(program.function(), on_report=reports.append)
-            jax.jit(form, compiler_options=OPTIONS).trace(*program.args())
+            jax.jit(form).trace(*program.args())
         fired += any(report.fired for report in reports)
     assert fired >= 10

@@ -25,8 +25,9 @@ from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
 from drawing.free_prices import CATALOGUE, DIRECTIONS, free_prices, free_rules
+from drawing.together import run_together
 from strategies import Program, draw_site
-from test_differential import OPTIONS, gradient, same_program, user_settings, weak_types
+from test_differential import gradient, same_program, user_settings, weak_types
 
 COUNT = int(os.environ.get("AEROGEL_SOUNDNESS", "3000"))
 START = int(os.environ.get("AEROGEL_SOUNDNESS_START", "0"))
@@ -120,16 +121,6 @@ def pair_of(program: Program) -> Pair:
     )
 
 
-def results_of(pairs: list[Pair], which: Callable[[Pair], Any]) -> list[list[Any]]:
-    """What one form of each program gives, all of them compiled as one program."""
-    programs = [which(pair) for pair in pairs]
-
-    def together(args: list[list[Any]]) -> list[list[Any]]:
-        return [_jax.evaluate(program, xs) for program, xs in zip(programs, args, strict=True)]
-
-    return jax.jit(together, compiler_options=OPTIONS)([pair.args for pair in pairs])
-
-
 def differences(pair: Pair, got: list[Any], want: list[Any]) -> list[str]:
     """What differs in the results, judged by the promises of what fired.
 
@@ -167,8 +158,9 @@ def failures(seeds: list[int], fired: "collections.Counter[str] | None" = None) 
                 found.append(f"{program}\n\n  weak types differ")
             elif not same_program(pair.natural, pair.optimised):
                 pairs.append(pair)
-        forms = zip(*(results_of(pairs, which) for which in (lambda p: p.optimised, lambda p: p.natural)), strict=True)
-        for pair, (got, want) in zip(pairs, forms, strict=True):
+        args = [pair.args for pair in pairs]
+        forms = (run_together([getattr(pair, which) for pair in pairs], args) for which in ("optimised", "natural"))
+        for pair, got, want in zip(pairs, *forms, strict=True):
             lines = differences(pair, got, want)
             if lines:
                 told = "\n  ".join([*lines, f"fired: {', '.join(sorted(pair.fired))}"])
