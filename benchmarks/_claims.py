@@ -36,6 +36,7 @@ CLAIMS = (
     "short_rows_cost_what_long_rows_cost",
     "an_odd_number_of_entries_costs_what_an_even_one_costs",
     "seams_are_computed_once",
+    "a_short_call_stays_in_its_thread",
     "everyday_programs_without_loops_are_never_slower",
     "elementary_functions_are_vector_code",
     "max_pool_gradients_are_slices",

@@ -68,6 +68,7 @@ ELSEWHERE = {
     "loop-split",
     "memory-limit",
     "seams",
+    "short-calls",
     "short-rows",
 }
 _ORDER = list(Exactness)

@@ -614,13 +614,13 @@ def key_type() -> Any:
 def test_the_gradient_of_a_sum_in_a_loop_needs_no_loop() -> None:
     """Its backward loop stacked a thousand ones, and took longer than plain JAX's two loops."""
     total = jax.value_and_grad(lambda x: lax.scan(lambda c, x: (c + x, None), 0.0, x)[0])
-    x = jnp.arange(20_000.0) / 20_000  # so many that the forward loop goes as well
+    x = jnp.arange(80_000.0) / 80_000  # so many that the forward loop goes as well
     assert "scan" not in str(jax.make_jaxpr(ag.optimize(total))(x))
     for got, want in zip(ag.optimize(total)(x), total(x), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("steps", "stays"), [(1_000, True), (20_000, False)])
+@pytest.mark.parametrize(("steps", "stays"), [(10_000, True), (80_000, False)])
 def test_short_loops_over_numbers_stay(steps: int, stays: bool) -> None:
     """One kernel is done before the threads for several have woken."""
     total = lambda x: lax.scan(lambda c, x: (c + jnp.sin(x), None), 0.0, x)[0]  # noqa: E731

@@ -5,6 +5,7 @@ on jax 0.10.2 and 0.12.0.1. When JAX changes, the change ends here; where the tw
 """
 
 from .backend import HAS_VECTOR_SUMS as HAS_VECTOR_SUMS
+from .backend import hands_over as hands_over
 from .calls import UNSPECIFIED as UNSPECIFIED
 from .calls import argument_names as argument_names
 from .calls import cache_miss as cache_miss
@@ -28,6 +29,7 @@ from .context import gradients_taken as gradients_taken
 from .context import hunting_nans as hunting_nans
 from .context import inside_optimize as inside_optimize
 from .context import is_moved as is_moved
+from .context import is_outermost as is_outermost
 from .context import is_staging as is_staging
 from .context import is_traced as is_traced
 from .context import jit_disabled as jit_disabled

@@ -1,8 +1,14 @@
-"""What XLA's CPU backend of this version has vector code for."""
+"""What XLA's CPU backend of this version has vector code for, and where it runs programs."""
 
+import jax
 from jax._src.lib import version as jaxlib_version
 
 # Since jaxlib 0.12 a sum, or an extremum, with the operations entry by entry that only it reads is one call of a
 # library that brings its own sines, tangents and arctangents; and an arctangent that stands in no loop is vector code
 # whoever reads it. Looked at in jaxlib 0.10.2, 0.11.0 and 0.12.0.1.
 HAS_VECTOR_SUMS = jaxlib_version >= (0, 12)
+
+
+def hands_over() -> bool:
+    """Whether JAX's CPU client has other threads run what is not short; a setting, which a user may have changed."""
+    return bool(jax.config.values.get("jax_cpu_enable_async_dispatch", True))

@@ -44,6 +44,15 @@ def is_staging() -> bool:
     return False
 
 
+def is_outermost() -> bool:
+    """Whether what is computed now becomes part of a program that no other program holds.
+
+    `jax.jit` traces under a `DynamicJaxprTrace`, with the traces around it above (looked at in jax 0.10.2 and 0.12).
+    """
+    trace = core.trace_ctx.trace
+    return isinstance(trace, pe.DynamicJaxprTrace) and isinstance(getattr(trace, "parent_trace", None), core.EvalTrace)
+
+
 def derivatives_above() -> int:
     """How many forward-mode and linearising traces there are above what is computed now."""
     trace, count = core.trace_ctx.trace, 0

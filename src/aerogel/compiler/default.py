@@ -24,6 +24,7 @@ from .passes.orientation import Orientation
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
 from .passes.seams import Seams
+from .passes.short_calls import ShortCalls
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
@@ -56,5 +57,6 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopRows(),
     Seams(),
     ShortRows(),
+    ShortCalls(),
     LoopKernel(),
 )

@@ -40,6 +40,7 @@ class Context:
     before_differentiation: bool = False
     over_devices: bool = False  # whether its values may be spread over several devices
     memory_limit: int | None = None  # bytes that temporary values and results should take at most
+    outermost: bool = False  # whether no other program holds it, as far as is known
 
     @property
     def machine(self) -> Machine:

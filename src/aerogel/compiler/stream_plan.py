@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 
-from .axes import Axis, Reduced
+from .axes import Axis
 from .cost import Machine, jaxpr_seconds, nbytes
 from .cost.account import jaxpr_cost
 from .cost.vector_code import VECTOR_SECONDS, with_vector_code
@@ -22,7 +22,7 @@ from .program import is_var
 from .short_axes import acts, entry_by_entry
 from .stream_growth import grow
 from .streaming import stream_loops
-from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, is_light, read_outside, scope_of
+from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, is_light, made_whole, read_outside, scope_of
 
 # A last axis up to so long is taken apart (`passes/small_axes.py`): of a block, one entry is there at a time.
 SHORT = 8
@@ -200,7 +200,7 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
         k = next(k for v in stream.crossing for k in level.readers(v) if not stream.reads_blocks(k, v))
         why = stream.refusals.get(k, "something reads the whole") if k >= 0 else "it is a result"
         return Left(f"it exists anyway: {why}", looked_at)
-    if any(read_outside(stream, v) for place in stream.answers for v in _made_whole(stream, place)):
+    if any(read_outside(stream, v) for place in stream.answers for v in made_whole(stream, place)):
         return Left("each block would make something that is read as a whole", looked_at)
     size = block_size(stream, seed, sizes)
     edit = stream_loops(stream, size, context.before_differentiation)
@@ -232,13 +232,6 @@ def _is_written_for(stream: Stream, v: Var) -> bool:
     maker = level.eqns[level.made_by[v]]
     others = [k for k in level.readers(v) if k not in stream.answers]
     return is_light(maker) and not any(_reads_memory(level, k, maker) for k in others)
-
-
-def _made_whole(stream: Stream, place: int) -> list[Var]:
-    """What an equation makes beside its blocks, the same in each: a loop sums up its whole state, say."""
-    answer = stream.answers[place]
-    outs = () if isinstance(answer, Reduced) else zip(stream.level.eqns[place].outvars, answer.outs, strict=True)
-    return [v for v, axis in outs if axis is None]
 
 
 @dataclass(frozen=True)

@@ -244,3 +244,10 @@ def needed(stream: Stream, roots: list[set[int]], phase: int) -> list[int]:
 def read_outside(stream: Stream, v: Var) -> bool:
     """Whether something besides the stream reads a value that its equations make."""
     return any(k not in stream.answers for k in stream.level.readers(v))
+
+
+def made_whole(stream: Stream, place: int) -> list[Var]:
+    """What an equation makes beside its blocks, the same in each: a loop sums up its whole state, say."""
+    answer = stream.answers[place]
+    outs = () if isinstance(answer, Reduced) else zip(stream.level.eqns[place].outvars, answer.outs, strict=True)
+    return [v for v, axis in outs if axis is None]

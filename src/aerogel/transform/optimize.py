@@ -141,7 +141,13 @@ def _wrap(
         with early_rules(chosen, exact) as early:
             program, dynamic, out_tree = trace_program(f, args, kwargs)
         over_devices = is_over_devices(program)
-        context = Context(exact, jax.default_backend(), over_devices=over_devices, memory_limit=memory_limit)
+        context = Context(
+            exact,
+            jax.default_backend(),
+            over_devices=over_devices,
+            memory_limit=memory_limit,
+            outermost=_jax.is_outermost(),
+        )
         pipeline = Pipeline(chosen, passes, context, function_name(f))
         improve = Improver(pipeline, tune, on_trace, function_place(f), early)
         return jax.tree.unflatten(out_tree(), evaluate(program, dynamic, improve))

@@ -121,6 +121,7 @@ def _key(program: Program, pipeline: Pipeline) -> str:
         (jax.__version__, _version_of("jaxlib"), _version_of("aerogel")),
         (pipeline.rules.fingerprint, [repr(one) for one in pipeline.passes]),
         (sorted(context.allowed), context.platform, context.before_differentiation, context.memory_limit),
+        (context.outermost, _jax.hands_over()),
     )
     return hashlib.sha256(repr(said).encode()).hexdigest()[:32]
 

@@ -32,8 +32,9 @@ from ..sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, is_small_out
 
 NAME = "loop-hoist"
 # A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:
-# 1,000 sines took 0.8 to 3.5 times as long outside, 20,000 took 0.9 to 1.5, most other functions 0.4 to 1.2.
-SHORT_LOOP = 2e-4
+# 6,000 sines or squares took 1.3 to 2.4 times as long outside, 20,000 took 0.5 to 2.2, 64,000 took 0.2 to 0.6 (float32)
+# or 0.5 to 1.4 (float64). The bound is of predicted seconds; steps of one function are predicted at 45 ns.
+SHORT_LOOP = 3e-3
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,124 @@
+"""Claim: a program of a few thousand operations runs in the thread that calls it, at a half of plain JAX's time.
+
+JAX's CPU client has another thread run what counts 1,000 operations or more, and counts one step of a loop. The expert
+form is a loop over blocks written by hand. (`jax_cpu_enable_async_dispatch=False` would do it too, for all that a
+process runs.)
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._case import Bounds, Case, normal
+
+BOUNDS = Bounds(over_hand=1.10, memory_over_hand=None, speedup=1.3)
+NEVER_SLOWER = Bounds(over_hand=None, memory_over_hand=None)
+
+
+def mapped(f, block):
+    """`f`, entry by entry, in blocks."""
+
+    def run(*xs):
+        ys = lax.map(lambda parts: f(*parts), tuple(x.reshape(-1, block) for x in xs))
+        return jax.tree.map(jnp.ravel, ys)
+
+    return run
+
+
+def summed(f, block):
+    """The sum of `f` over all entries, in blocks."""
+
+    def run(x):
+        return lax.scan(lambda total, part: (total + jnp.sum(f(part)), None), 0.0, x.reshape(-1, block))[0]
+
+    return run
+
+
+def adam(p, g, m, v):
+    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+    return p - 1e-3 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+
+def least_squares(w, x, y):
+    return jnp.mean((x @ w - y) ** 2)
+
+
+def least_squares_in_blocks(w, x, y):
+    def step(sums, rows):
+        value, slope = sums
+        x, y = rows
+        off = x @ w - y
+        return (value + jnp.sum(off**2), slope + 2 * off @ x), None
+
+    blocks = x.reshape(-1, 10, x.shape[1]), y.reshape(-1, 10)
+    (value, slope), _ = lax.scan(step, (jnp.zeros(()), jnp.zeros_like(w)), blocks)
+    return value / len(y), slope / len(y)
+
+
+def network(weights, x, y):
+    first, bias, second = weights
+    return jnp.mean((jnp.tanh(x @ first + bias) @ second - y) ** 2)
+
+
+def rows_times(block):
+    return lambda a, x: lax.map(lambda rows: rows @ x, a.reshape(-1, block, a.shape[1])).reshape(-1)
+
+
+def as_it_stands(f):
+    return {"as it stands": f}
+
+
+GRADIENT = jax.value_and_grad(network)
+
+CASES = (
+    Case("sum of 4,000", jnp.sum, {"blocks": summed(lambda x: x, 250)}, lambda: (normal(0, 4000),), bounds=BOUNDS),
+    Case(
+        "sum of squares",
+        lambda x: jnp.sum(x * x),
+        {"blocks": summed(lambda x: x * x, 125)},
+        lambda: (normal(0, 2000),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "a polynomial",
+        lambda x: x * x + 3 * x,
+        {"blocks": mapped(lambda x: x * x + 3 * x, 80)},
+        lambda: (normal(1, 4000),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "Adam, 1,000 weights",
+        adam,
+        {"blocks": mapped(adam, 10)},
+        lambda: (*(normal(k, 1000) for k in range(3)), normal(4, 1000) ** 2),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "60 x 60 times a vector",
+        jnp.matmul,
+        {"blocks": rows_times(4)},
+        lambda: (normal(0, 60, 60), normal(1, 60)),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "least squares, value and gradient",
+        jax.value_and_grad(least_squares),
+        {"blocks": least_squares_in_blocks},
+        lambda: (normal(0, 10), normal(1, 100, 10), normal(2, 100)),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "network of 8, value and gradient",
+        GRADIENT,
+        as_it_stands(GRADIENT),
+        lambda: ([normal(0, 3, 8), normal(1, 8), normal(2, 8)], normal(3, 50, 3), normal(4, 50)),
+        bounds=BOUNDS,
+    ),
+    Case("softmax of 1,000", jax.nn.softmax, as_it_stands(jax.nn.softmax), lambda: (normal(0, 1000),), bounds=BOUNDS),
+    Case(
+        "short already", lambda x: 2 * x, as_it_stands(lambda x: 2 * x), lambda: (normal(0, 900),), bounds=NEVER_SLOWER
+    ),
+    Case("long", adam, as_it_stands(adam), lambda: tuple(normal(k, 3000) ** 2 for k in range(4)), bounds=NEVER_SLOWER),
+)

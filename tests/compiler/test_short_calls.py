@@ -1,0 +1,221 @@
+"""Programs that take less time than another thread takes to wake run in the thread that calls them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aerogel as ag
+from aerogel import _jax
+from aerogel.compiler.counted import NOT_SHORT, counted
+from aerogel.compiler.passes.short_calls import MOST_COUNTED, NAME
+
+pytestmark = pytest.mark.skipif(not _jax.KNOWS_KERNELS, reason="it is not known what this jaxlib makes of kernels")
+
+
+def normal(seed: int, *shape: int) -> Any:
+    """Normal numbers of float32."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), "float32")
+
+
+def decisions(f: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    """What the pass decided about a function."""
+    return [d for d in ag.explain(f, **options)(*args).decisions if d.rule == NAME]
+
+
+def counted_by_xla(f: Callable[..., Any], *args: Any) -> float:
+    """The operations that XLA's cost analysis counts in a compiled function."""
+    return jax.jit(f).lower(*args).compile().cost_analysis().get("flops", 0.0)
+
+
+def logistic_loss(w: Any, x: Any, y: Any) -> Any:
+    """Of a regression."""
+    return jnp.mean(jnp.logaddexp(0.0, -y * (x @ w)))
+
+
+def network_loss(weights: Any, x: Any, y: Any) -> Any:
+    """Of a network with one hidden layer."""
+    first, bias, second = weights
+    return jnp.mean((jnp.tanh(x @ first + bias) @ second - y) ** 2)
+
+
+def adam(p: Any, g: Any, m: Any, v: Any) -> Any:
+    """One step of the optimiser, entry by entry."""
+    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+    return p - 1e-3 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+
+def rosenbrock(x: Any) -> Any:
+    """A function of neighbours."""
+    return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
+
+
+def gaussian(parameters: Any, y: Any) -> Any:
+    """A negative log-likelihood."""
+    mean, log_scale = parameters
+    return jnp.sum(0.5 * ((y - mean) / jnp.exp(log_scale)) ** 2 + log_scale)
+
+
+positive = jnp.abs(normal(9, 1000))
+SHORT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "sum": (jnp.sum, (normal(0, 2000),)),
+    "a prime number of entries": (jnp.sum, (normal(0, 4999),)),
+    "entry by entry": (lambda x: x * x + 3 * x, (normal(1, 3000),)),
+    "two results": (lambda x: (x + 1, jnp.max(x)), (normal(1, 3000),)),
+    "softmax": (jax.nn.softmax, (normal(2, 1000),)),
+    "variance": (jnp.var, (normal(3, 2000),)),
+    "standardised columns": (lambda x: (x - x.mean(0)) / x.std(0), (normal(4, 100, 8),)),
+    "distances": (lambda x, y: jnp.sqrt(((x[:, None] - y) ** 2).sum(-1)), (normal(5, 20, 3), normal(6, 20, 3))),
+    "matrix times vector": (jnp.matmul, (normal(7, 60, 60), normal(8, 60))),
+    "covariance": (jnp.cov, (normal(9, 4, 100),)),
+    "Adam": (adam, (normal(1, 1000), normal(2, 1000), normal(3, 1000), positive)),
+    "integers": (lambda x: (x * 7 + 3) % 11, (jnp.arange(2000),)),
+    "booleans": (lambda x: jnp.any((x > 0) & (x < 1e-3)), (normal(1, 3000),)),
+    "gradient of a sum of sines": (jax.value_and_grad(lambda x: jnp.sum(jnp.sin(x))), (normal(1, 1000),)),
+    "gradient of a regression": (
+        jax.value_and_grad(logistic_loss),
+        (normal(0, 10), normal(1, 100, 10), jnp.sign(normal(2, 100))),
+    ),
+    "gradient of a network": (
+        jax.value_and_grad(network_loss),
+        ([normal(0, 3, 8), normal(1, 8), normal(2, 8)], normal(3, 50, 3), normal(4, 50)),
+    ),
+    "gradient of Rosenbrock's function": (jax.value_and_grad(rosenbrock), (normal(5, 200),)),
+    "gradient of a likelihood": (jax.value_and_grad(gaussian), (jnp.ones(2), normal(6, 500))),
+    "arrays of a tree": (
+        lambda p, g: jax.tree.map(lambda x, y: x - 0.1 * y, p, g),
+        ([normal(0, 30, 30), normal(1, 30)], [normal(2, 30, 30), normal(3, 30)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_few_operations_are_counted(name: str) -> None:
+    """The compiled program counts as short, the natural one did not, and their results agree."""
+    f, args = SHORT[name]
+    (decision,) = decisions(f, *args)
+    assert decision.fired, decision.reason
+    assert counted_by_xla(f, *args) >= NOT_SHORT > counted_by_xla(ag.optimize(f), *args)
+    for got, want in zip(jax.tree.leaves(jax.jit(ag.optimize(f))(*args)), jax.tree.leaves(f(*args)), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+@given(
+    length=st.integers(300, 6000),
+    width=st.sampled_from([None, 1, 2, 7]),
+    dtype=st.sampled_from(["float32", "int32", "uint8"]),
+    f=st.sampled_from(
+        [
+            lambda x: jnp.sum(x, 0),
+            lambda x: (x - jnp.min(x)) * 3,
+            lambda x: jnp.cumsum(x, 0)[-1] + x,
+            lambda x: jnp.where(x > 2, x, -x).max(),
+            lambda x: jnp.argmax(x, 0),
+            lambda x: x[::-1] * x,
+            lambda x: jnp.concatenate([x, x + 1]),
+            lambda x: x.T @ x,
+            lambda x: x[1:] - x[:-1],
+        ]
+    ),
+)
+def test_any_small_program_keeps_its_results(length: int, width: int | None, dtype: str, f: Any) -> None:
+    """Whatever is done to a small program, types and numbers stay."""
+    shape = (length,) if width is None else (length // width, width)
+    x = jnp.asarray(np.random.default_rng(length).integers(0, 9, shape), dtype)
+    got, want = jax.jit(ag.optimize(f))(x), jax.jit(f)(x)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)  # sums of small integers are exact in any order
+
+
+def test_strict_keeps_the_order_of_sums() -> None:
+    """With numerics "strict" entries and extrema are computed in blocks, and no sum is."""
+    x = normal(0, 3000)
+    assert decisions(lambda x: jnp.maximum(x, 0) * 2, x, numerics="strict")[0].fired
+    assert decisions(jnp.max, x, numerics="strict")[0].fired
+    (decision,) = decisions(jnp.sum, x, numerics="strict")
+    assert not decision.fired
+    assert "reduce_sum" in decision.reason
+    strict = jax.jit(ag.optimize(jnp.sum, numerics="strict"))(x)
+    assert strict == jax.jit(jnp.sum)(x)
+
+
+def double(x: Any) -> Any:
+    """Two operations for each entry."""
+    return x * 2 + 1
+
+
+LEFT: dict[str, tuple[Callable[..., Any], Any]] = {
+    "short already": (double, normal(0, 400)),
+    "sines of any number": (jnp.sin, normal(0, 8000)),
+    "long": (double, normal(0, MOST_COUNTED)),
+    "half precision": (double, normal(0, 2000).astype("bfloat16")),
+    "complex": (double, normal(0, 2000) + 1j),
+    "effects": (lambda x: (jax.debug.callback(lambda y: None, x[0]), double(x))[1], normal(0, 2000)),
+    "a solver": (lambda x: double(jnp.linalg.inv(x)), normal(0, 40, 40)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_alone(name: str) -> None:
+    """What gains nothing, and what is not known to, stays as it is without a word."""
+    f, x = LEFT[name]
+    assert not decisions(f, x)
+
+
+def test_inside_other_programs() -> None:
+    """A function that another program holds is left as it is: that program is short, or not."""
+    found: list[Any] = []
+    inner = ag.optimize(double, on_report=found.append)
+    x = normal(0, 2000)
+    jax.jit(lambda x: jax.jit(inner)(x) + 1)(x)
+    jax.jit(lambda x: jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0])(x)
+    jax.jit(jax.vmap(inner))(x[None])
+    jax.jit(jax.grad(lambda x: inner(x).sum()))(x)
+    assert len(found) >= 4
+    assert not any(d.rule == NAME for report in found for d in report.decisions)
+    jax.jit(inner)(normal(0, 2500))  # of another length: JAX keeps what was traced inside
+    assert [d.fired for d in found[-1].decisions if d.rule == NAME] == [True]
+
+
+def test_said_why_not() -> None:
+    """What no axis runs through is named, and how long loops would be."""
+    (decision,) = decisions(lambda x: x @ x, normal(0, 20, 20))
+    assert not decision.fired
+    assert "too many operations" in decision.reason
+
+
+def test_a_user_s_setting() -> None:
+    """Nothing is handed over where the user says so, and nothing needs to be done about it."""
+    x = normal(0, 2000)
+    assert decisions(double, x)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    try:
+        assert not decisions(double, x)
+    finally:
+        jax.config.update("jax_cpu_enable_async_dispatch", True)
+
+
+COUNTED = [
+    (double, normal(0, 700)),
+    (jnp.tanh, normal(0, 5000)),
+    (jnp.sum, normal(0, 900)),
+    (lambda x: x @ x, normal(0, 12, 12)),
+    (lambda x: jax.lax.fori_loop(0, 9, lambda _, c: c * x, x), normal(0, 300)),
+    (lambda x: jax.lax.cond(x[0] > 0, lambda x: x + 1, lambda x: x * x * x, x), normal(0, 600)),
+    (lambda x: x[::-1].reshape(30, -1).T, normal(0, 900)),
+    (lambda x: (x / 3 > 1).astype("float32"), normal(0, 800)),
+    (jax.nn.softmax, normal(0, 200)),
+]
+
+
+@pytest.mark.parametrize(("f", "x"), COUNTED, ids=[str(k) for k in range(len(COUNTED))])
+def test_the_count_is_xla_s(f: Any, x: Any) -> None:
+    """About as many operations are counted as XLA counts in what it compiled, which has less to do if anything."""
+    here, there = counted(jax.make_jaxpr(f)(x).jaxpr), counted_by_xla(f, x)
+    assert 0.95 * there - 40 <= here <= 1.7 * there + 60, (here, there)
