@@ -70,6 +70,7 @@ ELSEWHERE = {
     "seams",
     "short-calls",
     "short-rows",
+    "weighted-sums",
 }
 _ORDER = list(Exactness)
 

@@ -21,6 +21,7 @@ from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.loop_segments import LoopSegments
 from aerogel.compiler.passes.memory_limit import MemoryLimit
+from aerogel.compiler.passes.short_calls import ShortCalls
 from aerogel.compiler.pipeline import Context, Pass
 from aerogel.compiler.report import Decision
 from compiler.loop_patterns import PATTERNS, SMALL_STATE, SURROUNDINGS, normal, with_gradient
@@ -256,6 +257,11 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["mapped"] = mapped, (1 / (1 + normal(0, 1024, 28) ** 2),)
     found["rough"] = jax.grad(rough), (normal(0, 60, 100),)
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
+    found["short"] = lambda x, y: (jnp.sum(x * y), jnp.tanh(x) - y), (normal(0, 900), normal(1, 900))
+    found["weighted"] = (
+        lambda w, x: jnp.sum(w[:, None] * jnp.exp(-x * x), 0),
+        (normal(0, 20, 60), normal(1, 20, 16, 60)),
+    )
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])
         for name, (f, args) in found.items()
@@ -273,8 +279,20 @@ class Limited(MemoryLimit):
         return super().__call__(program, replace(context, memory_limit=34 << 20))
 
 
+class Outermost(ShortCalls):
+    """The pass on programs that no other program holds."""
+
+    def __call__(self, program: ClosedJaxpr, context: Context) -> tuple[ClosedJaxpr, list[Decision]]:
+        """As the pass."""
+        return super().__call__(program, replace(context, outermost=True))
+
+
 # `gates` stores 6.7 MB. The machine's own border is at 32, below which the pass does no more than it ends with.
-INSTEAD = {MemoryLimit.name: Limited(), LoopSegments.name: LoopSegments(least_bytes=5 << 20)}
+INSTEAD = {
+    MemoryLimit.name: Limited(),
+    LoopSegments.name: LoopSegments(least_bytes=5 << 20),
+    ShortCalls.name: Outermost(),
+}
 PASSES = tuple(INSTEAD.get(p.name, p) for p in DEFAULT_PASSES)
 EACH = pytest.mark.parametrize("one", PASSES, ids=lambda p: p.name)
 
