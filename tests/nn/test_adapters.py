@@ -76,9 +76,7 @@ def test_precision_is_that_of_a_call() -> None:
 
 @pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4, 1e-6])
 @pytest.mark.parametrize("weight_dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize(
-    ("dtype", "step"), [(jnp.int8, 1 / 127), (jnp.float8_e4m3fn, 2**-3), (jnp.float8_e5m2, 2**-2)]
-)
+@pytest.mark.parametrize(("dtype", "step"), [(jnp.int8, 1 / 127), (jnp.float8_e4m3fn, 2**-3), (jnp.float8_e5m2, 2**-2)])
 def test_weights_of_few_bits_are_near(dtype: Any, step: float, weight_dtype: Any, size: float) -> None:
     """No entry is further off than half a step (and the rounding of the weight's dtype), however small weights are."""
     weight = (jax.random.normal(KEY, (8, 64)) * size).astype(weight_dtype)

@@ -91,7 +91,8 @@ def test_a_batch_of_none_moves_no_statistics() -> None:
     """There is nothing to take a mean of: the running statistics stay finite, as PyTorch's do."""
     out, after = ag.stateful(nn.BatchNorm.__call__)(nn.BatchNorm(3), jnp.zeros((0, 3)))
     assert out.shape == (0, 3)
-    assert after.running_mean is not None and after.running_var is not None
+    assert after.running_mean is not None
+    assert after.running_var is not None
     np.testing.assert_array_equal(after.running_mean.value, np.zeros(3))
     np.testing.assert_array_equal(after.running_var.value, np.ones(3))
 
@@ -103,7 +104,9 @@ def test_without_momentum_statistics_are_means_over_batches() -> None:
     moved = jax.jit(ag.stateful(nn.BatchNorm.__call__))
     for batch in batches:
         _, norm = moved(norm, batch)
-    assert norm.running_mean is not None and norm.running_var is not None and norm.batches is not None
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.batches is not None
     assert int(norm.batches.value) == 5
     np.testing.assert_allclose(norm.running_mean.value, batches.mean(1).mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(norm.running_var.value, batches.var(1, ddof=1).mean(0), rtol=1e-5)

@@ -16,7 +16,7 @@ Labels = tuple[Label, ...]
 
 
 class NotOneNetwork(ValueError):
-    """Dimensions that do not fit each other: a reshape that cuts across, an index that is cut; or one without entries."""
+    """Dimensions that do not fit each other: a reshape that cuts across, an index that is cut; or none at all."""
 
 
 def _renumbered(dims: Sequence[Labels], numbers: Mapping[Label, Label]) -> tuple[Labels, ...]:

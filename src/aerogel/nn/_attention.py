@@ -190,7 +190,7 @@ class MultiheadAttention(Module):
         for name, each in (("mask", mask), ("bias", bias)):
             if each is not None:
                 check_broadcasts(self, each, (*batch, self.num_heads, jnp.shape(query)[-2], places), 3, name)
-        if mask is not None and jnp.result_type(mask) != bool:
+        if mask is not None and not jnp.issubdtype(jnp.result_type(mask), jnp.bool_):
             raise InputError(
                 what="the mask must be of booleans.",
                 place=position_of(self),

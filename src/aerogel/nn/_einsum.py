@@ -12,7 +12,7 @@ from aerogel.module import Module
 
 from ._adapter import Parameter, value_of
 from ._check import check_axes, check_last_axes
-from ._init import Initializer, default_dtype, drawn
+from ._init import Initializer, axes_of, default_dtype, drawn
 
 
 class Einsum(Module):
@@ -113,9 +113,7 @@ class LinearGeneral(Module):
         bias_init: Initializer | None = None,
         key: jax.Array,
     ) -> None:
-        self.in_features, self.out_features = (
-            (size,) if isinstance(size, int) else tuple(size) for size in (in_features, out_features)
-        )
+        self.in_features, self.out_features = axes_of(in_features), axes_of(out_features)
         dtype = default_dtype(dtype)
         fan_in, fan_out = math.prod(self.in_features), math.prod(self.out_features)
         of_weight, of_bias = jax.random.split(key)

@@ -1,6 +1,7 @@
 """How layers draw their first parameters."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Required, TypeAlias, TypedDict
 
@@ -27,6 +28,11 @@ def default_dtype(dtype: Any) -> Any:
     return jnp.result_type(float) if dtype is None else jnp.dtype(dtype)
 
 
+def axes_of(sizes: int | Sequence[int]) -> tuple[int, ...]:
+    """Sizes of several axes, where one may be given as a number."""
+    return tuple(map(operator.index, sizes if isinstance(sizes, Sequence) else (sizes,)))
+
+
 def uniform(fan_in: int) -> Initializer:
     """Uniform in ±1 / sqrt(fan_in), which is PyTorch's and Equinox's default for weights and biases."""
     bound = 1 / math.sqrt(max(fan_in, 1))
@@ -50,7 +56,9 @@ def drawn(
     be one of these, it is asked for that shape, and the axes are moved.
     """
     if not all(isinstance(size, int | np.integer) and size >= 0 for size in shape):
-        raise UsageError(argument="shape", got=tuple(shape), wanted="sizes of a layer that are whole numbers, 0 or more")
+        raise UsageError(
+            argument="shape", got=tuple(shape), wanted="sizes of a layer that are whole numbers, 0 or more"
+        )
     if init is None:
         return uniform(fan_in)(key, shape, dtype)
     if features < 2:
@@ -66,5 +74,7 @@ def _made(init: Initializer, key: jax.Array, shape: tuple[int, ...], dtype: Any)
         raise UsageError(argument="init", got=init, wanted=wanted)
     made = jnp.asarray(init(key, shape, dtype), dtype)
     if made.shape != shape:
-        raise UsageError(argument="init", got=made, wanted=f"a function that returns the shape it is asked for, {shape}")
+        raise UsageError(
+            argument="init", got=made, wanted=f"a function that returns the shape it is asked for, {shape}"
+        )
     return made

@@ -10,7 +10,7 @@ from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
-from ._init import default_dtype
+from ._init import axes_of, default_dtype
 
 
 class _Scaled(Module):
@@ -30,7 +30,7 @@ class _Scaled(Module):
         *,
         dtype: Any = None,
     ) -> None:
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.shape = axes_of(shape)
         self.eps = eps
         self.weight = jnp.ones(self.shape, default_dtype(dtype)) if use_weight else None
         self.bias = jnp.zeros(self.shape, default_dtype(dtype)) if use_bias else None

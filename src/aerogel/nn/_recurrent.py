@@ -50,7 +50,6 @@ class Recurrent(Module):
         state, outs = jax.lax.scan(step, state, steps, reverse=self.reverse)
         return jnp.moveaxis(outs, 0, -2), state
 
-
     def _check_carried(self, before: Any, after: Any) -> None:
         got, wanted = ((*map(shown, jax.tree.leaves(tree)),) for tree in (before, after))
         if types_of(before) != types_of(after):

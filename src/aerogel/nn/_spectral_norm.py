@@ -62,7 +62,9 @@ class SpectralNorm(Module):
     ) -> None:
         weight = at(layer)[weight_name].get()
         if weight is None:
-            raise UsageError(argument="weight_name", got=weight_name, wanted="the path of an array", function="SpectralNorm")
+            raise UsageError(
+                argument="weight_name", got=weight_name, wanted="the path of an array", function="SpectralNorm"
+            )
         matrix = _matrix(weight)
         self.layer = layer
         self.weight_name = weight_name

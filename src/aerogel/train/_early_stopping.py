@@ -1,11 +1,13 @@
 """`EarlyStopping`: whether a quantity has stopped to improve."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 
 from aerogel._errors import UsageError
 from aerogel.module import Module, field
+
+Goal: TypeAlias = Literal["min", "max"]
 
 
 def _number(value: Any) -> Any:
@@ -18,7 +20,7 @@ def _checked_patience(patience: int) -> int:
     return patience
 
 
-def _checked_goal(goal: str) -> str:
+def _checked_goal(goal: Goal) -> Goal:
     if goal not in ("min", "max"):
         raise UsageError(argument="goal", got=goal, wanted=["min", "max"], function="EarlyStopping")
     return goal
@@ -49,7 +51,7 @@ class EarlyStopping(Module):
 
     patience: int = field(default=10, converter=_checked_patience)
     least: float = 0.0
-    goal: Literal["min", "max"] = field(default="min", converter=_checked_goal)
+    goal: Goal = field(default="min", converter=_checked_goal)
     best: Any = field(default=float("nan"), converter=_number)
     stale: Any = field(default=0, converter=lambda n: jnp.asarray(n, jnp.int32))
 
