@@ -537,3 +537,12 @@ def test_factors_that_leave_a_sum_are_for_finite_numbers() -> None:
     """A chain in another order is `finite`: a product of infinity with a sum is no sum of products."""
     report = ag.explain(lambda a, b, v: a @ b @ v)(jnp.ones((400, 300)), jnp.ones((300, 500)), jnp.ones(500))
     assert {d.exactness for d in report.fired if d.rule == "contraction"} == {"finite"}
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 2), (0, 3)])
+def test_sums_of_nothing_are_left_alone(shape: tuple[int, ...]) -> None:
+    """A sum over an empty axis, behind a reshape that could be cut anywhere, is no network; the pass does not fail."""
+    before, after, fired = passed(lambda x: (x[:0] * 2).reshape(shape).sum(shape.index(0)), A)
+    assert not fired
+    assert_near(run(after, A), run(before, A))
+    assert run(after, A)[0].size > 0

@@ -309,3 +309,17 @@ def test_axes_are_declared_in_a_form_that_can_be_read() -> None:
     """`...` stands at the end only."""
     with pytest.raises(ag.FieldError, match="axes that follow"):
         ag.field(axes=(..., "in"))
+
+
+@pytest.mark.parametrize("spread", [None, 3, jnp.ones(2)], ids=["None", "3", "an array"])
+def test_a_rule_of_another_kind(spread: Any) -> None:
+    """It is told, with what to write for a leaf that is to be whole."""
+    with pytest.raises(ag.UsageError, match=r"P\(\) for what is to be whole"):
+        ag.shard(nn.Linear(4, 4, key=jax.random.key(0)), jax.make_mesh((1,), ("data",)), {"**": spread})
+
+
+def test_what_is_no_mesh() -> None:
+    """A shape, or devices, are no mesh."""
+    mesh: Any = (2, 4)
+    with pytest.raises(ag.UsageError, match=r"jax\.make_mesh"):
+        ag.shard(nn.Linear(4, 4, key=jax.random.key(0)), mesh, {})

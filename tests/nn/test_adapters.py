@@ -72,3 +72,18 @@ def test_precision_is_that_of_a_call() -> None:
     with pytest.raises(nn.InputError) as caught:
         layer(jnp.ones((4, 5)))
     assert caught.value.place == "model.layer.layers[0] (Conv1d)"
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("weight_dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize(("dtype", "step"), [(jnp.int8, 1 / 127), (jnp.float8_e4m3fn, 2**-3), (jnp.float8_e5m2, 2**-2)])
+def test_weights_of_few_bits_are_near(dtype: Any, step: float, weight_dtype: Any, size: float) -> None:
+    """No entry is further off than half a step (and the rounding of the weight's dtype), however small weights are."""
+    weight = (jax.random.normal(KEY, (8, 64)) * size).astype(weight_dtype)
+    small = nn.Quantized(weight, dtype)
+    assert small.dtype == weight_dtype
+    assert small.get().dtype == weight_dtype
+    whole, near = (np.asarray(each, np.float64) for each in (weight, small.get()))
+    info, largest = jnp.finfo(weight_dtype), np.abs(whole).max(1, keepdims=True)
+    bound = (1.1 * step / 2 + float(info.eps)) * largest + float(info.smallest_subnormal)
+    assert (np.abs(near - whole) <= bound).all()

@@ -65,3 +65,14 @@ def test_recurrent_weights_have_an_initializer_of_their_own() -> None:
         np.testing.assert_allclose(gate @ gate.T, np.eye(4), atol=1e-5)
     with pytest.raises(ag.UsageError, match="write activation='relu'"):
         nn.RNNCell(3, 4, activation="rely", key=KEY)  # type: ignore[arg-type]
+
+
+def test_no_step_leaves_the_state() -> None:
+    """A sequence without steps gives no results, and the state that it was given, or zeros."""
+    layer = nn.LinearRecurrentUnit(3, 4, key=KEY)
+    start = jnp.arange(8.0).reshape(2, 4) * 1j
+    for state, wanted in ((start, start), (None, jnp.zeros((2, 4)))):
+        outs, after = layer(XS[:, :0], state)
+        assert outs.shape == (2, 0, 3)
+        assert after.dtype == jnp.complex64
+        np.testing.assert_array_equal(after, wanted)

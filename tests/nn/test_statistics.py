@@ -85,3 +85,28 @@ def test_a_normalised_layer_keeps_its_ties() -> None:
     model = Model()
     assert len(jax.tree.leaves(model)) == 2
     np.testing.assert_allclose(model(jnp.ones(3)), model.first(model.first(jnp.ones(3))), rtol=1e-5)
+
+
+def test_a_batch_of_none_moves_no_statistics() -> None:
+    """There is nothing to take a mean of: the running statistics stay finite, as PyTorch's do."""
+    out, after = ag.stateful(nn.BatchNorm.__call__)(nn.BatchNorm(3), jnp.zeros((0, 3)))
+    assert out.shape == (0, 3)
+    assert after.running_mean is not None
+    assert after.running_var is not None
+    np.testing.assert_array_equal(after.running_mean.value, np.zeros(3))
+    np.testing.assert_array_equal(after.running_var.value, np.ones(3))
+
+
+def test_without_momentum_statistics_are_means_over_batches() -> None:
+    """All batches count alike, as with PyTorch's `momentum=None`; the count is a variable."""
+    batches = np.random.default_rng(0).normal(size=(5, 8, 3)).astype(np.float32)
+    norm = nn.BatchNorm(3, momentum=None)
+    moved = jax.jit(ag.stateful(nn.BatchNorm.__call__))
+    for batch in batches:
+        _, norm = moved(norm, batch)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.batches is not None
+    assert int(norm.batches.value) == 5
+    np.testing.assert_allclose(norm.running_mean.value, batches.mean(1).mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(norm.running_var.value, batches.var(1, ddof=1).mean(0), rtol=1e-5)

@@ -64,3 +64,12 @@ def test_early_stopping() -> None:
     assert seen == [(better, i == 7) for i, better in enumerate(is_better)]
     assert float(watch.best) == float("inf")
     assert bool(ag.EarlyStopping(patience=1).update(float("nan")).should_stop)
+
+
+@pytest.mark.parametrize(
+    "labels", [jnp.zeros((8, 1), int), jnp.eye(8), jnp.zeros(7, int)], ids=["column", "one-hot", "7"]
+)
+def test_labels_of_another_shape_are_refused(labels: Any) -> None:
+    """They would broadcast, and each row of scores be compared with all labels."""
+    with pytest.raises(ag.UsageError, match=r"an array of shape \(8,\)"):
+        ag.Accuracy().update(jnp.eye(8), labels)

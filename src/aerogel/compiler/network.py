@@ -16,7 +16,7 @@ Labels = tuple[Label, ...]
 
 
 class NotOneNetwork(ValueError):
-    """Dimensions that do not fit each other: a reshape that cuts across, an index that is cut."""
+    """Dimensions that do not fit each other: a reshape that cuts across, an index that is cut; or none at all."""
 
 
 def _renumbered(dims: Sequence[Labels], numbers: Mapping[Label, Label]) -> tuple[Labels, ...]:
@@ -83,6 +83,8 @@ class Network:
 
     def label(self, size: int) -> Labels:
         """A new label; none is needed for a dimension of size 1."""
+        if size == 0:
+            raise NotOneNetwork("a sum of nothing")
         if size == 1:
             return ()
         self.sizes.append(size)

@@ -48,8 +48,8 @@ def network_of(
     if (eqn.primitive.name != "gather" and not _is_plain(eqn)) or not aval.size:
         return None
     network = Network()
-    network.out = tuple(network.label(n) for n in aval.shape)
     try:
+        network.out = tuple(network.label(n) for n in aval.shape)
         if not _Reader(level, facts, network, aval.dtype, closed, terms).take(place, network.out, 0):
             return None
         network.finish()
@@ -149,12 +149,12 @@ def _piece_network(
     if str(aval.dtype) not in FLOATS or aval.weak_type or not _is_plain(eqn) or not aval.size:
         return None
     network = Network()
-    network.out = tuple(network.label(rows[1] - rows[0] if d == at else n) for d, n in enumerate(aval.shape))
     operands: list[Atom] = list(eqn.invars)
     operands[side] = piece
     window = None if other is None else (other, *rows)
     reader = _Reader(level, facts, network, aval.dtype, closed)
     try:
+        network.out = tuple(network.label(rows[1] - rows[0] if d == at else n) for d, n in enumerate(aval.shape))
         if not _dot(reader, eqn, network.out, 0, operands, {1 - side: window}):
             return None
         network.places.add(place)

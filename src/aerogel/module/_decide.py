@@ -107,7 +107,7 @@ def _decide(node: Any) -> Form:
         return _sort_out(SequenceForm, FrozenList if isinstance(node, list) else tuple, list(enumerate(node)))
     cls = type(node)
     always = getattr(cls, "_static_fields", ("__func__",))
-    form = _sort_out(AttributeForm, cls, held_by(node), always)
+    form = _sort_out(AttributeForm, cls, _with_own_numbers(node), always)
     constant = always_frozen(cls)
     if constant:
         form = form.replace(frozen=constant)
@@ -118,6 +118,20 @@ def _decide(node: Any) -> Form:
     for slot in direct:
         form = form.without(slot)
     return form.replace(ties=ties)
+
+
+def _with_own_numbers(node: Any) -> list[tuple[str, Any]]:
+    """The attributes, where a field that is declared as a number holds Python's, and not one of NumPy's.
+
+    NumPy's would be a leaf, as its arrays are: `np.prod(shape)` as the size of a layer, a traced value.
+    """
+    numbers = getattr(type(node), "_number_fields", ())
+    found = held_by(node)
+    for k, (name, value) in enumerate(found):
+        if isinstance(value, np.generic) and name in numbers:
+            found[k] = (name, value.item())
+            put(node, *found[k])
+    return found
 
 
 def _sort_out(kind: type[Form], cls: type, found: list[tuple[Any, Any]], always: Any = (), ordered: Any = ()) -> Form:

@@ -32,7 +32,7 @@ def show_array(value: Any) -> str:
     return show_type(str(value.dtype), value.shape)
 
 
-def show_type(dtype: str, shape: Iterable[int]) -> str:
+def show_type(dtype: str, shape: Iterable[int | str]) -> str:
     """`f32[64,4]` for "float32" and (64, 4)."""
     for long, short in _SHORT.items():
         if dtype.startswith(long) and dtype[len(long) :].isdigit():

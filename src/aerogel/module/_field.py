@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from types import EllipsisType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from ._errors import FieldError
 
@@ -91,6 +91,21 @@ def field(
 def spec_of(declared: "dataclasses.Field[Any]") -> Spec:
     """What `field` was told; a plain annotation tells nothing."""
     return declared.metadata.get(_META, Spec())
+
+
+_NUMBERS = {"int", "float", "complex", "bool"}
+_UNIONS = {get_origin(int | None), get_origin(int | Literal[0])}  # two classes before Python 3.14
+_BESIDE_NUMBERS = {"None", "NoneType", "Literal"}
+
+
+def is_number(annotation: Any) -> bool:
+    """Whether an annotation, evaluated or not, says that a number of Python's is meant: `int`, `float | None`."""
+    if isinstance(annotation, str):
+        names = {part.partition("[")[0].rpartition(".")[2].strip() for part in annotation.split("|")}
+    else:
+        parts = get_args(annotation) if get_origin(annotation) in _UNIONS else (annotation,)
+        names = {getattr(part, "__name__", "") for part in parts}
+    return bool(names & _NUMBERS) and names <= _NUMBERS | _BESIDE_NUMBERS
 
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ._compare import are_equal, hash_of
 from ._decide import default_modules
 from ._display import show
 from ._errors import FieldError, FrozenError
-from ._field import field, spec_of
+from ._field import field, is_number, spec_of
 from ._form import BUILDING, MISSING, Form, new, put
 from ._freeze import UNTOUCHED, freeze
 from ._init import converter_of, written_check, written_init
@@ -32,6 +32,7 @@ class ModuleMeta(ABCMeta):
 
     _fields_in_order: tuple[str, ...]
     _static_fields: frozenset[str]
+    _number_fields: frozenset[str]
     _converters: dict[str, Callable[[Any], Any] | None]
     _checks: tuple[Callable[[Any], None], ...]
     _defaults: dict[str, tuple[Any, Callable[[], Any] | None]]
@@ -68,6 +69,7 @@ class ModuleMeta(ABCMeta):
         declared = dataclasses.fields(cls)  # type: ignore[arg-type]
         cls._fields_in_order = tuple(f.name for f in declared)
         cls._static_fields = frozenset(f.name for f in declared if spec_of(f).static)
+        cls._number_fields = frozenset(f.name for f in declared if is_number(f.type))
         cls._converters = {f.name: converter_of(name, f) for f in declared}
         cls._checks = tuple(vars(c)["__check_init__"] for c in cls.__mro__ if "__check_init__" in vars(c))
         cls._defaults = {f.name: default_of(f) for f in declared if default_of(f) != (MISSING, None)}

@@ -45,6 +45,7 @@ def shardings(tree: Any, mesh: Mesh | AbstractMesh, rules: ShardRules, *, like: 
             else.
 
     Raises:
+        UsageError: `mesh` is no mesh, `rules` no mapping, or a rule none of these.
         ShardError: the mesh has no such axis, an axis does not divide, a rule has more entries than an array has axes,
             no axis has that name, or no leaf follows a rule.
         PathError: a path or pattern fits nothing.
@@ -59,6 +60,14 @@ def shardings(tree: Any, mesh: Mesh | AbstractMesh, rules: ShardRules, *, like: 
     if not isinstance(rules, Mapping):
         wanted = "a mapping from where to how: {'**.weight': {'out': 'model'}}"
         raise UsageError(argument="rules", got=rules, wanted=wanted, function="shardings")
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        wanted = "a mesh: jax.make_mesh((2, 4), ('data', 'model'))"
+        raise UsageError(argument="mesh", got=mesh, wanted=wanted, function="shardings")
+    for spread in rules.values():
+        if not isinstance(spread, PartitionSpec | Mapping | str | tuple | list):
+            wanted = "rules of a PartitionSpec, a mapping from names of axes, or axes of the mesh"
+            fix = "write P() for what is to be whole"
+            raise UsageError(argument="rules", got=spread, wanted=wanted, function="shardings", to_fix=fix)
     found = _specs(tree if like is None else like, mesh, rules)
     if like is not None:
         found = _inherited(tree, like, found)

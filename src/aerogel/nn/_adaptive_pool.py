@@ -9,7 +9,7 @@ import numpy as np
 
 from aerogel.module import Module
 
-from ._check import check_last_axes
+from ._check import check_last_axes, check_windows
 from ._windows import Each, each_axis
 
 
@@ -35,13 +35,14 @@ class AdaptivePool(Module):
     operation: Callable[..., Any]
 
     def __init__(self, target_shape: Each, num_spatial_dims: int, operation: Callable[..., Any]) -> None:
-        self.target_shape = each_axis(target_shape, num_spatial_dims, "target_shape")
+        self.target_shape = each_axis(target_shape, num_spatial_dims, "target_shape", least=0)
         self.num_spatial_dims = num_spatial_dims
         self.operation = operation
 
     def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
         """The result for `x`; `key` is not used."""
         check_last_axes(self, x, *["space"] * self.num_spatial_dims)
+        check_windows(self, x, [1] * self.num_spatial_dims, [(0, 0)] * self.num_spatial_dims)
         x = jnp.asarray(x)
         for axis, target in zip(range(x.ndim - self.num_spatial_dims, x.ndim), self.target_shape, strict=True):
             x = self._along(x, axis, target)

@@ -10,10 +10,13 @@ from aerogel._errors import UsageError
 from aerogel.module import Module, at
 
 from ._cache import KVCache
+from ._check import check_broadcasts, check_last_axes, shown
 from ._dropout import Dropout
+from ._errors import InputError
 from ._init import Initializer
 from ._layer_norm import widened
 from ._linear import Linear
+from ._position import position_of
 from ._positions import RotaryPositionalEmbedding
 
 
@@ -44,6 +47,10 @@ class MultiheadAttention(Module):
         rotary: what rotates queries and keys by their positions, or None.
 
     `dtype`, `init` and `key` are as for `Linear`.
+
+    Raises:
+        UsageError: numbers that do not fit each other.
+        InputError: called with arrays that do not, or a mask of something else than booleans.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> attention = ag.nn.MultiheadAttention(4, 16, num_kv_heads=2, is_causal=True, key=jax.random.key(0))
@@ -89,11 +96,17 @@ class MultiheadAttention(Module):
     ) -> None:
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads % self.num_kv_heads:
+        if num_heads < 1 or ((qk_size is None or vo_size is None) and query_size % num_heads):
+            wanted = f"a divisor of query_size={query_size}, or qk_size and vo_size too"
+            raise UsageError(argument="num_heads", got=num_heads, wanted=wanted, function="MultiheadAttention")
+        if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
             wanted = f"a divisor of num_heads={num_heads}"
             raise UsageError(argument="num_kv_heads", got=num_kv_heads, wanted=wanted, function="MultiheadAttention")
         self.qk_size = query_size // num_heads if qk_size is None else qk_size
         self.vo_size = query_size // num_heads if vo_size is None else vo_size
+        if rotary is not None and rotary.embedding_size != self.qk_size:
+            wanted = f"one for the size of a head, RotaryPositionalEmbedding({self.qk_size})"
+            raise UsageError(argument="rotary", got=rotary, wanted=wanted, function="MultiheadAttention")
         sizes = [
             (query_size, num_heads * self.qk_size, use_query_bias),
             (query_size if key_size is None else key_size, self.num_kv_heads * self.qk_size, use_key_bias),
@@ -133,6 +146,7 @@ class MultiheadAttention(Module):
         """
         key_ = query if key_ is None else key_
         value = key_ if value is None else value
+        self._check(query, key_, value, mask, bias)
         queries = self._heads(self.query_proj(query), self.num_heads)
         keys = self._heads(self.key_proj(key_), self.num_kv_heads)
         values = self._heads(self.value_proj(value), self.num_kv_heads)
@@ -163,6 +177,27 @@ class MultiheadAttention(Module):
         shape = (*batch_shape, max_length, self.num_kv_heads)
         dtype = self.key_proj.weight.dtype if dtype is None else dtype
         return at(self).cache.set(KVCache(shape, self.qk_size, self.vo_size, dtype=dtype))
+
+    def _check(self, query: Any, key_: Any, value: Any, mask: Any, bias: Any) -> None:
+        check_last_axes(self, query, "time", self.query_proj.in_features, name="query")
+        check_last_axes(self, key_, "keys", self.key_proj.in_features, name="key_")
+        check_last_axes(self, value, jnp.shape(key_)[-2], self.value_proj.in_features, name="value")
+        batch = jnp.shape(query)[:-2]
+        for name, each in (("key_", key_), ("value", value)):
+            check_broadcasts(self, each, (*batch, *jnp.shape(each)[-2:]), 2, name)
+            batch = jnp.broadcast_shapes(batch, jnp.shape(each)[:-2])
+        places = jnp.shape(key_)[-2] if self.cache is None else self.cache.keys.get().shape[-3]
+        for name, each in (("mask", mask), ("bias", bias)):
+            if each is not None:
+                check_broadcasts(self, each, (*batch, self.num_heads, jnp.shape(query)[-2], places), 3, name)
+        if mask is not None and not jnp.issubdtype(jnp.result_type(mask), jnp.bool_):
+            raise InputError(
+                what="the mask must be of booleans.",
+                place=position_of(self),
+                got=shown(mask),
+                wanted="True where a query sees a key",
+                to_fix="mask != 0 for zeros and ones; what is to be added before the exponential goes into bias=",
+            )
 
     def _heads(self, x: jax.Array, heads: int) -> jax.Array:
         return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)

@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from aerogel._errors import UsageError
 from aerogel.module import Module, Variable, field
 
 from ._adapter import Parameter
 from ._check import check_channels, shown
 from ._errors import InputError
 from ._init import default_dtype
-from ._layer_norm import scaled, widened
+from ._layer_norm import narrowed, scaled, widened
 from ._position import position_of
 
 
@@ -27,12 +28,13 @@ class BatchNorm(Module):
     Attributes:
         weight, bias: [channels], or None.
         running_mean, running_var: variables of [channels]; None without `track_running_stats`.
+        batches: variable of [], the number of batches that the running ones are of; None where `momentum` is given.
 
     Args:
         channels: the number of channels.
         axis_name: of `jax.vmap`, or several: mapped axes to take statistics over too.
         eps: is added to the variance.
-        momentum: the weight of the new statistics in the running ones.
+        momentum: the weight of the new statistics in the running ones; None for their mean over all batches.
         channelwise_affine: whether there are weight and bias.
         track_running_stats: whether there are running statistics; else the batch's are used in inference too.
         inference: whether the running ones are used. `ag.inference(model)` sets this everywhere.
@@ -54,10 +56,11 @@ class BatchNorm(Module):
     bias: Parameter | None = field(axes=("channels",))
     running_mean: Variable | None
     running_var: Variable | None
+    batches: Variable | None
     channels: int
     axis_name: tuple[Hashable, ...]
     eps: float
-    momentum: float
+    momentum: float | None
     inference: bool
     num_spatial_dims: int
 
@@ -66,7 +69,7 @@ class BatchNorm(Module):
         channels: int,
         axis_name: Hashable | Sequence[Hashable] = (),
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         channelwise_affine: bool = True,
         track_running_stats: bool = True,
         inference: bool = False,
@@ -74,11 +77,14 @@ class BatchNorm(Module):
         num_spatial_dims: int = 0,
         dtype: Any = None,
     ) -> None:
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise UsageError(argument="momentum", got=momentum, wanted="a number from 0 to 1", function="BatchNorm")
         dtype = default_dtype(dtype)
         self.weight = jnp.ones(channels, dtype) if channelwise_affine else None
         self.bias = jnp.zeros(channels, dtype) if channelwise_affine else None
         self.running_mean = Variable(jnp.zeros(channels, dtype)) if track_running_stats else None
         self.running_var = Variable(jnp.ones(channels, dtype)) if track_running_stats else None
+        self.batches = Variable(0) if track_running_stats and momentum is None else None
         self.channels = channels
         self.axis_name = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
         self.eps = eps
@@ -96,7 +102,7 @@ class BatchNorm(Module):
             mean, var = self._of_batch(wide)
         shape = (self.channels, *[1] * self.num_spatial_dims)
         out = (wide - mean.reshape(shape)) * jax.lax.rsqrt(var + self.eps).reshape(shape)
-        return scaled(out, self.weight, self.bias, self.num_spatial_dims).astype(jnp.result_type(x))
+        return narrowed(scaled(out, self.weight, self.bias, self.num_spatial_dims), x)
 
     def _of_batch(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of a batch; they move the running ones."""
@@ -114,15 +120,24 @@ class BatchNorm(Module):
         mean = _over(jnp.mean(x, axes), self.axis_name)
         centred = x - mean.reshape(self.channels, *[1] * self.num_spatial_dims)
         var = _over(jnp.mean(centred * centred, axes), self.axis_name)
-        if self.running_mean is not None and self.running_var is not None:
+        if count and self.running_mean is not None and self.running_var is not None:
             # As in PyTorch, the running variance is the unbiased one, and the batch is normalised with the biased one.
-            self._move(self.running_mean, mean)
-            self._move(self.running_var, var * (count / max(count - 1, 1)))
+            of_new = self._weight_of_new()
+            _move(self.running_mean, mean, of_new)
+            _move(self.running_var, var * (count / (count - 1)), of_new)
         return mean, var
 
-    def _move(self, running: Variable, new: jax.Array) -> None:
-        old = running.get()
-        running.set((old + self.momentum * (jax.lax.stop_gradient(new) - old)).astype(old.dtype))
+    def _weight_of_new(self) -> Any:
+        if self.momentum is not None:
+            return self.momentum
+        assert self.batches is not None, "without a momentum batches are counted"
+        self.batches.set(self.batches.get() + 1)
+        return 1 / self.batches.get()
+
+
+def _move(running: Variable, new: jax.Array, of_new: Any) -> None:
+    old = running.get()
+    running.set((old + of_new * (jax.lax.stop_gradient(new) - old)).astype(old.dtype))
 
 
 def _size(axis_name: tuple[Hashable, ...]) -> int:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
-from ._check import check_last_axes
+from ._check import check_broadcasts, check_last_axes
 from ._init import Initializer, default_dtype, drawn
 
 
@@ -64,5 +64,6 @@ class Bilinear(Module):
         """The result for `x1` and `x2`; `key` is not used."""
         check_last_axes(self, x1, self.in1_features, name="first input")
         check_last_axes(self, x2, self.in2_features, name="second input")
+        check_broadcasts(self, x2, (*jnp.shape(x1)[:-1], self.in2_features), 1, "second input")
         out = jnp.einsum("...i,oij,...j->...o", x1, value_of(self.weight), x2)
         return out if self.bias is None else out + value_of(self.bias)

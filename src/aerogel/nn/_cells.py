@@ -10,9 +10,11 @@ from aerogel._errors import UsageError
 from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
-from ._check import check_last_axes
+from ._check import check_broadcasts, check_last_axes, shown
+from ._errors import InputError
 from ._explicit import beside
 from ._init import Initializer, default_dtype, drawn
+from ._position import position_of
 
 
 class AbstractCell(Module):
@@ -66,10 +68,14 @@ class _Gates(AbstractCell):
     def _gates(self, x: Any, hidden: Any) -> tuple[jax.Array, jax.Array]:
         """What input and hidden state give to the gates."""
         check_last_axes(self, x, self.input_size)
-        check_last_axes(self, hidden, self.hidden_size, name="state")
+        self._check_state(x, hidden)
         of_input = x @ value_of(self.weight_ih).T
         of_input = of_input if self.bias is None else of_input + value_of(self.bias)
         return of_input, hidden @ value_of(self.weight_hh).T
+
+    def _check_state(self, x: Any, state: Any) -> None:
+        check_last_axes(self, state, self.hidden_size, name="state")
+        check_broadcasts(self, state, (*jnp.shape(x)[:-1], self.hidden_size), 1, "state")
 
     def _zeros(self, x: Any) -> jax.Array:
         dtype = jnp.result_type(x, self.weight_ih.dtype, self.weight_hh.dtype)
@@ -216,7 +222,15 @@ class LSTMCell(_Gates):
 
     def __call__(self, x: Any, state: Any, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """The next (h, c); `key` is not used."""
+        if not isinstance(state, tuple | list) or len(state) != 2:
+            raise InputError(
+                what="the state must be a pair, h and c.",
+                place=position_of(self),
+                got=", ".join(map(shown, jax.tree.leaves(state))),
+                wanted=f"two arrays with a last axis of size {self.hidden_size}",
+            )
         hidden, memory = state
+        self._check_state(x, memory)
         enter, forget, new, leave = jnp.split(sum(self._gates(x, hidden)), 4, axis=-1)
         memory = jax.nn.sigmoid(forget) * memory + jax.nn.sigmoid(enter) * jnp.tanh(new)
         return jax.nn.sigmoid(leave) * jnp.tanh(memory), memory

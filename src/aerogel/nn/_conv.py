@@ -10,7 +10,7 @@ from aerogel._errors import UsageError
 from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
-from ._check import check_channels
+from ._check import check_channels, check_windows
 from ._init import Initializer, default_dtype, drawn
 from ._windows import Each, Pads, each_axis, pads_of
 
@@ -106,6 +106,8 @@ class Conv(Module):
         check_channels(self, x, self.in_channels, self.num_spatial_dims)
         weight = value_of(self.weight)
         pads = self._pads(jnp.shape(x)[-self.num_spatial_dims :], weight.shape[2:])
+        reach = [1 + dilation * (size - 1) for size, dilation in zip(weight.shape[2:], self.dilation, strict=True)]
+        check_windows(self, x, reach, pads)
         if self.padding_mode != "zeros":
             before = [(0, 0)] * (jnp.ndim(x) - self.num_spatial_dims)
             x = jnp.pad(x, [*before, *pads], mode=_JNP_MODE[self.padding_mode])

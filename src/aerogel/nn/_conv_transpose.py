@@ -81,7 +81,7 @@ class ConvTranspose(Module):
         self.out_channels = out_channels
         self.stride = each_axis(stride, num_spatial_dims, "stride")
         self.padding = padding_named(padding) if isinstance(padding, str) else pads_of(padding, num_spatial_dims)
-        self.output_padding = each_axis(output_padding, num_spatial_dims, "output_padding")
+        self.output_padding = each_axis(output_padding, num_spatial_dims, "output_padding", least=0)
         self.dilation = each_axis(dilation, num_spatial_dims, "dilation")
         self.groups = groups
 

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from aerogel._errors import UsageError
 from aerogel.module import Module
 
-from ._check import needed_key
+from ._check import needed_key, shown
+from ._errors import InputError
+from ._position import position_of
 
 
 def _checked(p: float, function: str) -> float:
@@ -55,6 +57,13 @@ class Dropout(Module):
             return jnp.zeros_like(x)
         shape = list(jnp.shape(x))
         for axis in self.shared_axes:
+            if not -len(shape) <= axis < len(shape):
+                raise InputError(
+                    what=f"the input has no axis {axis}, along which decisions are shared.",
+                    place=position_of(self),
+                    got=shown(x),
+                    wanted=f"an array with an axis {axis}",
+                )
             shape[axis] = 1
         is_kept = jax.random.bernoulli(needed_key(self, key), 1 - self.p, shape)
         return jnp.where(is_kept, x / (1 - self.p), 0)

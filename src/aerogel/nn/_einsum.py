@@ -11,8 +11,8 @@ from aerogel._errors import UsageError
 from aerogel.module import Module
 
 from ._adapter import Parameter, value_of
-from ._check import check_last_axes
-from ._init import Initializer, default_dtype, drawn
+from ._check import check_axes, check_last_axes
+from ._init import Initializer, axes_of, default_dtype, drawn
 
 
 class Einsum(Module):
@@ -56,11 +56,12 @@ class Einsum(Module):
     ) -> None:
         operands, arrow, result = equation.replace(" ", "").partition("->")
         axes = operands.split(",")
-        if not arrow or len(axes) != 2 or len(axes[1]) != len(shape):
+        if not arrow or len(axes) != 2 or len(axes[1]) != len(shape) or set(result) - set(operands):
             wanted = f"input and weight to result, the weight with {len(shape)} axes: '...i,io->...o'"
             raise UsageError(argument="equation", got=equation, wanted=wanted, function="Einsum")
         dtype = default_dtype(dtype)
-        fan_in = math.prod(size for axis, size in zip(axes[1], shape, strict=True) if axis not in result)
+        sizes = dict(zip(axes[1], shape, strict=True))
+        fan_in = math.prod(size for axis, size in sizes.items() if axis not in result)
         of_weight, of_bias = jax.random.split(key)
         self.weight = drawn(init, of_weight, tuple(shape), dtype, fan_in=fan_in)
         self.bias = None if bias_shape is None else drawn(bias_init, of_bias, bias_shape, dtype, fan_in=fan_in)
@@ -68,6 +69,10 @@ class Einsum(Module):
 
     def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
         """The result for `x`; `key` is not used."""
+        of_input, of_weight = self.equation.replace(" ", "").partition("->")[0].split(",")
+        sizes: dict[str, int] = dict(zip(of_weight, self.weight.shape, strict=True))
+        axes = ("..." if axis == "." else sizes.get(axis, axis) for axis in of_input.replace("...", "."))
+        check_axes(self, x, *axes)
         out = jnp.einsum(self.equation, x, value_of(self.weight))
         return out if self.bias is None else out + value_of(self.bias)
 
@@ -108,9 +113,7 @@ class LinearGeneral(Module):
         bias_init: Initializer | None = None,
         key: jax.Array,
     ) -> None:
-        self.in_features, self.out_features = (
-            (size,) if isinstance(size, int) else tuple(size) for size in (in_features, out_features)
-        )
+        self.in_features, self.out_features = axes_of(in_features), axes_of(out_features)
         dtype = default_dtype(dtype)
         fan_in, fan_out = math.prod(self.in_features), math.prod(self.out_features)
         of_weight, of_bias = jax.random.split(key)

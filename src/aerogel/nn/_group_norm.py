@@ -11,7 +11,7 @@ from aerogel.module import Module, field
 from ._adapter import Parameter
 from ._check import check_channels
 from ._init import default_dtype
-from ._layer_norm import scaled, standardised, widened
+from ._layer_norm import narrowed, scaled, standardised, widened
 
 
 class GroupNorm(Module):
@@ -75,7 +75,7 @@ class GroupNorm(Module):
         grouped = wide.reshape(*wide.shape[:at], self.groups, self.channels // self.groups, *wide.shape[at + 1 :])
         axes = tuple(range(-1 - self.num_spatial_dims, 0))
         out = standardised(grouped, axes, self.eps).reshape(wide.shape)
-        return scaled(out, self.weight, self.bias, self.num_spatial_dims).astype(jnp.result_type(x))
+        return narrowed(scaled(out, self.weight, self.bias, self.num_spatial_dims), x)
 
 
 class InstanceNorm(Module):
@@ -124,4 +124,4 @@ class InstanceNorm(Module):
         """The result for `x`; `key` is not used."""
         check_channels(self, x, self.channels, self.num_spatial_dims)
         out = standardised(widened(x), tuple(range(-self.num_spatial_dims, 0)), self.eps)
-        return scaled(out, self.weight, self.bias, self.num_spatial_dims).astype(jnp.result_type(x))
+        return narrowed(scaled(out, self.weight, self.bias, self.num_spatial_dims), x)

@@ -1,11 +1,15 @@
 """How layers draw their first parameters."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Required, TypeAlias, TypedDict
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from aerogel._errors import UsageError
 
 Initializer: TypeAlias = Callable[..., jax.Array]  # of a key, a shape and a dtype: jax.nn.initializers
 
@@ -22,6 +26,11 @@ class Options(TypedDict, total=False):
 def default_dtype(dtype: Any) -> Any:
     """A dtype; for None the floating-point one that JAX takes by default, 64 bits wide where x64 is on."""
     return jnp.result_type(float) if dtype is None else jnp.dtype(dtype)
+
+
+def axes_of(sizes: int | Sequence[int]) -> tuple[int, ...]:
+    """Sizes of several axes, where one may be given as a number."""
+    return tuple(map(operator.index, sizes if isinstance(sizes, Sequence) else (sizes,)))
 
 
 def uniform(fan_in: int) -> Initializer:
@@ -46,10 +55,26 @@ def drawn(
     JAX's initializers count what comes in and goes out along the last two axes, [*kernel, in, out]. So that `init` may
     be one of these, it is asked for that shape, and the axes are moved.
     """
+    if not all(isinstance(size, int | np.integer) and size >= 0 for size in shape):
+        raise UsageError(
+            argument="shape", got=tuple(shape), wanted="sizes of a layer that are whole numbers, 0 or more"
+        )
     if init is None:
         return uniform(fan_in)(key, shape, dtype)
     if features < 2:
-        return jnp.asarray(init(key, tuple(shape), dtype), dtype)
+        return _made(init, key, tuple(shape), dtype)
     asked = (*shape[features:], *reversed(shape[:features]))
     back = (*reversed(range(len(shape) - features, len(shape))), *range(len(shape) - features))
-    return jnp.transpose(jnp.asarray(init(key, asked, dtype), dtype), back)
+    return jnp.transpose(_made(init, key, asked, dtype), back)
+
+
+def _made(init: Initializer, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    if not callable(init):
+        wanted = "a function of a key, a shape and a dtype: jax.nn.initializers.he_normal()"
+        raise UsageError(argument="init", got=init, wanted=wanted)
+    made = jnp.asarray(init(key, shape, dtype), dtype)
+    if made.shape != shape:
+        raise UsageError(
+            argument="init", got=made, wanted=f"a function that returns the shape it is asked for, {shape}"
+        )
+    return made

@@ -10,7 +10,7 @@ from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
-from ._init import default_dtype
+from ._init import axes_of, default_dtype
 
 
 class _Scaled(Module):
@@ -30,7 +30,7 @@ class _Scaled(Module):
         *,
         dtype: Any = None,
     ) -> None:
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.shape = axes_of(shape)
         self.eps = eps
         self.weight = jnp.ones(self.shape, default_dtype(dtype)) if use_weight else None
         self.bias = jnp.zeros(self.shape, default_dtype(dtype)) if use_bias else None
@@ -39,7 +39,7 @@ class _Scaled(Module):
 class LayerNorm(_Scaled):
     """`(x - mean) / sqrt(variance + eps) * weight + bias`, with mean and variance over the last axes.
 
-    They are computed in 32 bits at least, and the result has the dtype of `x`.
+    They are computed in 32 bits at least, and the result has the dtype of `x`, if that is no integer.
 
     Attributes:
         weight: [*shape], or None.
@@ -64,7 +64,7 @@ class LayerNorm(_Scaled):
         check_last_axes(self, x, *self.shape)
         wide = widened(x)
         out = standardised(wide, tuple(range(-len(self.shape), 0)), self.eps)
-        return scaled(out, self.weight, self.bias).astype(jnp.result_type(x))
+        return narrowed(scaled(out, self.weight, self.bias), x)
 
 
 class RMSNorm(_Scaled):
@@ -94,12 +94,18 @@ class RMSNorm(_Scaled):
         wide = widened(x)
         squares = jnp.mean(wide * wide, tuple(range(-len(self.shape), 0)), keepdims=True)
         out = wide * jax.lax.rsqrt(squares + self.eps)
-        return scaled(out, self.weight, self.bias).astype(jnp.result_type(x))
+        return narrowed(scaled(out, self.weight, self.bias), x)
 
 
 def widened(x: Any) -> jax.Array:
     """`x` in a floating-point type of 32 bits at least: sums of squares overflow in narrower ones."""
     return jnp.asarray(x, wide_dtype(x))
+
+
+def narrowed(out: jax.Array, x: Any) -> jax.Array:
+    """`out` in the dtype of the input, if that is no integer."""
+    dtype = jnp.result_type(x)
+    return out.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else out
 
 
 def wide_dtype(x: Any) -> Any:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from aerogel.module import Module
 
 from ._adapter import Parameter, value_of
-from ._check import check_last_axes
+from ._check import check_broadcasts, check_last_axes
 from ._init import default_dtype
-from ._layer_norm import widened
+from ._layer_norm import narrowed, widened
 
 
 def linear_recurrence(decay: Any, x: Any, state: Any = None, *, reverse: bool = False) -> jax.Array:
@@ -27,8 +27,9 @@ def linear_recurrence(decay: Any, x: Any, state: Any = None, *, reverse: bool = 
     >>> ag.nn.linear_recurrence(0.5, jnp.ones((3, 1)))[:, 0].tolist()
     [1.0, 1.5, 1.75]
     """
-    x = jnp.asarray(x)
-    decays = jnp.broadcast_to(jnp.asarray(decay), x.shape)
+    dtype = jnp.result_type(decay, x) if state is None else jnp.result_type(decay, x, state)
+    x = jnp.asarray(x, dtype)
+    decays = jnp.broadcast_to(jnp.asarray(decay, dtype), x.shape)
     if state is not None and x.shape[-2]:
         first = -1 if reverse else 0
         x = x.at[..., first, :].add(decays[..., first, :] * state)
@@ -101,6 +102,8 @@ class LinearRecurrentUnit(Module):
     def __call__(self, x: Any, state: Any = None, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """The results and the last state for `x`, from `state`, [..., state_size], or zeros; `key` is not used."""
         check_last_axes(self, x, "time", self.size)
+        if state is not None:
+            check_broadcasts(self, state, (*jnp.shape(x)[:-2], self.state_size), jnp.ndim(x) - 1, "state")
         wide = widened(x)  # complex numbers have no narrower parts
         rate, phase, into, out, skip = (
             value_of(each).astype(wide.dtype)
@@ -112,4 +115,7 @@ class LinearRecurrentUnit(Module):
         entering = jax.lax.complex(gain * (wide @ into[0].T), gain * (wide @ into[1].T))
         states = linear_recurrence(decay, entering, state)
         seen = states.real @ out[0].T - states.imag @ out[1].T + skip * wide
-        return seen.astype(jnp.result_type(x)), states[..., -1, :]
+        if not jnp.shape(x)[-2]:  # no step: the state is what it was
+            states = jnp.zeros_like(entering.sum(-2)) if state is None else jnp.asarray(state)
+            return narrowed(seen, x), states
+        return narrowed(seen, x), states[..., -1, :]

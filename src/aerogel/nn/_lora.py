@@ -10,6 +10,7 @@ from aerogel._errors import UsageError
 from aerogel.module import at, field
 
 from ._adapter import AbstractAdapter, Parameter, value_of
+from ._layer_norm import widened
 
 T = TypeVar("T")
 
@@ -94,6 +95,9 @@ class Quantized(AbstractAdapter):
         weight: an array.
         dtype: `jnp.int8`, or a narrow floating-point one: `jnp.float8_e4m3fn`.
 
+    Raises:
+        UsageError: `dtype` is neither a signed integer nor a floating-point one.
+
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> layer = ag.nn.Linear(64, 4, key=jax.random.key(0))
     >>> small = ag.at(layer).weight.apply(ag.nn.Quantized)
@@ -107,14 +111,17 @@ class Quantized(AbstractAdapter):
     scales: jax.Array = field(axes=("out", ...))
 
     def __init__(self, weight: Any, dtype: Any = jnp.int8) -> None:
+        is_integer = jnp.issubdtype(dtype, jnp.signedinteger)
+        if not is_integer and not jnp.issubdtype(dtype, jnp.floating):
+            wanted = "a signed integer or a floating-point dtype: jnp.int8, jnp.float8_e4m3fn"
+            raise UsageError(argument="dtype", got=dtype, wanted=wanted, function="Quantized")
         weight = value_of(weight)
-        is_integer = jnp.issubdtype(dtype, jnp.integer)
+        wide = widened(weight)
         largest = jnp.iinfo(dtype).max if is_integer else float(jnp.finfo(dtype).max)
-        top = jnp.max(jnp.abs(weight), axis=range(1, weight.ndim), keepdims=True, initial=0)
-        scales = (jnp.where(top > 0, top, 1) / largest).astype(weight.dtype)
-        scaled = weight / scales
+        top = jnp.max(jnp.abs(wide), axis=range(1, weight.ndim), keepdims=True, initial=0)
+        self.scales = _rounded_up(jnp.where(top > 0, top, 1) / largest, weight.dtype)
+        scaled = wide / self.scales.astype(wide.dtype)
         self.values = (jnp.round(scaled) if is_integer else scaled).astype(dtype)
-        self.scales = scales
 
     def get(self) -> jax.Array:
         """The weight, as near as it is kept."""
@@ -134,6 +141,12 @@ class Quantized(AbstractAdapter):
     def ndim(self) -> int:
         """Of the weight."""
         return self.values.ndim
+
+
+def _rounded_up(x: jax.Array, dtype: Any) -> jax.Array:
+    """Not below `x`, so that nothing that is divided by it leaves the range; in float16 it may be tiny, but not 0."""
+    near = x.astype(dtype)
+    return jnp.where(near.astype(x.dtype) < x, jnp.nextafter(near, jnp.asarray(jnp.inf, dtype)), near)
 
 
 def merged(model: T) -> T:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from aerogel._errors import UsageError
 from aerogel.module import Module
 
 from ._init import Initializer
@@ -56,6 +57,8 @@ class MLP(Module):
         bias_init: Initializer | None = None,
         key: jax.Array,
     ) -> None:
+        if depth < 0:
+            raise UsageError(argument="depth", got=depth, wanted="0 or more", function="MLP")
         sizes: list[Size] = [in_size, *[width_size] * depth, out_size]
         biases = [*[use_bias] * depth, use_final_bias]
         self.layers = tuple(

@@ -13,7 +13,7 @@ import numpy as np
 from aerogel._errors import UsageError
 from aerogel.module import Module
 
-from ._check import check_last_axes
+from ._check import check_last_axes, check_windows
 from ._windows import Each, Pads, each_axis, pads_of
 
 
@@ -64,21 +64,26 @@ class Pool(Module):
         self.use_ceil = use_ceil
         self.dilation = each_axis(dilation, num_spatial_dims, "dilation")
         # A window that lies in the padding as a whole would give `init`.
-        reach = [d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True)]
-        if any(max(pads) >= each for pads, each in zip(self.padding, reach, strict=True)):
-            raise UsageError(argument="padding", got=padding, wanted=f"less than the window, {tuple(reach)}")
+        if any(max(pads) >= each for pads, each in zip(self.padding, self._reach, strict=True)):
+            raise UsageError(argument="padding", got=padding, wanted=f"less than the window, {self._reach}")
 
     def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
         """The result for `x`; `key` is not used."""
         check_last_axes(self, x, *["space"] * self.num_spatial_dims)
+        check_windows(self, x, self._reach, self.padding)
         x = jnp.asarray(x)
         lead = x.ndim - self.num_spatial_dims
         pads = [(low, high + more) for (low, high), more in zip(self.padding, self._extra(x.shape[lead:]), strict=True)]
-        pads, start = [*[(0, 0)] * lead, *pads], np.asarray(self.init, x.dtype)
+        pads, start = [*[(0, 0)] * lead, *pads], _start(self.init, x.dtype)
         if set(self.dilation) != {1}:  # JAX has no gradient of `reduce_window` for these
             return self._of_slices(jnp.pad(x, pads, constant_values=start))
         window, stride = (*[1] * lead, *self.kernel_size), (*[1] * lead, *self.stride)
         return jax.lax.reduce_window(x, start, self.operation, window, stride, pads)
+
+    @property
+    def _reach(self) -> tuple[int, ...]:
+        """From the first entry of a window to its last, along each axis."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
 
     def _of_slices(self, x: jax.Array) -> jax.Array:
         """The same, of a padded array: entries of windows are slices with a step."""
@@ -94,14 +99,19 @@ class Pool(Module):
     def _extra(self, space: tuple[int, ...]) -> list[int]:
         """What `use_ceil` adds to the padding after each axis."""
         extra = []
-        rows = zip(space, self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
-        for size, kernel, stride, (low, high), dilation in rows:
-            reach = dilation * (kernel - 1) + 1
+        for size, reach, stride, (low, high) in zip(space, self._reach, self.stride, self.padding, strict=True):
             rest = size + low + high - reach
             last = -(-rest // stride) * stride  # where the last window starts, counted from the padding
             last -= stride if last >= size + low else 0  # not in the padding after the end
             extra.append(max(last - rest, 0) if self.use_ceil else 0)
         return extra
+
+
+def _start(init: float, dtype: Any) -> np.ndarray:
+    """What a reduction starts from, in a dtype: of integers, the least or largest one for an infinity."""
+    if math.isinf(init) and jnp.issubdtype(dtype, jnp.integer):
+        return np.asarray(jnp.iinfo(dtype).min if init < 0 else jnp.iinfo(dtype).max, dtype)
+    return np.asarray(init, dtype)
 
 
 class MaxPool(Pool):

@@ -10,7 +10,7 @@ from aerogel.module import Module
 
 from ._check import check_last_axes
 from ._init import default_dtype
-from ._layer_norm import widened
+from ._layer_norm import narrowed, widened
 
 
 def _even(size: int, function: str) -> int:
@@ -57,7 +57,7 @@ class RotaryPositionalEmbedding(Module):
         angles = _angles(positions, self.embedding_size, self.theta)
         one, two = jnp.split(widened(x), 2, axis=-1)
         cos, sin = (wave(angles).astype(one.dtype) for wave in (jnp.cos, jnp.sin))
-        return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1).astype(jnp.result_type(x))
+        return narrowed(jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1), x)
 
 
 class SinusoidalPositionalEmbedding(Module):
@@ -82,7 +82,7 @@ class SinusoidalPositionalEmbedding(Module):
     def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
         """`x` plus the waves of positions 0, 1, ... along its last axis but one; `key` is not used."""
         check_last_axes(self, x, "time", self.embedding_size)
-        return x + self.waves(jnp.arange(jnp.shape(x)[-2])).astype(jnp.result_type(x))
+        return x + narrowed(self.waves(jnp.arange(jnp.shape(x)[-2])), x)
 
     def waves(self, positions: Any) -> jax.Array:
         """The waves of positions: from [...] to [..., embedding_size]."""

@@ -5,12 +5,15 @@ from typing import Any, Literal, Unpack
 import jax
 import jax.numpy as jnp
 
+from aerogel._errors import UsageError
 from aerogel.module import Module
 
 from ._cells import AbstractCell, GRUCell, LSTMCell, RNNCell
-from ._check import check_last_axes
+from ._check import check_last_axes, shown, types_of
 from ._dropout import Dropout
+from ._errors import InputError
 from ._init import Options
+from ._position import position_of
 
 
 class Recurrent(Module):
@@ -40,11 +43,23 @@ class Recurrent(Module):
             state = self.cell.initial_state(jax.eval_shape(lambda steps: steps.sum(0, steps.dtype), steps))
 
         def step(state: Any, x: Any) -> tuple[Any, jax.Array]:
-            state = self.cell(x, state)
-            return state, state[0] if isinstance(state, tuple) else state
+            after = self.cell(x, state)
+            self._check_carried(state, after)
+            return after, after[0] if isinstance(after, tuple) else after
 
         state, outs = jax.lax.scan(step, state, steps, reverse=self.reverse)
         return jnp.moveaxis(outs, 0, -2), state
+
+    def _check_carried(self, before: Any, after: Any) -> None:
+        got, wanted = ((*map(shown, jax.tree.leaves(tree)),) for tree in (before, after))
+        if types_of(before) != types_of(after):
+            raise InputError(
+                what="the state has other types than the cell gives back.",
+                place=position_of(self),
+                got=", ".join(got),
+                wanted=", ".join(wanted),
+                to_fix="give it the batch axes of the input, jnp.broadcast_to, and the dtype of the result",
+            )
 
 
 class Bidirectional(Module):
@@ -78,6 +93,8 @@ class _Layers(Module):
     dropout: Dropout
 
     def _make(self, cell: Any, sizes: tuple[int, int], depth: int, dropout: float, both: bool, options: Any) -> None:
+        if depth < 1:
+            raise UsageError(argument="num_layers", got=depth, wanted="one or more", function=type(self).__name__)
         keys = iter(jax.random.split(options.pop("key"), depth * (1 + both)))
         into, layers = sizes[0], []
         for _ in range(depth):
@@ -105,6 +122,10 @@ class _Layers(Module):
         if state is None:
             return [None] * len(self.layers)
         directions = 2 if isinstance(self.layers[0], Bidirectional) else 1
+        first = self.layers[0]
+        hidden = (first.forward if isinstance(first, Bidirectional) else first).cell.hidden_size
+        for leaf in jax.tree.leaves(state):
+            check_last_axes(self, leaf, len(self.layers) * directions, hidden, name="state")
         each = [jax.tree.map(lambda s, i=i: s[..., i, :], state) for i in range(len(self.layers) * directions)]
         return each if directions == 1 else list(zip(each[::2], each[1::2], strict=True))
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from aerogel._errors import UsageError
 from aerogel.module import Module, Variable, at
 
 from ._adapter import value_of
@@ -59,7 +60,12 @@ class SpectralNorm(Module):
         *,
         key: jax.Array,
     ) -> None:
-        matrix = _matrix(at(layer)[weight_name].get())
+        weight = at(layer)[weight_name].get()
+        if weight is None:
+            raise UsageError(
+                argument="weight_name", got=weight_name, wanted="the path of an array", function="SpectralNorm"
+            )
+        matrix = _matrix(weight)
         self.layer = layer
         self.weight_name = weight_name
         self.num_power_iterations = num_power_iterations

@@ -10,10 +10,12 @@ import numpy as np
 
 from aerogel._errors import UsageError
 from aerogel.module import Module, at, field
+from aerogel.module._display import show_type
+from aerogel.module._paths import show_path
 from aerogel.module._variable import Bound, is_variable
 from aerogel.transform import assign, stateful
 
-from ._check import shown
+from ._check import shown, types_of
 from ._errors import InputError
 from ._position import StandIn, position_of
 from ._sequential import called
@@ -68,6 +70,8 @@ class Stack(Module, Generic[L]):
         *,
         key: jax.Array,
     ) -> None:
+        if n < 0:
+            raise UsageError(argument="n", got=n, wanted="a number of layers, 0 or more", function="Stack")
         self.layers = jax.vmap(make_layer)(jax.random.split(key, n))
         self.n = n
         self.remat = _checked(remat)
@@ -80,7 +84,7 @@ class Stack(Module, Generic[L]):
         Raises:
             UsageError: there is none, or they differ in structure, shapes or dtypes.
         """
-        kinds = {_kind(layer) for layer in layers}
+        kinds = {types_of(layer) for layer in layers}
         if len(kinds) != 1:
             wanted = "one layer or more, all of one structure, with arrays of one shape and dtype"
             raise UsageError(argument="layers", got=list(layers), wanted=wanted, function="Stack.from_list")
@@ -89,6 +93,7 @@ class Stack(Module, Generic[L]):
 
     def __call__(self, x: Any, *args: Any, key: jax.Array | None = None, **kwargs: Any) -> Any:
         """The result of the last layer."""
+        self._check_stacked()
         x = jax.tree.map(jnp.asarray, x)
         keys = None if key is None else jax.random.split(key, self.n)
         nodes = jax.tree.leaves(self.layers, is_leaf=is_variable)
@@ -121,7 +126,7 @@ class Stack(Module, Generic[L]):
     def __getitem__(self, index: slice) -> "Stack[L]": ...
     def __getitem__(self, index: int | slice) -> Any:
         if not isinstance(index, slice):
-            if isinstance(index, int) and not -self.n <= index < self.n:
+            if isinstance(index, int | np.integer) and not -self.n <= index < self.n:
                 raise IndexError(f"a stack of {self.n} layers has no layer {index}")
             return jax.tree.map(lambda array: array[index], self.layers)
         layers = jax.tree.map(lambda array: array[index], self.layers)
@@ -134,8 +139,19 @@ class Stack(Module, Generic[L]):
         stand_in = StandIn(layer, "layers")
         return called(stand_in.layer, x, *args, key=key, **kwargs)
 
+    def _check_stacked(self) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.layers):
+            if np.shape(leaf)[:1] != (self.n,):
+                raise InputError(
+                    what=f"{show_path(path)} in the layers of a stack is not stacked.",
+                    place=position_of(self),
+                    got=shown(leaf),
+                    wanted=show_type(str(leaf.dtype), (self.n, "...")),
+                    to_fix="change each layer by itself: stack.map(lambda layer: ...)",
+                )
+
     def _check(self, x: Any, out: Any) -> None:
-        got, wanted = (_kind(tree) for tree in (out, x))
+        got, wanted = (types_of(tree) for tree in (out, x))
         if got != wanted:
             raise InputError(
                 what="a layer of a stack must return what it takes, in shape and dtype.",
@@ -175,13 +191,11 @@ def _in_blocks(step: Any, x: Any, each: Any, n: int, unroll: int) -> tuple[Any, 
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), new, last)
 
 
-def _kind(tree: Any) -> Any:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-
-
 def _checked(remat: Any) -> Remat:
     if isinstance(remat, str) and remat not in ("none", "all", "sqrt"):
         raise UsageError(argument="remat", got=remat, wanted=["none", "all", "sqrt"], function="Stack")
+    if not isinstance(remat, str) and not callable(remat) and not isinstance(remat, Sequence):
+        wanted = "'none', 'all', 'sqrt', names, or a policy of jax.checkpoint_policies"
+        raise UsageError(argument="remat", got=remat, wanted=wanted, function="Stack")
     known: Any = remat if isinstance(remat, str) or callable(remat) else tuple(remat)
     return known

@@ -8,10 +8,13 @@ import jax
 from aerogel.module import Module
 
 from ._attention import MultiheadAttention
+from ._check import shown
 from ._dropout import Dropout
+from ._errors import InputError
 from ._init import Initializer
 from ._layer_norm import LayerNorm
 from ._linear import Linear
+from ._position import position_of
 from ._positions import RotaryPositionalEmbedding
 
 
@@ -100,11 +103,22 @@ class TransformerBlock(Module):
 
         Args:
             x: [..., time, size].
-            context: [..., places, context_size].
+            context: [..., places, context_size], for a block that takes one.
             mask: of self-attention, as in `MultiheadAttention`.
             context_mask: of attention to the context.
             key: for dropout.
+
+        Raises:
+            InputError: there is a context and it takes none, or the other way round; or shapes that do not fit.
         """
+        if (context is None) != (self.cross is None):
+            raise InputError(
+                what=f"the block was called {'without a' if context is None else 'with a'} context.",
+                place=position_of(self),
+                got="nothing" if context is None else shown(context),
+                wanted="an array" if context is None else "nothing: it was made without context_size",
+                to_fix="pass one, block(x, context)" if context is None else "make it with context_size=",
+            )
         keys = iter([None] * 6 if key is None else jax.random.split(key, 6))
 
         def mlp(x: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from aerogel._errors import UsageError
 from aerogel.module import Module, at
 
 from ._adapter import Parameter, value_of
@@ -36,10 +37,14 @@ class WeightNorm(Module):
     axis: int | None
 
     def __init__(self, layer: Any, weight_name: str = "weight", axis: int | None = 0) -> None:
+        weight = value_of(at(layer)[weight_name].get())
+        if axis is not None and not -weight.ndim <= axis < weight.ndim:
+            wanted = f"an axis of the weight, which has {weight.ndim}, or None"
+            raise UsageError(argument="axis", got=axis, wanted=wanted, function="WeightNorm")
         self.layer = layer
         self.weight_name = weight_name
         self.axis = axis
-        self.g = _length(value_of(at(layer)[weight_name].get()), axis)
+        self.g = _length(weight, axis)
 
     def __call__(self, x: Any, *args: Any, key: jax.Array | None = None, **kwargs: Any) -> Any:
         """The layer's result, with the normalised weight in it."""

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from aerogel._errors import UsageError
 from aerogel.module import combine, partition, trainable
 
 from ._gradient import wide
@@ -36,15 +37,37 @@ class EMA:
     average: Any = None
 
     def init(self, model: Any) -> "EMA":
-        """An average that begins with the parameters of `model`, in memory of its own."""
+        """An average that begins with the parameters of `model`, in memory of its own.
+
+        Raises:
+            UsageError: `decay` is not from 0 to 1.
+        """
+        if not 0 <= self.decay <= 1:
+            raise UsageError(argument="decay", got=self.decay, wanted="a number from 0 to 1", function="EMA")
         return replace(self, average=jax.tree.map(lambda p: jnp.array(wide(p)), partition(model, trainable)[0]))
 
     def update(self, model: Any) -> "EMA":
-        """The average after one more step, which led to `model`."""
-        params = partition(model, trainable)[0]
+        """The average after one more step, which led to `model`.
+
+        Raises:
+            UsageError: `init` was not called, or for a model in which other arrays are trained.
+        """
+        params = self._params(model)
         return replace(self, average=jax.tree.map(lambda a, p: a + (1 - self.decay) * (p - a), self.average, params))
 
     def model(self, model: M) -> M:
         """The model with averages for parameters, in their dtypes; all else is that of `model`."""
-        params = partition(model, trainable)[0]
+        params = self._params(model)
         return combine(jax.tree.map(lambda a, p: a.astype(p.dtype), self.average, params), model)
+
+    def _params(self, model: Any) -> Any:
+        params = partition(model, trainable)[0]
+        if jax.tree.structure(params) != jax.tree.structure(self.average):
+            raise UsageError(
+                argument="model",
+                got=model,
+                wanted="the model for which `init` was called, with the same arrays trained",
+                function="EMA",
+                to_fix="ema = ema.init(model), once, before the first step; also after freezing and unfreezing",
+            )
+        return params

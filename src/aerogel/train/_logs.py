@@ -74,7 +74,7 @@ class CSVLog(AbstractLog):
         """Adds a row.
 
         Raises:
-            UsageError: the names are others than those of the first row.
+            UsageError: the names are others than those of the first row, or the file is no table of CSVLog's.
         """
         file = self._file = self._file or self._opened(step, list(values))
         if set(values) != set(self._names):
@@ -98,6 +98,14 @@ class CSVLog(AbstractLog):
         if self._path.exists():
             with self._path.open(newline="") as file:
                 rows = [row for row in csv.reader(file) if row]
+        if rows and (rows[0][0] != "step" or not all(row[0].isdecimal() for row in rows[1:])):
+            raise UsageError(
+                argument="path",
+                got=str(self._path),
+                wanted="a new file, or a table that CSVLog wrote",
+                function="CSVLog",
+                to_fix="give it another path; the file was left as it is",
+            )
         self._names = rows[0][1:] if rows else names
         # A process that was killed may have left a part of a row; it is of a step that is done again.
         kept = [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[0]) < step]

@@ -68,7 +68,7 @@ def loop(
     >>> float(running.state), running.step
     (6.0, 3)
     """
-    if steps_per_call < 1:
+    if not isinstance(steps_per_call, int) or steps_per_call < 1:
         raise UsageError(argument="steps_per_call", got=steps_per_call, wanted="one or more", function="loop")
     programs = {count: _program(step, count, donate, numerics) for count in {1, steps_per_call}}
     return Loop(programs, state, batches, first_step)

@@ -5,11 +5,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from aerogel._errors import UsageError
 from aerogel.module import Module, field
 
 
 def _number(value: Any) -> jax.Array:
     return jnp.asarray(value, jnp.float32)
+
+
+def _checked(period: int) -> int:
+    if period < 1:
+        raise UsageError(argument="period", got=period, wanted="one or more", function="LossScale")
+    return period
 
 
 class LossScale(Module):
@@ -23,6 +30,9 @@ class LossScale(Module):
         period: how many finite steps it takes to double.
         steps: how many there were since the factor changed.
 
+    Raises:
+        UsageError: `period` is less than one.
+
     >>> import jax.numpy as jnp, aerogel as ag
     >>> scale = ag.LossScale(1024.0, period=2)
     >>> [float((scale := scale.adjusted(is_finite)).scale) for is_finite in (True, True, True, False)]
@@ -30,7 +40,7 @@ class LossScale(Module):
     """
 
     scale: Any = field(default=2.0**15, converter=_number)
-    period: int = 2000
+    period: int = field(default=2000, converter=_checked)
     steps: Any = field(default=0, converter=lambda steps: jnp.asarray(steps, jnp.int32))
 
     def adjusted(self, is_finite: Any) -> "LossScale":

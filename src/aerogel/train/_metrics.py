@@ -6,6 +6,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from aerogel._errors import UsageError
 from aerogel.module import Module, field
 
 
@@ -79,8 +80,21 @@ class Accuracy(AbstractMean):
     """
 
     def update(self, scores: Any, labels: Any, weights: Any = 1.0) -> "Accuracy":
-        """The accuracy with further scores `[..., classes]` and labels `[...]`; `weights` as for `Mean`."""
-        return self._with(jnp.argmax(scores, -1) == labels, weights)
+        """The accuracy with further scores `[..., classes]` and labels `[...]`; `weights` as for `Mean`.
+
+        Raises:
+            UsageError: labels have another shape.
+        """
+        best = jnp.argmax(scores, -1)
+        if jnp.shape(labels) != best.shape:
+            raise UsageError(
+                argument="labels",
+                got=f"an array of shape {jnp.shape(labels)}",
+                wanted=f"one label for each row of scores, an array of shape {best.shape}",
+                function="Accuracy.update",
+                to_fix="one-hot labels: labels.argmax(-1); [batch, 1]: labels[:, 0]",
+            )
+        return self._with(best == labels, weights)
 
 
 class RunningMean(AbstractMetric):

@@ -100,7 +100,7 @@ class ConvTranspose(Module):
         self.kernel_size = each_axis(kernel_size, n, "kernel_size")
         self.stride = each_axis(stride, n, "stride")
         self.padding = padding_named(padding) if isinstance(padding, str) else pads_of(padding, n)
-        self.output_padding = each_axis(output_padding, n, "output_padding")
+        self.output_padding = each_axis(output_padding, n, "output_padding", least=0)
         self.dilation = each_axis(dilation, n, "dilation")
         self.padding_mode = padding_mode.upper()
         self._check()

@@ -45,7 +45,7 @@ class AdaptivePool(Module):
     operation: Callable[..., Any]
 
     def __init__(self, target_shape: Each, num_spatial_dims: int, operation: Callable[..., Any]) -> None:
-        self.target_shape = each_axis(target_shape, num_spatial_dims, "target_shape")
+        self.target_shape = each_axis(target_shape, num_spatial_dims, "target_shape", least=0)
         self.operation = operation
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
