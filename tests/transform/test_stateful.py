@@ -337,6 +337,26 @@ def test_functions_beside_updates_keep_their_derivatives(function: Any, place: s
     assert (float(value), float(grads.weight), int(new.count.value)) == (12.0, 21.0, 1)
 
 
+def test_a_variable_is_asked_what_its_array_would_be() -> None:
+    """Where Python has an answer of its own: what is true, how long it is, what its items are, what NumPy reads."""
+    pair, zero = ag.Variable(jnp.arange(2.0)), ag.Variable(0)
+    assert [float(x) for x in pair] == [0.0, 1.0]
+    assert (len(pair), pair.size, bool(zero), int(zero), float(zero), [5][zero]) == (2, 2, False, 0, 0.0, 5)
+    np.testing.assert_array_equal(np.sin(pair), np.sin(np.arange(2.0, dtype=np.float32)))
+    for ask in (len, iter):
+        with pytest.raises(TypeError):
+            ask(zero)
+
+    def swap(pair: Any) -> Any:
+        first, second = pair
+        pair.set(jnp.stack([second, first]))
+        return len(pair)
+
+    assert jax.jit(ag.stateful(swap))(pair)[1].value.tolist() == [1.0, 0.0]
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(ag.stateful(lambda flag: 1 if flag else 2))(zero)
+
+
 def escaping() -> Any:
     """A model that is used after its call."""
     kept: list[Any] = []

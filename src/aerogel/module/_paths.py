@@ -29,6 +29,15 @@ class LeafKey(GetAttrKey):
         return LeafKey, (self.path,)
 
 
+class FieldKey(GetAttrKey):
+    """The key of an attribute, for JAX. Its 0.10 asks all keys for `key` where it tells two nodes apart by them."""
+
+    @property
+    def key(self) -> str:
+        """The name, as a `DictKey` has it."""
+        return self.name
+
+
 class ItemKey(DictKey):
     """An index into a list in which items before it hold no data of their own: JAX gets no key for those.
 

@@ -163,8 +163,8 @@ def _first_use(equations: Sequence[Any]) -> Any:
 def taken_out(program: Any) -> Any:
     """The program without its places: it takes their values and returns, after its results, those that they have then.
 
-    Functions with derivative rules keep them. In the loops JAX leaves calls behind, whose types its own checks do not know under `vmap` (`closed_call`, 0.10.2).
-    They are inlined.
+    Functions with derivative rules keep them. In the loops JAX leaves calls behind, whose types its own checks do not
+    know under `vmap` (`closed_call`, 0.10.2): they are inlined.
     """
     kept = _jax.ClosedJaxpr(_with_rules_kept(program.jaxpr), program.consts)
     whole = _jax.without_places(kept)

@@ -81,10 +81,14 @@ class Traces:
 
     def _named(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The arguments by their names."""
-        if self._signature is None:
+        try:
+            bound = None if self._signature is None else self._signature.bind(*args, **kwargs)
+        except TypeError:  # the first argument of a static `__call__` is not in what Python 3.11 says of it
+            bound = None
+        if bound is None:
             return {**{f"args[{i}]": x for i, x in enumerate(args)}, **kwargs}
-        named = dict(self._signature.bind(*args, **kwargs).arguments)
-        for parameter in self._signature.parameters.values():
+        named = dict(bound.arguments)
+        for parameter in bound.signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 named |= named.pop(parameter.name, {})
         return named
