@@ -4,7 +4,8 @@ A `where` is
 
 * a type: all modules, other nodes and leaves that are instances of it, `nn.Linear` or `jax.Array`;
 * a path, `"layers[0].bias"`, or a pattern: `"layers.*.bias"` (`*` stands for any part of one step), `"**.weight"`
-  (`**` for any number of steps). Between quotes, `"rows['*']"`, they are themselves. A pattern means structure only where it fits no data, a type only nodes of others;
+  (`**` for any number of steps). Between quotes, `"rows['*']"`, they are themselves. A pattern means structure only
+  where it fits no data, a type only nodes of others;
 * a predicate on the path, as text, and the value of a leaf: `lambda path, x: x.ndim == 2`;
 * a function from the tree to parts of it: `lambda model: [layer.bias for layer in model.layers]`. It is given a copy
   with shapes for arrays; `ag.trainable` and `ag.frozen` are such functions;
