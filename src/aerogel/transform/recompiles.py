@@ -27,9 +27,9 @@ class Record:
     """What one trace saw: all positions in the arguments, those given by name, and the settings of JAX."""
 
     parts: dict[str, Position]
-    by_name: frozenset[str]
     settings: Any
     number: int
+    by_name: frozenset[str] = frozenset()
 
     def changes_to(self, new: "Record") -> list[str]:
         """What is different in `new`, a line for each position."""
@@ -70,7 +70,7 @@ class Traces:
             TooManyTraces: an `assert_max_traces` does not allow it.
         """
         self._count += 1
-        new = Record(dict(parts_of(self._named(args, kwargs))), frozenset(kwargs), _jax.trace_key(), self._count)
+        new = Record(dict(parts_of(self._named(args, kwargs))), _jax.trace_key(), self._count, frozenset(kwargs))
         earlier, self._records = self._records, [*self._records, new][-KEPT:]
         if earlier:
             level = logging.WARNING if self.explain else logging.INFO
