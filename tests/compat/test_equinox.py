@@ -181,6 +181,13 @@ def test_rules_see_the_tangents_of_numbers_too(x: Any) -> None:
     assert jax.grad(lambda x: with_rule(x, by=3.0).sum())(x).tolist() == (3 * jnp.ones_like(x)).tolist()
 
 
+def test_arrays_are_shown_with_their_entries_when_asked() -> None:
+    """`short_arrays=False`, as in Equinox."""
+    tree = {"a": [jnp.arange(2), "x"], "b": None}
+    assert ours.tree_pformat(tree) == equinox.tree_pformat(tree)
+    assert ours.tree_pformat(tree, short_arrays=False) == equinox.tree_pformat(tree, short_arrays=False)
+
+
 def test_files_of_equinox_are_read(tmp_path: Path) -> None:
     """What Equinox wrote is what comes back, dtypes included; numbers of plain trees too."""
     tree = {"a": jnp.ones(2, jnp.bfloat16), "b": np.arange(3), "c": 2.5, "d": True, "e": "name"}

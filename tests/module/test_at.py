@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import enum
 from typing import Any
 from unittest import mock
 
@@ -306,6 +307,39 @@ def test_many_places() -> None:
     assert at(MODEL, set).apply(lambda _: 1 / 0) == MODEL
     assert repr(at(MODEL).layers[0]) == "at(Model).layers[0]"
     assert repr(at(MODEL)["**.bias"]).startswith("[at(Model).embed.bias, ")
+
+
+class Colour(enum.Enum):
+    """Keys of a dict that are no text."""
+
+    RED = 1
+
+
+KEYS = ["a.b", "a]b", "*", "**", "?", "[0]", "it's", "", "-1", "3", 3, 1.5, None, (1, "x"), Colour.RED, int, b"x"]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=[repr(key) for key in KEYS[:-3]] + ["enum", "class", "bytes"])
+def test_any_key_of_a_dict(key: Any) -> None:
+    """Each key leads to its own value, in brackets and as the path that is written for it."""
+    model = Any3({each: jnp.full(2, float(k)) for k, each in enumerate(KEYS)})
+    [path] = [path for path, leaf in jax.tree.leaves_with_path(model) if leaf is model.a[key]]
+    written = show_path(path)
+    for new in (at(model).a[key].set(W), at(model)[written].set(W), at(model, (written,)).set(W)):
+        assert [each for each in new.a if new.a[each] is W] == [key]
+
+
+def test_indices_in_patterns() -> None:
+    """An index in a pattern may count from the end, as in a path; one of NumPy's is an index."""
+    assert at(MODEL, "layers[-1].*").get() == at(MODEL, "layers[2].*").get()
+    assert at(MODEL, "**.layers[-1].weight").get() == [MODEL.layers[-1].weight]
+    assert at(MODEL).layers[np.int64(1)].get() is MODEL.layers[1]
+
+
+@pytest.mark.parametrize("text", ["layers[*", "layers[*].weight[", "*]", "a['*'", r"a['\x*'].*"])
+def test_a_text_that_is_no_path_means_nothing(text: str) -> None:
+    """A slip of the pen in a pattern is an error, and not the whole model."""
+    with pytest.raises(PathError, match="is no path of this Model"):
+        at(MODEL, text)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,8 @@ def test_places_where_no_file_can_be(tmp_path: Path) -> None:
         ag.save(tmp_path / "pipe", [1])
     with pytest.raises(ag.UsageError, match="ordinary"):
         ag.save("/dev/null", [1])
+    with pytest.raises(ag.UsageError, match="ordinary"):
+        ag.load(tmp_path / "pipe")
     with pytest.raises(FileNotFoundError, match="nothing"):
         ag.load(tmp_path / "nothing")
     with pytest.raises(IsADirectoryError, match=str(tmp_path)):

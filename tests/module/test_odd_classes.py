@@ -150,6 +150,67 @@ class Options:
     rate: float
 
 
+class Watched:
+    """A class that says what is set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass
+class Sizes:
+    """Fields that a dataclass declares, and an `__init__` that it writes."""
+
+    width: int
+    names: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Fixed:
+    """A field that a dataclass declares, and an `__init__` that its author wrote."""
+
+    width: int
+
+    def __init__(self) -> None:
+        self.width = 7
+
+
+def test_a_dataclass_beside_the_modules() -> None:
+    """Its fields come first, as in a dataclass that inherits from it; an `__init__` of its author's stays."""
+
+    class First(Sizes, Module):
+        weight: Any = None
+
+    class Second(Module, Sizes):
+        weight: Any = None
+
+    class Third(First):
+        depth: int = 1
+
+    for cls in (First, Second, Third):
+        model = cls(2, ["a"], weight=jnp.ones(2))
+        assert (model.width, list(model.names)) == (2, ["a"])
+        assert len(jax.tree.leaves(crossed(model))) == 1
+
+    class Fourth(Fixed, Module):
+        depth: int = 1
+
+    assert (Fourth().width, Fourth().depth) == (7, 1)
+
+
+def test_a_static_call() -> None:
+    """A model whose `__call__` has no `self`, of which Python 3.11 says that it has no argument."""
+
+    class Static(Module):
+        weight: Any
+
+        @staticmethod
+        def __call__(x: Any) -> Any:
+            return x + 1
+
+    assert float(ag.jit(Static(jnp.ones(2)))(1.0)) == 2
+
+
 def test_a_partial_with_a_module_among_its_arguments_is_data() -> None:
     """As the error below advises; and a partial of a module without arrays is structure."""
     held = Inner(jax.tree_util.Partial(Scaled.act, FULL, 2))
@@ -168,12 +229,23 @@ def test_a_partial_with_a_module_among_its_arguments_is_data() -> None:
             "`b` has no default.*`first`",
         ),
         (lambda: type("A", (Module, Options), {}), FieldError, "frozen dataclass for a base: `Options`"),
+        (lambda: type("A", (Module,), {"__setattr__": object.__setattr__}), FieldError, "`A.__setattr__` would never"),
+        (lambda: type("A", (Watched, Module), {}), FieldError, "`Watched.__setattr__` would never be called"),
         (lambda: Inner(functools.partial(jnp.add, jnp.ones(2))), StructureError, "jax.tree_util.Partial in place of"),
         (lambda: Inner(functools.partial(FULL.act, 2)), StructureError, r"Partial\(Scaled.act, module, ...\)"),
         (lambda: Inner([functools.partial(FULL, 2)]), StructureError, r"Partial\(Scaled.__call__, module, ...\)"),
         (lambda: Inner(jax.tree_util.Partial(FULL.act, 2)), StructureError, r"Partial\(Scaled.act, module, ...\)"),
     ],
-    ids=["order", "frozen base", "partial", "partial of a method", "partial of a module", "partial of JAX's"],
+    ids=[
+        "order",
+        "frozen base",
+        "own setattr",
+        "setattr of a base",
+        "partial",
+        "partial of a method",
+        "partial of a module",
+        "partial of JAX's",
+    ],
 )
 def test_mistakes_are_named(make: Any, error: type[Exception], text: str) -> None:
     """Each says which field, base or array it is, and what to write."""

@@ -5,6 +5,7 @@ import pickle
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from aerogel._jax import Tracer, dispatch_flatten
-from aerogel.module import Module, at, ties
+from aerogel.module import Module, _decide, at, ties
 from aerogel.module._holes import reach
 from aerogel.module._paths import one_by_one, show_path
 from aerogel.module._steps import value_at
@@ -264,3 +265,30 @@ def test_modules_may_stand_in_each_other_deeply() -> None:
     doubled = jax.jit(lambda tree: jax.tree.map(lambda x: 2 * x, tree))(model)
     assert jax.tree.structure(doubled) == jax.tree.structure(model)
     assert sum(jax.tree.leaves(doubled)) == 600
+
+
+def test_what_stands_in_a_module_is_asked_once_it_is_in_two_places() -> None:
+    """Else a look at modules in one another would take the cube of how many they are."""
+    model: Any = jnp.ones(2)
+    for _ in range(30):
+        model = Two(model, None)
+    with mock.patch.object(_decide, "_holds_leaves", side_effect=AssertionError):
+        assert len(jax.tree.leaves(model)) == 1
+        with pytest.raises(AssertionError):
+            jax.tree.leaves(Two([Two(model, 1)] * 2, None))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "text"),
+    [
+        ({"a": jnp.ones(2)}, {"b": jnp.ones(2), "c": 3}, "+ keys 'b', 'c', ['c']=3"),
+        ({"a": jnp.ones(2)}, {"b": jnp.ones(2)}, "+ keys 'b'"),
+        (None, jnp.zeros(2), "so the symmetric difference on key sets is\n    a"),
+    ],
+    ids=["structure in a dict", "dict", "number of arrays"],
+)
+def test_errors_on_two_structures_tell_them_apart(one: Any, other: Any, text: str) -> None:
+    """JAX's own errors name what differs: the keys of a dict, and the fields that are arrays in one model only."""
+    with pytest.raises(ValueError, match="pytree structure error") as caught:
+        jax.tree.map(jnp.add, Two(one, jnp.ones(1)), Two(other, jnp.ones(1)))
+    assert text in str(caught.value).replace("\n    .", "\n    ")

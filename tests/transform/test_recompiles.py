@@ -103,6 +103,29 @@ def test_a_mesh_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages[0].splitlines()[1:] == ["  batch['x']  f32[8,2] -> f32[8,2] on a mesh of data=2, model=4"]
 
 
+def test_an_argument_that_is_named_once_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """By position and by name are two structures to JAX, though no value differs."""
+    f = ag.jit(_copy(), explain_recompiles=True)
+    f(model(1.0), BATCH)
+    f(model(1.0), batch=BATCH)
+    f(model=model(1.0), batch=BATCH)
+    assert [m.splitlines()[1:] for m in caplog.messages] == [
+        ["  batch  by position -> by name"],
+        ["  model  by position -> by name"],
+    ]
+
+
+def test_traces_are_counted_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    """As English counts: 11th, 21st, 22nd."""
+    f = ag.jit(lambda x: x, explain_recompiles=True)
+    for size in range(24):
+        f(np.ones(size, np.float32))
+    said = [message.split(" time;")[0].split()[-1] for message in caplog.messages]
+    assert said[:2] == ["2nd", "3rd"]
+    assert said[9:12] == ["11th", "12th", "13th"]
+    assert said[18:] == ["20th", "21st", "22nd", "23rd", "24th"]
+
+
 def test_the_nearest_earlier_trace_is_compared_with(caplog: pytest.LogCaptureFixture) -> None:
     """Not the last one: the third trace is told from the first, which it is nearer to."""
     f = ag.jit(_copy(), explain_recompiles=True)

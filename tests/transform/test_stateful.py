@@ -292,6 +292,71 @@ def test_it_is_kept_as_any_leaf() -> None:
     assert repr(model) == "Counter(count=Variable(value=i32[]), weight=f32[])"
 
 
+@jax.custom_vjp
+def twice(x: Any) -> Any:
+    """Twice `x`, with a derivative that says seven."""
+    return 2 * x
+
+
+twice.defvjp(lambda x: (twice(x), None), lambda _, g: (7 * g,))
+
+
+@jax.custom_jvp
+def doubled(x: Any) -> Any:
+    """Twice `x`, with a derivative that says seven."""
+    return 2 * x
+
+
+doubled.defjvp(lambda primals, tangents: (doubled(*primals), 7 * tangents[0]))
+
+PLACES_OF_RULES = {
+    "plain": lambda step, x: step(x),
+    "jit": lambda step, x: jax.jit(step)(x),
+    "scan": lambda step, x: lax.scan(lambda c, _: (step(c), None), x, None, length=1)[0],
+    "fori_loop": lambda step, x: lax.fori_loop(0, 1, lambda _, c: step(c), x),
+    "cond": lambda step, x: lax.cond(x < 99, step, lambda x: x, x),
+    "checkpoint": lambda step, x: jax.checkpoint(step)(x),
+    "vmap": lambda step, x: jax.vmap(step)(jnp.stack([x]))[0],
+    "scan of cond": lambda step, x: lax.scan(lambda c, _: (lax.cond(c < 99, step, abs, c), None), x, None, length=1)[0],
+}
+
+
+@pytest.mark.parametrize("place", PLACES_OF_RULES)
+@pytest.mark.parametrize("function", [twice, doubled], ids=["custom_vjp", "custom_jvp"])
+def test_functions_beside_updates_keep_their_derivatives(function: Any, place: str) -> None:
+    """A derivative rule of a function that uses no variable is kept, wherever the function stands."""
+
+    def f(model: Any, x: Any) -> Any:
+        def step(x: Any) -> Any:
+            model.count.set(model.count + 1)
+            return function(model.weight * x)
+
+        return PLACES_OF_RULES[place](step, x)
+
+    (value, new), grads = jax.jit(ag.value_and_grad(ag.stateful(f), has_aux=True))(counter(), jnp.float32(3))
+    assert (float(value), float(grads.weight), int(new.count.value)) == (12.0, 21.0, 1)
+
+
+def test_a_variable_is_asked_what_its_array_would_be() -> None:
+    """Where Python has an answer of its own: what is true, how long it is, what its items are, what NumPy reads."""
+    pair, zero = ag.Variable(jnp.arange(2.0)), ag.Variable(0)
+    assert [float(x) for x in pair] == [0.0, 1.0]
+    assert (len(pair), pair.size, bool(zero), int(zero), float(zero), [5][zero]) == (2, 2, False, 0, 0.0, 5)
+    np.testing.assert_array_equal(np.sin(pair), np.sin(np.arange(2.0, dtype=np.float32)))
+    for ask in (len, iter):
+        with pytest.raises(TypeError):
+            ask(zero)
+
+    def swap(pair: Any) -> Any:
+        first, second = pair
+        pair.set(jnp.stack([second, first]))
+        return len(pair)
+
+    assert jax.jit(ag.stateful(swap))(pair)[1].value.tolist() == [1.0, 0.0]
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(ag.stateful(lambda flag: 1 if flag else 2))(zero)
+
+
 def escaping() -> Any:
     """A model that is used after its call."""
     kept: list[Any] = []

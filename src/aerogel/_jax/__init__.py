@@ -75,7 +75,9 @@ from .names import primitives as primitives
 from .names import shaped_abstractify as shaped_abstractify
 from .names import threefry2x32 as threefry2x32
 from .names import wraps as wraps
+from .places import as_it_was as as_it_was
 from .places import is_place as is_place
+from .places import kept_whole as kept_whole
 from .places import place_primitives as place_primitives
 from .places import trace_places as trace_places
 from .places import without_places as without_places

@@ -8,7 +8,7 @@ from jax._src.interpreters import ad, batching
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, ReadEffect, WriteEffect
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
 
 from .source import api_boundary
 from .trace import check_returned, trace_flat
@@ -55,6 +55,28 @@ def trace_places(
             last = last.tb_next
         # The rule that refused has the branches as a variable. JAX's message does not say which they are.
         raise refuse([] if last is None else jaxprs_in_params(dict(last.tb_frame.f_locals))) from found
+
+
+_whole = core.Primitive("whole")
+_whole.multiple_results = True
+_whole.def_effectful_abstract_eval(lambda *_, equation: ([v.aval for v in equation.outvars], equation.effects))
+_LOWERED = {"custom_jvp_call", "custom_vjp_call", "call_hi_primitive"}
+
+
+# JAX lowers a program while it takes places out, and a lowered program has no derivative rules of its own any more.
+def kept_whole(equation: JaxprEqn) -> JaxprEqn:
+    """In the place of an equation that `without_places` would lower: one that it cannot look into."""
+    on_inputs = any(isinstance(e, core.effects.JaxprInputEffect) for e in equation.effects)
+    if equation.primitive.name not in _LOWERED or on_inputs:
+        return equation
+    return equation.replace(primitive=_whole, params={"equation": equation})
+
+
+def as_it_was(equation: JaxprEqn) -> JaxprEqn:
+    """The equation that `kept_whole` put away, of the inputs and results that its place has now."""
+    if equation.primitive is not _whole:
+        return equation
+    return equation.params["equation"].replace(invars=equation.invars, outvars=equation.outvars)
 
 
 def without_places(program: ClosedJaxpr) -> ClosedJaxpr:

@@ -181,9 +181,22 @@ def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
     return jax.tree.flatten(pytree, is_leaf=lambda node: node is not pytree)
 
 
-def tree_pformat(pytree: Any, **options: Any) -> str:
-    """The tree as text, with arrays by dtype and shape, as Aerogel shows modules. Options of Equinox have no effect."""
-    return show(pytree)
+class _Whole:
+    """An array that is shown with its entries."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __repr__(self) -> str:
+        return repr(self.array)
+
+
+def tree_pformat(pytree: Any, *, short_arrays: bool = True, **options: Any) -> str:
+    """The tree as text, as Aerogel shows modules: arrays by dtype and shape, or with their entries.
+
+    Other options of Equinox have no effect.
+    """
+    return show(pytree if short_arrays else jax.tree.map(_Whole, pytree))
 
 
 def tree_pprint(pytree: Any, **options: Any) -> None:

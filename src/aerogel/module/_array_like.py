@@ -1,7 +1,9 @@
 """What reads as an array, by handing on all operators to one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 Operator = Callable[..., Any]
 
@@ -19,7 +21,11 @@ def _both(name: str) -> tuple[Operator, Operator]:
 
 
 class ArrayLike:
-    """What reads as the array that `get` returns: in arithmetic, in comparisons, as an argument of `jax.numpy`."""
+    """What reads as the array that `get` returns: in arithmetic, in comparisons, as an argument of `jax.numpy`.
+
+    Where Python would otherwise find an answer of its own (everything is true; what has items is iterated by index,
+    which never ends, since JAX clamps indices), it is the array's.
+    """
 
     __slots__ = ()
     __array_priority__ = 100  # NumPy's arrays leave arithmetic to us
@@ -34,6 +40,18 @@ class ArrayLike:
     def __getitem__(self, index: Any) -> Any:
         return self.get()[index]
 
+    def __len__(self) -> int:
+        return len(self.get())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.get(), dtype=dtype)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.get().shape
@@ -45,6 +63,10 @@ class ArrayLike:
     @property
     def ndim(self) -> int:
         return self.get().ndim
+
+    @property
+    def size(self) -> int:
+        return self.get().size
 
     __add__, __radd__ = _both("add")
     __sub__, __rsub__ = _both("sub")
@@ -63,3 +85,5 @@ class ArrayLike:
     __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
     __neg__, __pos__ = _operator("__neg__"), _operator("__pos__")
     __abs__, __invert__ = _operator("__abs__"), _operator("__invert__")
+    __int__, __float__ = _operator("__int__"), _operator("__float__")
+    __complex__, __index__ = _operator("__complex__"), _operator("__index__")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
+import numpy as np
 
 from ._edit import Changes, edited
 from ._errors import FrozenError, PathError, TieError
@@ -11,7 +12,7 @@ from ._form import MISSING
 from ._kinds import Kind, kind_of
 from ._late import late_values
 from ._paths import Path, outermost, show_path, step_name
-from ._select import Pair, Where, reached
+from ._select import Pair, Where, is_pattern, reached
 from ._steps import home, is_node, key_of_step, keys_below, leaf_paths, no_path, static_keys, value_at
 
 T = TypeVar("T")
@@ -84,11 +85,12 @@ class At(Generic[T]):
         if isinstance(where, slice):
             paths = [(*path, key) for path in self._paths for key in keys_below(value_at(self._tree, path))[where]]
             return At(self._tree, paths, is_one=False)
-        if isinstance(where, int) or (isinstance(where, str) and self._has(where)):
-            return self._step(where)
+        step = where if isinstance(where, int | str) else int(where) if isinstance(where, np.integer) else repr(where)
+        if isinstance(step, int) or self._has(step):
+            return self._step(step)
         pairs = [(path, each) for path in self._paths for each in self._reached(path, where)]
         paths = [(*path, *found) for path, (found, _) in pairs]
-        is_one = self._is_one and isinstance(where, str) and not {"*", "?"} & set(where)
+        is_one = self._is_one and isinstance(where, str) and not is_pattern(where)
         are_homes = all(path == () and found == its_home for path, (found, its_home) in pairs)
         return At(self._tree, paths if is_one or are_homes else self._each_once(paths), is_one, are_homes)
 

@@ -14,7 +14,7 @@ _OWN = frozenset(["_form", "_late", "_shadow", "_flat"])  # of every object; mos
 
 
 def check_class(cls: Any) -> None:
-    """Refuses names of Aerogel's own attributes, and bases whose own `__setattr__` refuses what an `__init__` sets."""
+    """Refuses names of Aerogel's own attributes, and a `__setattr__`, the class's own or of a frozen dataclass."""
     place, taken = f"{cls.__module__}.{cls.__name__}", _OWN.union(type(cls).__annotations__)
     for name in (*vars(cls).get("__annotations__", {}), *vars(cls)):
         if name in taken:
@@ -29,6 +29,12 @@ def check_class(cls: Any) -> None:
                 what=f"a module cannot have a frozen dataclass for a base: `{base.__name__}`.",
                 place=place,
                 to_fix=f"make that a module too, which is as frozen: class {base.__name__}(ag.Module)",
+            )
+        if "__setattr__" in vars(base) and base is not object and "_construction" not in vars(base):
+            raise FieldError(
+                what=f"a module sets its attributes itself: `{base.__name__}.__setattr__` would never be called.",
+                place=place,
+                to_fix="to change what is set: ag.field(converter=...); to look at it: __check_init__",
             )
 
 

@@ -121,6 +121,11 @@ class MappingForm(Form):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """Keys are structure too, as in a dict of Python's."""
+        keys = f"keys {', '.join(map(repr, self.order((*self.slots, *dict(self.statics), *self.holes))))}"
+        return f"{keys}, {super().__repr__()}" if self.statics or self.ties or self.frozen else keys
+
     def read(self, node: Any) -> tuple[Any, ...]:
         return tuple(node[key] for key in self.slots)
 

@@ -175,9 +175,9 @@ def find_ties(owner: Any, form: Form) -> Iterator[Tie]:
         kind = kind_of(value)
         # The module or array directly below the owner, through containers.
         branch = branch or (path if kind is Kind.ARRAY or _is_module(value) else ())
-        if (kind is Kind.ARRAY or _is_module(value)) and _can_be_shared(value):
+        if kind is Kind.ARRAY or _is_module(value):
             first, its_branch = seen.setdefault(id(value), (path, branch))
-            if its_branch != branch:
+            if its_branch != branch and _can_be_shared(value):  # asked last: it looks at all that stands in a module
                 yield Tie(path, first)
                 continue
         inner = form_if_node(value)

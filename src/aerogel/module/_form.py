@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from jax.tree_util import GetAttrKey
 
 from ._errors import FieldError
-from ._paths import Path, show_path, step_name
+from ._paths import FieldKey, Path, show_path, step_name
 from ._values import key_of
 
 put = object.__setattr__
@@ -304,6 +304,9 @@ class AttributeForm(Form):
 
     def entry(self, slot: Any) -> Any:
         return GetAttrKey(slot)
+
+    def told(self, slot: Any) -> Any:
+        return FieldKey(slot)
 
     def order(self, slots: Iterable[Any]) -> tuple[Any, ...]:
         wanted = set(slots)

@@ -46,6 +46,13 @@ def written_init(cls: type) -> Any:
     return init
 
 
+def is_written_init(cls: type) -> bool:
+    """Whether nobody wrote the `__init__` that stands in the class: we did, or `dataclasses`, from the fields."""
+    init = vars(cls)["__init__"]
+    is_of_dataclass = "__dataclass_params__" in vars(cls) and init.__code__.co_filename == "<string>"
+    return getattr(init, "_is_written", False) or is_of_dataclass
+
+
 def _check_order(cls: type, ordered: "list[dataclasses.Field[Any]]") -> None:
     missing = dataclasses.MISSING
     with_default = [f.default is not missing or f.default_factory is not missing for f in ordered]

@@ -19,7 +19,7 @@ from ._errors import FieldError, FrozenError
 from ._field import field, is_number, spec_of
 from ._form import BUILDING, MISSING, Form, new, put
 from ._freeze import UNTOUCHED, freeze
-from ._init import converter_of, written_check, written_init
+from ._init import converter_of, is_written_init, written_check, written_init
 from ._kinds import KINDS, Kind
 from ._late import Late, is_lazy
 from ._pickling import reduced
@@ -124,8 +124,8 @@ def _give_init(cls: ModuleMeta, declared: "tuple[dataclasses.Field[Any], ...]") 
     Returns:
         whether nothing is left to do when it is over.
     """
-    nearest = next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
-    is_written = nearest is object.__init__ or getattr(nearest, "_is_written", False)
+    base = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    is_written = base is object or is_written_init(base)
     if is_written:
         cls.__init__ = written_init(cls)
     no_value = [f for f in declared if not f.init and f.default is f.default_factory is dataclasses.MISSING]

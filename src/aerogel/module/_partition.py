@@ -1,7 +1,7 @@
 """Trees by halves and leaf by leaf: partition and combine, map, cast."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +50,18 @@ def combine(*trees: T) -> T:
     return result
 
 
+@overload
+def map_leaves(function: Callable[[Any], Any], tree: T, *, where: Where | None = None) -> T: ...
+@overload
 def map_leaves(
-    function: Callable[[Any], Any] | Callable[[Any, Any], Any] | Callable[..., Any],
+    function: Callable[[str, Any], Any], tree: T, *, where: Where | None = None, with_path: Literal[True]
+) -> T: ...
+@overload
+def map_leaves(
+    function: Callable[..., Any], tree: T, *rest: Any, where: Where | None = None, with_path: bool = False
+) -> T: ...
+def map_leaves(
+    function: Callable[..., Any],
     tree: T,
     *rest: Any,
     where: Where | None = None,

@@ -1,5 +1,6 @@
 """Positions in a tree: JAX's own key entries, and the one way in which they are written and read."""
 
+import ast
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -9,7 +10,8 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 Key = GetAttrKey | SequenceKey | DictKey
 Path = tuple[Any, ...]
 
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
+_QUOTED = r"'(?:[^'\\]|\\.)*'" + "|" + r'"(?:[^"\\]|\\.)*"'
+_STEP = re.compile(rf"\.?([^.\[\]]+)|\[(?:({_QUOTED})|([^\]]*))\]")
 
 
 # What is no key of JAX's by its class, other libraries refuse: Orbax does.
@@ -25,6 +27,15 @@ class LeafKey(GetAttrKey):
 
     def __reduce__(self) -> Any:
         return LeafKey, (self.path,)
+
+
+class FieldKey(GetAttrKey):
+    """The key of an attribute, for JAX. Its 0.10 asks all keys for `key` where it tells two nodes apart by them."""
+
+    @property
+    def key(self) -> str:
+        """The name, as a `DictKey` has it."""
+        return self.name
 
 
 class ItemKey(DictKey):
@@ -70,17 +81,29 @@ def outermost(paths: Iterable[Path]) -> list[Path]:
 def read_path(text: str) -> tuple[Hashable, ...]:
     """The steps of `layers[0].weight` or `layers.0.weight`: names as strings, indices as integers.
 
-    Which kind of step a name is (attribute or dict key) only the tree can tell: see `step_names`.
+    Which kind of step a name is (attribute or dict key) only the tree can tell: see `step_name`.
     """
-    steps: list[Hashable] = []
+    steps = read_steps(text) or ()
+    return tuple(int(name) if not quoted and re.fullmatch(r"-?\d+", name) else name for name, quoted in steps)
+
+
+def read_steps(text: str) -> list[tuple[str, bool]] | None:
+    """The names in a path or pattern, each with whether it stood between quotes; None for another text."""
+    steps = []
     end = 0
     for found in _STEP.finditer(text):
         if found.start() != end:
-            return ()
+            return None
         end = found.end()
-        name = found.group(1) if found.group(1) is not None else found.group(2).strip("'\"")
-        steps.append(int(name) if re.fullmatch(r"-?\d+", name) else name)
-    return tuple(steps) if end == len(text) else ()
+        name, quoted, index = found.groups()
+        if quoted is not None:
+            try:
+                steps.append((ast.literal_eval(quoted), True))
+            except SyntaxError:  # no escape of Python's
+                return None
+        else:
+            steps.append((index if name is None else name, False))
+    return steps if end == len(text) else None
 
 
 def step_name(key: Any) -> Hashable:
@@ -91,6 +114,6 @@ def step_name(key: Any) -> Hashable:
         case SequenceKey(idx=index) | FlattenedIndexKey(key=index):
             return index
         case DictKey(key=name):
-            return name if isinstance(name, int | str) else str(name)
+            return name if isinstance(name, int | str) else repr(name)
         case _:
             return str(key)

@@ -4,7 +4,8 @@ A `where` is
 
 * a type: all modules, other nodes and leaves that are instances of it, `nn.Linear` or `jax.Array`;
 * a path, `"layers[0].bias"`, or a pattern: `"layers.*.bias"` (`*` stands for any part of one step), `"**.weight"`
-  (`**` for any number of steps). A pattern means structure only where it fits no data, a type only nodes of others;
+  (`**` for any number of steps). Between quotes, `"rows['*']"`, they are themselves. A pattern means structure only
+  where it fits no data, a type only nodes of others;
 * a predicate on the path, as text, and the value of a leaf: `lambda path, x: x.ndim == 2`;
 * a function from the tree to parts of it: `lambda model: [layer.bias for layer in model.layers]`. It is given a copy
   with shapes for arrays; `ag.trainable` and `ag.frozen` are such functions;
@@ -15,6 +16,7 @@ A leaf that is tied stands in several places, and is meant if one of them is.
 """
 
 import functools
+import glob
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +29,7 @@ import numpy as np
 from .._errors import UsageError
 from ._kinds import Kind, kind_of
 from ._methods import BoundMethod
-from ._paths import Path, outermost, read_path, show_path, step_name
+from ._paths import Path, outermost, read_steps, show_path, step_name
 from ._places import Place, Places, Skeleton, places_of
 from ._steps import home, no_path, nodes_below, resolve, value_at
 
@@ -98,7 +100,7 @@ def reached(tree: Any, where: Where | None) -> list[Pair]:
 
 
 def _reached(tree: Any, where: Where | None, skeleton: Skeleton) -> list[Pair]:
-    if isinstance(where, str) and not _is_pattern(where):
+    if isinstance(where, str) and not is_pattern(where):
         return _by_path(tree, where)
     pairs = dict(_meant(tree, where, skeleton, functools.cache(lambda: list(places_of(tree, skeleton)))))
     found = [(path, pairs[path]) for path in outermost(pairs)]
@@ -140,8 +142,12 @@ def _by_type(tree: Any, cls: type, skeleton: Skeleton) -> list[Pair]:
     return [(path, home(tree, path)[0]) for path, node in others if isinstance(node, cls)]
 
 
-def _is_pattern(text: str) -> bool:
-    return "*" in text or "?" in text
+def is_pattern(text: str) -> bool:
+    """Whether a text may mean several parts, or none."""
+    if "*" not in text and "?" not in text:
+        return False
+    steps = read_steps(text)
+    return steps is None or any("*" in name or "?" in name for name, is_quoted in steps if not is_quoted)
 
 
 def _by_path(tree: Any, text: str) -> list[Pair]:
@@ -150,10 +156,13 @@ def _by_path(tree: Any, text: str) -> list[Pair]:
 
 
 def _by_text(tree: Any, text: str, skeleton: Skeleton) -> Iterator[Pair]:
-    if not _is_pattern(text):
+    if not is_pattern(text):
         yield from _by_path(tree, text)
         return
-    pattern = tuple(map(str, read_path(text)))
+    steps = read_steps(text)
+    if steps is None:
+        raise no_path(tree, text)
+    pattern = tuple(glob.escape(name) if is_quoted else name for name, is_quoted in steps)
     for with_statics in (False, True):
         places = Places(tree, skeleton, with_parts=False, with_statics=with_statics)
         found = list(_fitting(places, places.root, _closed({pattern})))
@@ -167,8 +176,12 @@ def _fitting(places: Places, here: Place, patterns: Patterns) -> Iterator[Place]
     """The places from `here` down, in their order, whose steps are those of a pattern. Others are not looked into."""
     if () in patterns:
         yield here
+    from_the_end = any(pattern[0].startswith("-") for pattern in patterns if pattern)
     for below in places.below(here) if len(patterns) > (() in patterns) else ():
-        rest = _after(patterns, str(step_name(below.path[-1])))
+        name = step_name(below.path[-1])
+        rest = _after(patterns, str(name))
+        if from_the_end and isinstance(name, int) and isinstance(here.value, list | tuple):
+            rest |= _after(patterns, str(name - len(here.value)))
         if below.is_leaf:
             if () in rest:
                 yield below

@@ -163,11 +163,26 @@ def _first_use(equations: Sequence[Any]) -> Any:
 def taken_out(program: Any) -> Any:
     """The program without its places: it takes their values and returns, after its results, those that they have then.
 
-    In the loops JAX leaves calls behind, whose types its own checks do not know under `vmap` (`closed_call`, 0.10.2).
-    They are inlined.
+    Functions with derivative rules keep them. In the loops JAX leaves calls behind, whose types its own checks do not
+    know under `vmap` (`closed_call`, 0.10.2): they are inlined.
     """
-    whole = _jax.without_places(program)
+    kept = _jax.ClosedJaxpr(_with_rules_kept(program.jaxpr), program.consts)
+    whole = _jax.without_places(kept)
     return _jax.ClosedJaxpr(_without_calls(whole.jaxpr), whole.consts)
+
+
+def _with_rules_kept(jaxpr: Any) -> Any:
+    """The program in which JAX finds no derivative rule to drop, where it looks for places."""
+    program = open_jaxpr(jaxpr)
+    has_place = [any(_jax.is_place(v.aval) for v in equation.invars) for equation in program.eqns]
+    equations = [
+        map_inner(equation, _with_rules_kept) if has else _jax.kept_whole(equation)
+        for equation, has in zip(program.eqns, has_place, strict=True)
+    ]
+    if all(map(operator.is_, equations, program.eqns)):
+        return jaxpr
+    new = with_equations(program, equations)
+    return _jax.ClosedJaxpr(new, jaxpr.consts) if isinstance(jaxpr, _jax.ClosedJaxpr) else new
 
 
 def _without_calls(jaxpr: Any) -> Any:
@@ -176,7 +191,7 @@ def _without_calls(jaxpr: Any) -> Any:
     equations: list[Any] = []
     names: dict[Any, Any] = {}
     for equation in program.eqns:
-        new = rename(map_inner(equation, _without_calls), names)
+        new = _jax.as_it_was(rename(map_inner(equation, _without_calls), names))
         if new.primitive.name != "closed_call":
             equations.append(new)
             continue

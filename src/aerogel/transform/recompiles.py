@@ -19,16 +19,17 @@ _jax.exclude_from_tracebacks(__file__)
 LOGGER = logging.getLogger("aerogel.recompiles")
 KEPT = 16  # records per function: a new trace is compared with the nearest of these
 SHOWN = 10  # changes that a message lists
-ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
+ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one trace saw: all positions in the arguments, and the settings of JAX."""
+    """What one trace saw: all positions in the arguments, those given by name, and the settings of JAX."""
 
     parts: dict[str, Position]
     settings: Any
     number: int
+    by_name: frozenset[str] = frozenset()
 
     def changes_to(self, new: "Record") -> list[str]:
         """What is different in `new`, a line for each position."""
@@ -40,6 +41,12 @@ class Record:
         width = max(map(len, told), default=0)
         lines = [f"{path:<{width}}  {old} -> {now}" for path, (old, now) in told.items()]
         return lines or [f"{path}  another structure of {now}" for path, (_, now) in texts.items()]
+
+    def ways_to(self, new: "Record") -> list[str]:
+        """The arguments that are given in another way in `new`, a line for each: for JAX that is another structure."""
+        ways = ("by position", "by name")
+        names = sorted(self.by_name ^ new.by_name)
+        return [f"{name}  {ways[name in self.by_name]} -> {ways[name in new.by_name]}" for name in names]
 
 
 def _text(part: Position | None) -> str:
@@ -63,7 +70,7 @@ class Traces:
             TooManyTraces: an `assert_max_traces` does not allow it.
         """
         self._count += 1
-        new = Record(dict(parts_of(self._named(args, kwargs))), _jax.trace_key(), self._count)
+        new = Record(dict(parts_of(self._named(args, kwargs))), _jax.trace_key(), self._count, frozenset(kwargs))
         earlier, self._records = self._records, [*self._records, new][-KEPT:]
         if earlier:
             level = logging.WARNING if self.explain else logging.INFO
@@ -74,16 +81,23 @@ class Traces:
 
     def _named(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The arguments by their names."""
-        if self._signature is None:
+        try:
+            bound = None if self._signature is None else self._signature.bind(*args, **kwargs)
+        except TypeError:  # the first argument of a static `__call__` is not in what Python 3.11 says of it
+            bound = None
+        if bound is None:
             return {**{f"args[{i}]": x for i, x in enumerate(args)}, **kwargs}
-        named = dict(self._signature.bind(*args, **kwargs).arguments)
-        for parameter in self._signature.parameters.values():
+        named = dict(bound.arguments)
+        for parameter in bound.signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 named |= named.pop(parameter.name, {})
         return named
 
     def _changes(self, earlier: list[Record], new: Record) -> tuple[list[str], Record]:
-        nearest = min(reversed(earlier), key=lambda old: (len(old.changes_to(new)), old.settings != new.settings))
+        def distance(old: Record) -> tuple[int, bool, int]:
+            return len(old.changes_to(new)), old.settings != new.settings, len(old.ways_to(new))
+
+        nearest = min(reversed(earlier), key=distance)
         changes = nearest.changes_to(new)
         if len(changes) > SHOWN:
             changes = [*changes[:SHOWN], f"and {len(changes) - SHOWN} more"]
@@ -91,6 +105,8 @@ class Traces:
             return changes, nearest
         if nearest.settings != new.settings:
             return ["no argument, but a setting of JAX, a mesh or another context"], nearest
+        if nearest.by_name != new.by_name:
+            return nearest.ways_to(new), nearest
         return ["no argument: the earlier trace is not kept, or was made for another transformation"], nearest
 
     def _explanation(self, earlier: list[Record], new: Record) -> str:
@@ -101,7 +117,7 @@ class Traces:
 
 
 def _ordinal(n: int) -> str:
-    return ORDINALS.get(n, f"{n}th") if n < 20 else f"{n}."
+    return f"{n}{'th' if n % 100 in (11, 12, 13) else ENDINGS.get(n % 10, 'th')}"
 
 
 def parts_of(named: dict[str, Any]) -> Iterator[tuple[str, Position]]:

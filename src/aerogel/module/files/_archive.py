@@ -1,6 +1,7 @@
 """An open file: what stands in it, and its arrays or parts of them, as they were saved."""
 
 import os
+import stat
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._errors import UsageError
 from ._errors import FileError, shown
 from ._manifest import Manifest, manifest_of
 from ._safetensors import BLOCK_BYTES, Header, read_box, read_header
@@ -73,10 +75,14 @@ def opened(path: str | os.PathLike[str]) -> Generator[Archive]:
     """The file at `path`.
 
     Raises:
+        UsageError: it is a pipe or a device: opening one may wait for ever, and a place in it cannot be looked up.
         OSError: it cannot be opened.
         FileError: it is not valid.
     """
     place = os.path.basename(os.fsdecode(path))
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UsageError(argument="path", got=os.fsdecode(path), wanted="the name of an ordinary file", function="load")
     with open(path, "rb") as file:
         header = read_header(file, place)
         yield Archive(file, place, header, manifest_of(header, place))
