@@ -152,11 +152,11 @@ def _summed(*values: Any, level: Level, one: WeightedSum, leaves: tuple[Var, ...
             made = level.eqns[place]
             operands = [_operand(x, known, row) for x in made.invars]
             (known[made.outvars[0]],) = bind(made, operands, made.params)
-        return (k + np.int32(1), total + known[source]), None
+        return (k + np.int32(1), total + lax.squeeze(known[source], (one.axis,))), None
 
-    start = jnp.zeros((), "int32"), jnp.zeros(row, "float32")
+    start = jnp.zeros((), "int32"), jnp.zeros(eqn.outvars[0].aval.shape, "float32")
     (_, total), _ = lax.scan(step, start, None, length=one.rows)
-    return lax.squeeze(total, (one.axis,))
+    return total
 
 
 def _row(x: Any, k: Any, axis: int) -> Any:
