@@ -68,7 +68,7 @@ def test_the_product_is_one_product_again() -> None:
     """By default the weights are not repeated at all: nothing of the program is as large."""
     f = jax.vmap(one, (None, 0, 0))
     sizes = [v.aval.size for eqn in jax.make_jaxpr(ag.optimize(f))(W, TAKEN, X).eqns for v in eqn.outvars]
-    assert max(sizes) == LANES * N
+    assert max(sizes) <= N * N  # the weights themselves, in blocks
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(W, TAKEN, X), jax.jit(f)(W, TAKEN, X), rtol=1e-5, atol=1e-6)
 
 

@@ -20,6 +20,8 @@ from .streams import ORDERLESS, Stream, made_whole, read_outside
 # What may be counted of the loops: XLA computes some of it twice, and counts that.
 MOST_LEFT = NOT_SHORT // 2
 MOST_STEPS = 256
+# Each takes XLA 20 to 60 ms to compile: a thousand calls.
+MOST_LOOPS = 4
 # XLA makes one kernel of loops with such steps by itself.
 FEW_EQUATIONS = 3
 
@@ -44,6 +46,9 @@ def shortened(jaxpr: Jaxpr, context: Context) -> Shortened | str:
     streams = _cover(level, context)
     if isinstance(streams, str):
         return streams
+    loops = sum(stream.phases for stream in streams)
+    if loops > MOST_LOOPS:
+        return f"{loops} loops would take long to compile"
     for left in (MOST_LEFT, MOST_LEFT // 2, MOST_LEFT // 4, MOST_LEFT // 8):
         sizes = _sizes(level, streams, left)
         steps = sum(stream.phases * (stream.length // size) for stream, size in zip(streams, sizes, strict=True))
