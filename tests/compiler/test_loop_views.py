@@ -221,7 +221,7 @@ def test_one_outermost_step_is_no_buffer(place: int, reverse: bool) -> None:
 
     (loop,) = scans(jax.make_jaxpr(ag.optimize(f))(X0))
     is_last = (place == -1) != reverse
-    assert len(Loop(loop).init) == 4 + (is_last and 3)  # the state, three reductions; zs, hits, ones
+    assert len(Loop(loop).init) == 4 + (is_last and 2)  # the state, three reductions; zs, hits
     assert not Loop(loop).ys
     agree(f, 1e-5)
 

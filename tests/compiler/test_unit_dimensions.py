@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel._jax import ClosedJaxpr
 from aerogel.compiler.unit_dimensions import RULES, without_unit_dimensions
 from compiler.programs_of import run, scans, traced
@@ -86,7 +87,9 @@ def test_moved_steps_have_none(consume: Callable[..., Any]) -> None:
     def f(x: Any) -> Any:
         return consume(states(x), x)
 
-    (loop,) = scans(jax.make_jaxpr(ag.optimize(f))(jnp.ones(500)))
+    # A product of matrices that one pass makes of the second keeps its axis of one row.
+    passes = tuple(one for one in DEFAULT_PASSES if one.name != "contraction")
+    (loop,) = scans(jax.make_jaxpr(ag.optimize(f, passes=passes))(jnp.ones(500)))
     worked = [eqn for eqn in loop.params["jaxpr"].jaxpr.eqns if eqn.primitive.name in RULES]
     views = ("broadcast_in_dim", "reshape", "squeeze")
     assert len(worked) > 2

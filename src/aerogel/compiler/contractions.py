@@ -4,6 +4,7 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from itertools import permutations
 
 import numpy as np
 from jax import lax
@@ -158,7 +159,7 @@ class _Finder:
         if not all(_is_held(one.coefficient, eqn) for one in found.networks):
             return None
         networks = found.networks
-        if len(networks) == 1 and not _is_more_than_written(networks[0]):
+        if len(networks) == 1 and (not _is_more_than_written(networks[0]) or self._weighs_steps(networks[0])):
             return None
         contractions = [Contraction(one, aval.dtype, self.context.machine, self.ranks) for one in networks]
         places = frozenset[int]().union(*(one.places for one in networks))
@@ -172,6 +173,24 @@ class _Finder:
         builder = Builder(eqn)
         result = _emitted(contractions, found.dim, builder, tuple(aval.shape))
         return self._judged(place, contractions, places, builder, result) if result.aval == aval else None
+
+    def _weighs_steps(self, network: Network) -> bool:
+        """Whether it is a sum of a loop's steps, each times a number: that is accumulated in the loop."""
+        kept = {label for labels in network.out for label in labels}
+        for one, other in permutations(network.factors) if len(network.factors) == 2 else ():
+            steps = set(one.dims[0]) if one.dims and self._is_stacked(one.atom) else set[int]()
+            if steps and not steps & kept and {label for labels in other.dims for label in labels} <= steps:
+                return True
+        return False
+
+    def _is_stacked(self, x: Atom) -> bool:
+        """Whether a value holds steps of a loop."""
+        while is_var(x) and x in self.level.made_by:
+            maker = self.level.eqns[self.level.made_by[x]]
+            if maker.primitive.name not in ("rev", "slice"):
+                return maker.primitive.name == "scan"
+            x = maker.invars[0]
+        return False
 
     def _judged(
         self, place: int, contractions: list[Contraction], places: frozenset[int], builder: Builder, result: Atom
