@@ -14,6 +14,7 @@ from .cost.flat import kind_of
 from .cost.primitives import ELEMENTWISE_FLOPS, REDUCE, Kind
 from .cost.sizes import elements
 from .cost.work import dot_shape, equation_flops
+from .one_kernel import TYPES
 
 # A program with so many is not short.
 NOT_SHORT = 1_000
@@ -22,7 +23,6 @@ _FREE = frozenset("cbrt cos erf exp expm1 log log1p logistic pow rsqrt sin sqrt 
 _OF_SUM = 1.03
 _OF_COUNTER = 3  # of a loop, in each step
 _DEAREST_PLAIN = 10  # what has a larger weight becomes arithmetic before it is counted
-_TYPES = frozenset("float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
 
 
 def counted(jaxpr: Jaxpr) -> float:
@@ -38,7 +38,7 @@ def counted_in(eqn: JaxprEqn) -> float:
         return max(inner) if kind is Kind.BRANCH else sum(inner) + (_OF_COUNTER if kind is Kind.LOOP else 0)
     if kind is Kind.VIEW or not eqn.outvars:
         return 0
-    if not all(str(getattr(x.aval, "dtype", "")) in _TYPES for x in (*eqn.invars, *eqn.outvars)):
+    if not all(str(getattr(x.aval, "dtype", "")) in TYPES for x in (*eqn.invars, *eqn.outvars)):
         return math.inf  # complex numbers and short floats are taken apart
     result = elements(eqn.outvars[0].aval)
     if name in ELEMENTWISE_FLOPS:

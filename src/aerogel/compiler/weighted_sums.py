@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, Literal, Var
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .axes.rebind import bind
@@ -76,12 +76,18 @@ def _missing(level: Level, place: int) -> Iterator[frozenset[int]]:
         if not x.aval.shape:
             continue
         missing = {d for d, size in enumerate(x.aval.shape) if size < shape[d]}
-        maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
-        if maker is not None and maker.primitive.name == "broadcast_in_dim":
+        maker = _broadcast(level, x)
+        if maker is not None:
             source, at = maker.invars[0].aval.shape, maker.params["broadcast_dimensions"]
             kept = {d for d, size in zip(at, source, strict=True) if size == shape[d]}
             missing |= {d for d, size in enumerate(shape) if size > 1 and d not in kept}
         yield frozenset(missing)
+
+
+def _broadcast(level: Level, x: Atom) -> JaxprEqn | None:
+    """The equation that makes `x` by repeating a value."""
+    maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
+    return maker if maker is not None and maker.primitive.name == "broadcast_in_dim" else None
 
 
 def _is_slow(shape: Sequence[int], axis: int, missing: frozenset[int]) -> bool:
@@ -127,8 +133,8 @@ def in_rows(level: Level, one: WeightedSum) -> Edit:
 
 def _unrepeated(level: Level, builder: Builder, x: Var) -> Atom:
     """`x` with one entry along the dimensions in which it repeats."""
-    maker = level.eqns[level.made_by[x]] if x in level.made_by else None
-    if maker is None or maker.primitive.name != "broadcast_in_dim":
+    maker = _broadcast(level, x)
+    if maker is None:
         return x
     (source,), at = maker.invars[:1], maker.params["broadcast_dimensions"]
     sizes = [1] * len(x.aval.shape)
@@ -141,7 +147,6 @@ def _summed(*values: Any, level: Level, one: WeightedSum, leaves: tuple[Var, ...
     eqn = level.eqns[one.place]
     shape = eqn.invars[0].aval.shape
     row = tuple(1 if d == one.axis else size for d, size in enumerate(shape))
-
     source = eqn.invars[0]
     assert is_var(source), "a product was found that makes it"
 
