@@ -123,55 +123,56 @@ def in_rows(level: Level, one: WeightedSum) -> Edit:
     eqn = level.eqns[one.place]
     made = {level.eqns[k].outvars[0] for k in one.chain}
     read = dict.fromkeys(x for k in one.chain for x in level.eqns[k].invars if is_var(x) and x not in made)
+    factors = {x: _factor(level, x) for x in read}
     builder = Builder(eqn)
-    sources = [_unrepeated(level, builder, x) for x in read]
-    run = partial(_summed, level=level, one=one, leaves=tuple(read))
-    (result,) = builder.call(run, *sources)
+    run = partial(_summed, level=level, one=one, factors=factors)
+    (result,) = builder.call(run, *(factor.source for factor in factors.values()))
     gone = frozenset((one.place, *one.chain))
     return Edit(one.place, gone, builder.eqns, {eqn.outvars[0]: result}, gone)
 
 
-def _unrepeated(level: Level, builder: Builder, x: Var) -> Atom:
-    """`x` with one entry along the dimensions in which it repeats."""
+@dataclass(frozen=True)
+class Factor:
+    """What a chain reads: `source`, whose dimensions are those `at` of the product; it repeats along all others.
+
+    The loop reads the source as it is: with dimensions of one entry XLA gives it another layout, and stores it again.
+    """
+
+    source: Atom
+    at: tuple[int, ...]
+
+    def row(self, x: Any, k: Any, axis: int, row: tuple[int, ...]) -> Any:
+        """The `k`-th row of `x`, the source's value, in a shape that broadcasts to `row`."""
+        sliced = tuple(1 if d == axis else size for d, size in zip(self.at, x.shape, strict=True))
+        if sliced != x.shape:
+            starts = [k if d == axis else np.int32(0) for d in self.at]
+            x = lax.dynamic_slice(x, starts, sliced, allow_negative_indices=False)
+        return lax.broadcast_in_dim(x, row, self.at)
+
+
+def _factor(level: Level, x: Var) -> Factor:
     maker = _broadcast(level, x)
     if maker is None:
-        return x
-    (source,), at = maker.invars[:1], maker.params["broadcast_dimensions"]
-    sizes = [1] * len(x.aval.shape)
-    for d, size in zip(at, source.aval.shape, strict=True):
-        sizes[d] = size
-    return builder.call(partial(lax.broadcast_in_dim, shape=tuple(sizes), broadcast_dimensions=at), source)[0]
+        return Factor(x, tuple(range(x.aval.ndim)))
+    return Factor(maker.invars[0], tuple(map(int, maker.params["broadcast_dimensions"])))
 
 
-def _summed(*values: Any, level: Level, one: WeightedSum, leaves: tuple[Var, ...]) -> Any:
+def _summed(*values: Any, level: Level, one: WeightedSum, factors: Mapping[Var, Factor]) -> Any:
     eqn = level.eqns[one.place]
-    shape = eqn.invars[0].aval.shape
-    row = tuple(1 if d == one.axis else size for d, size in enumerate(shape))
     source = eqn.invars[0]
     assert is_var(source), "a product was found that makes it"
+    row = tuple(1 if d == one.axis else size for d, size in enumerate(source.aval.shape))
 
     def step(carry: Any, _: None) -> Any:
         k, total = carry
-        known = {v: _row(x, k, one.axis) for v, x in zip(leaves, values, strict=True)}
+        rows = zip(factors.items(), values, strict=True)
+        known = {v: factor.row(x, k, one.axis, row) for (v, factor), x in rows}
         for place in one.chain:
             made = level.eqns[place]
-            operands = [_operand(x, known, row) for x in made.invars]
+            operands = [x.val if isinstance(x, Literal) else known[x] for x in made.invars]
             (known[made.outvars[0]],) = bind(made, operands, made.params)
         return (k + np.int32(1), total + lax.squeeze(known[source], (one.axis,))), None
 
     start = jnp.zeros((), "int32"), jnp.zeros(eqn.outvars[0].aval.shape, "float32")
     (_, total), _ = lax.scan(step, start, None, length=one.rows)
     return total
-
-
-def _row(x: Any, k: Any, axis: int) -> Any:
-    if not x.shape or x.shape[axis] == 1:
-        return x
-    starts = [k if d == axis else np.int32(0) for d in range(x.ndim)]
-    sizes = [1 if d == axis else size for d, size in enumerate(x.shape)]
-    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
-
-
-def _operand(x: Atom, known: Mapping[Var, Any], row: tuple[int, ...]) -> Any:
-    value = x.val if isinstance(x, Literal) else known[x]
-    return value if not jnp.shape(value) else jnp.broadcast_to(value, row)
