@@ -221,6 +221,12 @@ OF_NEWER_XLA: dict[str, tuple[str, Callable[..., Any], str, str | None]] = {
     "summed": ("sin", lambda x: jnp.sin(x).sum(), "float32", SUMMED),
     "an extremum": ("tan", lambda x: jnp.tan(x).max(0), "bfloat16", SUMMED),
     "a formula that is summed": ("cos", lambda x: jnp.sum(x * jnp.cos(2 * x) + 1, 1), "float32", SUMMED),
+    "a formula with two of it": (
+        "tan",
+        lambda x: (lambda t: jnp.sum((t - 1) ** 2 / 3 - t))(jnp.tan(x)),
+        "float32",
+        SUMMED,
+    ),
     "summed in a loop": (
         "atan",
         lambda x: lax.scan(lambda c, _: (c + jnp.arctan(c * x).sum(), None), 0.0, None, length=2)[0],
@@ -344,13 +350,13 @@ def test_the_logarithm_of_float64() -> None:
 
 
 def test_logarithms_that_are_vector_code_are_left_alone() -> None:
-    """Those of float32, and what only reductions read."""
+    """Those of float32, and what one reduction reads in the end."""
     with jax.enable_x64(True):
         x = X.astype("float64") + 1
         assert fired(lambda x: jnp.log(x) + 1, RULES["log"], x) == 1
-        assert refusals(lambda x: jnp.log(x).sum(), RULES["log"], x) == [
-            "a reduction is all that reads it: they are one loop, of vector code"
-        ]
+        assert fired(lambda x: (jnp.log(x).sum(), (jnp.log(x) ** 2).sum()), RULES["log"], x) == 1
+        for summed in (lambda x: jnp.log(x), lambda x: (jnp.log(x) - 1) ** 2 / 3 - jnp.log(x)):
+            assert refusals(lambda x, summed=summed: summed(x).sum(), RULES["log"], x) == [SUMMED]
         assert refusals(jnp.log, RULES["log"], X) == ["it is of float32, not of float64"]
         assert refusals(jnp.log, RULES["log"], x[:9]) == ["it has fewer than 4096 elements"]
 

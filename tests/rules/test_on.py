@@ -94,6 +94,7 @@ def test_what_a_site_tells() -> None:
 ENDS: dict[str, tuple[Callable[..., Any], str | None]] = {
     "read at once": (lambda x: jnp.sin(x).sum(), "reduce_sum"),
     "in a formula": (lambda x: jnp.max(x * jnp.sin(x) + 1), "reduce_max"),
+    "twice in a formula": (lambda x: (lambda s: jnp.sum((s - 1) ** 2 / 3 - s))(jnp.sin(x)), "reduce_sum"),
     "the program's": (lambda x: jnp.sin(x) + 1, "result"),
     "moved": (lambda x: (2 * jnp.sin(x)).T.sum(), "transpose"),
     "read twice": (lambda x: jnp.sum(jnp.sin(x)) + jnp.max(jnp.sin(x)), None),
@@ -103,7 +104,7 @@ ENDS: dict[str, tuple[Callable[..., Any], str | None]] = {
 
 @pytest.mark.parametrize("name", ENDS)
 def test_where_a_result_ends(name: str) -> None:
-    """What reads it, entry by entry looked past; nothing where one on the way is an array of its own."""
+    """What reads it, entry by entry looked past; nothing where there are several."""
     f, end = ENDS[name]
     look = on("sin", name="look")(lambda x, *, site: f"ends in {site.end()}")
     assert refusals(f, look, jnp.ones((4, 4))) == [f"ends in {end}"]

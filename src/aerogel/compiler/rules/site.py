@@ -122,9 +122,9 @@ class Site:
         return self._ask("readers", result)
 
     def end(self, result: int = 0) -> str | None:
-        """The name of the primitive that reads a result in the end, operations entry by entry looked past.
+        """The name of the one equation that reads a result in the end, operations entry by entry looked past.
 
-        None where the result, or one of these operations, is read more than once: it is an array of its own then.
+        None where there are several: the result, or one of these operations, is an array of its own then.
         """
         return self._ask("end", result)
 
@@ -175,16 +175,18 @@ class Site:
         return list({id(eqn): eqn for eqn in found}.values())
 
     def _end(self, result: int) -> str | None:
-        x = self._results[result]
-        for _ in range(LONGEST_CHAIN):
-            found = self._reading(x)
-            if len(found) != 1:
+        waiting, seen = [self._results[result]], set[Var]()
+        ends: dict[int, str] = {}
+        while waiting:
+            for eqn in self._reading(waiting.pop()):
+                if eqn is None or eqn.primitive.name not in ELEMENTWISE:
+                    ends[id(eqn)] = "result" if eqn is None else eqn.primitive.name
+                elif eqn.outvars[0] not in seen:
+                    seen.add(eqn.outvars[0])
+                    waiting.append(eqn.outvars[0])
+            if len(ends) > 1 or len(seen) > LONGEST_CHAIN:
                 return None
-            (eqn,) = found
-            if eqn is None or eqn.primitive.name not in ELEMENTWISE:
-                return "result" if eqn is None else eqn.primitive.name
-            (x,) = eqn.outvars
-        return None
+        return next(iter(ends.values()), None)
 
     def _loop_bytes(self) -> int:
         loops = [eqn for eqn in self._around if eqn.primitive.name in LOOPS]

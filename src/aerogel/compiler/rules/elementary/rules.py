@@ -105,12 +105,12 @@ def _fewest(x: Any, site: Site, few: int, alone: int) -> str | None:
     reason="XLA calls the C library for float64, one element at a time",
 )
 def vector_log(x: Any, *, accuracy: Any, site: Site) -> Any:
-    """The logarithm of float64. That of float32 is vector code anyway, and so is any that is summed up and no more."""
+    """The logarithm of float64. That of float32 is vector code anyway, and so is any that one sum reads in the end."""
     if x.dtype != np.float64:
         return f"it is of {x.dtype}, not of float64"
     if accuracy is not None:
         return "its accuracy is chosen by hand"
-    if set(site.readers()) <= _REDUCTIONS:
+    if site.end() in _REDUCTIONS:
         return "a reduction is all that reads it: they are one loop, of vector code"
     return _fewest(x, site, FEWEST, FEWEST_ALONE) or log(x)
 
