@@ -122,6 +122,15 @@ def test_leading_axes_are_batch_axes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_ranks_are_equal_where_arrays_meet(name: str) -> None:
+    """Layers run where JAX is told to refuse arrays of different ranks, with and without leading axes."""
+    layer, shape = jax.eval_shape(LAYERS[name][0]), LAYERS[name][1]
+    with jax.numpy_rank_promotion("raise"):
+        for lead in ((), (2,), (2, 3)):
+            jax.eval_shape(lambda layer, x: layer(x), layer, jax.ShapeDtypeStruct((*lead, *shape), jnp.float32))
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_goes_through_a_file(name: str, tmp_path: Path) -> None:
     """What is saved and loaded is the layer; its repr is one call of its class."""
     layer = filled(name)

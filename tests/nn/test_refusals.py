@@ -97,6 +97,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "padding by name": lambda: nn.MaxPool2d(2, padding="same"),
     "target": lambda: nn.AdaptiveAvgPool2d(-1),
     "equation": lambda: nn.Einsum("...i,ij->...k", (6, 2), key=KEY),
+    "bias of an equation": lambda: nn.Einsum("...i,ij->...j", (6, 2), (3,), key=KEY),
+    "axes of a bias": lambda: nn.Einsum("bi,ij->bj", (6, 2), (5, 4, 2), key=KEY),
     "heads": lambda: nn.MultiheadAttention(3, 8, key=KEY),
     "no heads": lambda: nn.MultiheadAttention(0, 8, key=KEY),
     "no heads of keys": lambda: nn.MultiheadAttention(4, 8, num_kv_heads=0, key=KEY),

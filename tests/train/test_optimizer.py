@@ -246,9 +246,23 @@ def test_mistakes_are_told() -> None:
         optimizer.init(model).update(model, ag.grad(square, wrt="bias")(model, X[:, :3]))
     with pytest.raises(ag.UsageError, match="grads"):
         optimizer.init(model).update(model, (0.0, grads))
+    wider = jax.vmap(lambda x: ag.grad(square)(model, x[None]))(X[:5, :3])
+    for shaped in (optax.adam(1e-2), optax.sgd(1e-2)):
+        with pytest.raises(ag.GradientError, match=r"(?s)grads\.weight.*\(5, 2, 3\).*\(2, 3\)"):
+            ag.Optimizer(shaped).init(model).update(model, wider)
     for transform in (optax.adam, 1e-2):
         with pytest.raises(ag.UsageError, match="transform"):
             ag.Optimizer(transform).init(model)
+
+
+def test_a_transformation_may_take_a_gradient_for_each_example() -> None:
+    """It adds them up itself: `optax.contrib.differentially_private_aggregate`."""
+    model = nn.Linear(3, 2, key=jax.random.key(0))
+    private = optax.contrib.differentially_private_aggregate(l2_norm_clip=1e6, noise_multiplier=0.0, key=0)
+    grads = jax.vmap(lambda x: ag.grad(square)(model, x[None]))(X[:, :3])
+    new, _ = ag.Optimizer(optax.chain(private, optax.sgd(0.1))).init(model).update(model, grads)
+    want = model.weight - 0.1 * grads.weight.mean(0)
+    np.testing.assert_allclose(new.weight, want, rtol=1e-5)
 
 
 def test_mistakes_of_steps_are_told() -> None:

@@ -10,6 +10,7 @@ from aerogel.module import Module
 from ._adapter import Parameter, value_of
 from ._check import check_channels
 from ._init import default_dtype
+from ._ranks import aligned
 
 
 class PReLU(Module):
@@ -45,5 +46,5 @@ class PReLU(Module):
         slope = value_of(self.weight)
         if self.channels is not None:
             check_channels(self, x, self.channels, self.num_spatial_dims)
-            slope = slope.reshape(-1, *[1] * self.num_spatial_dims)
+            slope = aligned(x, slope, self.num_spatial_dims)
         return jnp.where(jnp.asarray(x) > 0, x, slope * x)

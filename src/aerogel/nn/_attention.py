@@ -18,6 +18,7 @@ from ._layer_norm import widened
 from ._linear import Linear
 from ._position import position_of
 from ._positions import RotaryPositionalEmbedding
+from ._ranks import aligned
 
 
 class MultiheadAttention(Module):
@@ -160,8 +161,8 @@ class MultiheadAttention(Module):
         if self.is_causal or self.cache is not None:
             # Without `is_causal` a cache still holds places that were not filled yet.
             last = jnp.arange(queries.shape[-3])[:, None] if self.is_causal else queries.shape[-3] - 1
-            before = jnp.arange(keys.shape[-3]) <= start + last
-            mask = before if mask is None else before & mask
+            before = jnp.arange(keys.shape[-3])[None] <= start + last
+            mask = before if mask is None else aligned(mask, before) & aligned(before, mask)
         weights = attention_weights(queries, keys, mask, bias)
         taken = weighted_values(self.dropout(weights, key=key, inference=inference), values)
         return self.output_proj(taken.reshape(*taken.shape[:-2], self.num_heads * self.vo_size))
@@ -225,9 +226,9 @@ def attention_weights(queries: jax.Array, keys: jax.Array, mask: Any = None, bia
         scores = jnp.einsum("...tkgd,...skd->...kgts", grouped, keys)
         scores = scores.reshape(*scores.shape[:-4], heads, *scores.shape[-2:])
     scores = widened(scores)
-    scores = scores if bias is None else scores + bias
+    scores = scores if bias is None else scores + aligned(scores, bias)
     # Not -inf: a query that sees nothing would take nan.
-    scores = scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    scores = scores if mask is None else jnp.where(aligned(scores, mask), scores, jnp.finfo(scores.dtype).min)
     return jax.nn.softmax(scores, axis=-1).astype(queries.dtype)
 
 

@@ -16,6 +16,7 @@ from ._errors import InputError
 from ._init import default_dtype
 from ._layer_norm import narrowed, scaled, widened
 from ._position import position_of
+from ._ranks import aligned
 
 
 class BatchNorm(Module):
@@ -100,8 +101,8 @@ class BatchNorm(Module):
             mean, var = widened(self.running_mean.get()), widened(self.running_var.get())  # type: ignore[union-attr]
         else:
             mean, var = self._of_batch(wide)
-        shape = (self.channels, *[1] * self.num_spatial_dims)
-        out = (wide - mean.reshape(shape)) * jax.lax.rsqrt(var + self.eps).reshape(shape)
+        mean, scale = (aligned(wide, each, self.num_spatial_dims) for each in (mean, jax.lax.rsqrt(var + self.eps)))
+        out = (wide - mean) * scale
         return narrowed(scaled(out, self.weight, self.bias, self.num_spatial_dims), x)
 
     def _of_batch(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -15,6 +15,7 @@ from ._errors import InputError
 from ._explicit import beside
 from ._init import Initializer, default_dtype, drawn
 from ._position import position_of
+from ._ranks import aligned
 
 
 class AbstractCell(Module):
@@ -70,7 +71,7 @@ class _Gates(AbstractCell):
         check_last_axes(self, x, self.input_size)
         self._check_state(x, hidden)
         of_input = x @ value_of(self.weight_ih).T
-        of_input = of_input if self.bias is None else of_input + value_of(self.bias)
+        of_input = of_input if self.bias is None else of_input + aligned(of_input, value_of(self.bias))
         return of_input, hidden @ value_of(self.weight_hh).T
 
     def _check_state(self, x: Any, state: Any) -> None:
@@ -177,7 +178,7 @@ class GRUCell(_Gates):
         """The next state; `key` is not used."""
         of_input, of_state = (jnp.split(each, 3, axis=-1) for each in self._gates(x, state))
         reset, update = (jax.nn.sigmoid(of_input[i] + of_state[i]) for i in (0, 1))
-        remembered = of_state[2] if self.bias_n is None else of_state[2] + value_of(self.bias_n)
+        remembered = of_state[2] if self.bias_n is None else of_state[2] + aligned(of_state[2], value_of(self.bias_n))
         new = jnp.tanh(of_input[2] + reset * remembered)
         return new + update * (state - new)
 

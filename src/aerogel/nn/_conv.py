@@ -12,6 +12,7 @@ from aerogel.module import Module, field
 from ._adapter import Parameter, value_of
 from ._check import check_channels, check_windows
 from ._init import Initializer, default_dtype, drawn
+from ._ranks import aligned
 from ._windows import Each, Pads, each_axis, pads_of
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
@@ -221,4 +222,4 @@ def promoted(*arrays: Any) -> tuple[jax.Array, ...]:
 
 def with_bias(x: jax.Array, bias: Any, num_spatial_dims: int) -> jax.Array:
     """The sum of [..., channels, *space] and [channels]."""
-    return x if bias is None else x + value_of(bias).reshape(-1, *[1] * num_spatial_dims)
+    return x if bias is None else x + aligned(x, value_of(bias), num_spatial_dims)

@@ -13,6 +13,7 @@ from aerogel.module import Module
 from ._adapter import Parameter, value_of
 from ._check import check_axes, check_last_axes
 from ._init import Initializer, axes_of, default_dtype, drawn
+from ._ranks import aligned
 
 
 class Einsum(Module):
@@ -31,7 +32,7 @@ class Einsum(Module):
     `dtype`, `bias_init` and `key` are as for `Linear`.
 
     Raises:
-        UsageError: the equation is not of that form.
+        UsageError: the equation is not of that form, or the bias does not fit the last axes of its result.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> heads = ag.nn.Einsum("...i,ihd->...hd", (6, 2, 4), (2, 4), key=jax.random.key(0))
@@ -61,6 +62,8 @@ class Einsum(Module):
             raise UsageError(argument="equation", got=equation, wanted=wanted, function="Einsum")
         dtype = default_dtype(dtype)
         sizes = dict(zip(axes[1], shape, strict=True))
+        if bias_shape is not None:
+            _check_bias(bias_shape, result, sizes)
         fan_in = math.prod(size for axis, size in sizes.items() if axis not in result)
         of_weight, of_bias = jax.random.split(key)
         self.weight = drawn(init, of_weight, tuple(shape), dtype, fan_in=fan_in)
@@ -74,7 +77,17 @@ class Einsum(Module):
         axes = ("..." if axis == "." else sizes.get(axis, axis) for axis in of_input.replace("...", "."))
         check_axes(self, x, *axes)
         out = jnp.einsum(self.equation, x, value_of(self.weight))
-        return out if self.bias is None else out + value_of(self.bias)
+        return out if self.bias is None else out + aligned(out, value_of(self.bias))
+
+
+def _check_bias(shape: Sequence[int], result: str, sizes: dict[str, int]) -> None:
+    """Whether a bias fits the last axes of a result, as far as the weight tells their sizes."""
+    axes = result.rpartition("...")[2]
+    fits = len(shape) <= len(axes) or "..." in result
+    if fits and all(size in (1, sizes.get(axis, size)) for size, axis in zip(shape[::-1], axes[::-1], strict=False)):
+        return
+    wanted = f"sizes of the last axes of {result!r}, where {', '.join(f'{axis}={n}' for axis, n in sizes.items())}"
+    raise UsageError(argument="bias_shape", got=tuple(shape), wanted=wanted, function="Einsum")
 
 
 class LinearGeneral(Module):
@@ -125,4 +138,4 @@ class LinearGeneral(Module):
         """The result for `x`; `key` is not used."""
         check_last_axes(self, x, *self.in_features)
         out = jnp.tensordot(x, value_of(self.weight), len(self.in_features))
-        return out if self.bias is None else out + value_of(self.bias)
+        return out if self.bias is None else out + aligned(out, value_of(self.bias))

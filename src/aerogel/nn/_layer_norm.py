@@ -11,6 +11,7 @@ from aerogel.module import Module, field
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
 from ._init import axes_of, default_dtype
+from ._ranks import aligned
 
 
 class _Scaled(Module):
@@ -126,5 +127,5 @@ def scaled(x: jax.Array, weight: Any, bias: Any, trailing: int = 0) -> jax.Array
     for parameter, combine in ((weight, jnp.multiply), (bias, jnp.add)):
         if parameter is not None:
             value = value_of(parameter)
-            x = combine(x, value.reshape(*value.shape, *[1] * trailing).astype(x.dtype))
+            x = combine(x, aligned(x, value, trailing).astype(x.dtype))
     return x

@@ -12,6 +12,7 @@ from ._adapter import Parameter, value_of
 from ._check import check_broadcasts, check_last_axes
 from ._init import default_dtype
 from ._layer_norm import narrowed, widened
+from ._ranks import aligned
 
 
 def linear_recurrence(decay: Any, x: Any, state: Any = None, *, reverse: bool = False) -> jax.Array:
@@ -112,9 +113,9 @@ class LinearRecurrentUnit(Module):
         rate, phase = jnp.exp(rate), jnp.exp(phase)
         size, gain = jnp.exp(-rate), jnp.sqrt(-jnp.expm1(-2 * rate))
         decay = jax.lax.complex(size * jnp.cos(phase), size * jnp.sin(phase))
-        entering = jax.lax.complex(gain * (wide @ into[0].T), gain * (wide @ into[1].T))
+        entering = jax.lax.complex(*(aligned(wide, gain) * (wide @ each.T) for each in into))
         states = linear_recurrence(decay, entering, state)
-        seen = states.real @ out[0].T - states.imag @ out[1].T + skip * wide
+        seen = states.real @ out[0].T - states.imag @ out[1].T + aligned(wide, skip) * wide
         if not jnp.shape(x)[-2]:  # no step: the state is what it was
             states = jnp.zeros_like(entering.sum(-2)) if state is None else jnp.asarray(state)
             return narrowed(seen, x), states

@@ -14,6 +14,7 @@ from aerogel._errors import UsageError
 from aerogel.module import Module
 
 from ._check import check_last_axes, check_windows
+from ._ranks import aligned
 from ._windows import Each, Pads, each_axis, pads_of
 
 
@@ -181,7 +182,7 @@ class AvgPool(Module):
             along = self._counts(axis, jnp.shape(x)[lead + axis], sums.shape[lead + axis])
             along = along[:1] if (along == along[:1]).all() else along  # mostly one number: no array in the program
             counts = counts * along.reshape(-1, *[1] * (self.windows.num_spatial_dims - 1 - axis))
-        return sums / jnp.asarray(counts, sums.dtype)
+        return sums / aligned(sums, jnp.asarray(counts, sums.dtype))
 
     def _counts(self, axis: int, size: int, steps: int) -> np.ndarray:
         """The number of entries of each window along one axis."""

@@ -11,6 +11,7 @@ from aerogel.module import Module
 from ._check import check_last_axes
 from ._init import default_dtype
 from ._layer_norm import narrowed, widened
+from ._ranks import aligned
 
 
 def _even(size: int, function: str) -> int:
@@ -23,7 +24,8 @@ def _angles(positions: Any, size: int, theta: float) -> jax.Array:
     """[..., size // 2]: each position times geometrically falling frequencies, from 1 to about 1 / theta."""
     dtype = default_dtype(None)
     frequencies = theta ** (-jnp.arange(0, size, 2, dtype=dtype) / size)
-    return jnp.asarray(positions, dtype)[..., None] * frequencies
+    at = jnp.asarray(positions, dtype)[..., None]
+    return at * aligned(at, frequencies)
 
 
 class RotaryPositionalEmbedding(Module):
@@ -56,7 +58,7 @@ class RotaryPositionalEmbedding(Module):
         """`x`, [..., embedding_size], rotated for positions, which broadcast against its axes but the last."""
         angles = _angles(positions, self.embedding_size, self.theta)
         one, two = jnp.split(widened(x), 2, axis=-1)
-        cos, sin = (wave(angles).astype(one.dtype) for wave in (jnp.cos, jnp.sin))
+        cos, sin = (aligned(one, wave(angles).astype(one.dtype)) for wave in (jnp.cos, jnp.sin))
         return narrowed(jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1), x)
 
 
@@ -82,7 +84,7 @@ class SinusoidalPositionalEmbedding(Module):
     def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
         """`x` plus the waves of positions 0, 1, ... along its last axis but one; `key` is not used."""
         check_last_axes(self, x, "time", self.embedding_size)
-        return x + narrowed(self.waves(jnp.arange(jnp.shape(x)[-2])), x)
+        return x + aligned(x, narrowed(self.waves(jnp.arange(jnp.shape(x)[-2])), x))
 
     def waves(self, positions: Any) -> jax.Array:
         """The waves of positions: from [...] to [..., embedding_size]."""

@@ -104,9 +104,9 @@ class Optimizer:
         Raises:
             UsageError: `init` was not called, or with a model in which other parts are trained; `grads` is no tree
                 like the model.
-            GradientError: an array that is trained has no gradient.
+            GradientError: an array that is trained has no gradient, or one of another shape.
         """
-        return self._updated(self._params(model), model, grads, model, extra)
+        return self._updated(self._started_params(model), model, grads, model, extra)
 
     def step(
         self, loss: Callable[..., Any], *, has_aux: bool = False, microbatches: int = 1
@@ -142,7 +142,7 @@ class Optimizer:
             raise UsageError(argument="microbatches", got=microbatches, wanted=wanted, function="Optimizer.step")
 
         def run(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Optimizer]:
-            params = self._params(model)
+            params = self._started_params(model)
             given = (None if self.loss_scale is None else self.loss_scale.scale, params, model, args, kwargs)
             if microbatches == 1:
                 out, new, grads = gradient(loss, has_aux, *given)
@@ -153,6 +153,22 @@ class Optimizer:
             return out, *self._updated(params, new, grads, model, extra)
 
         return run
+
+    def _started_params(self, model: Any) -> Any:
+        """The model with None for all that is not trained, for an optimiser with a state.
+
+        Raises:
+            UsageError: `init` was not called.
+        """
+        if not self.paths:
+            raise UsageError(
+                argument="state",
+                got=self.state,
+                wanted="what `init` returns with it, for the model",
+                function="Optimizer.update",
+                to_fix="optimizer = optimizer.init(model), once, before the first step",
+            )
+        return self._params(model)
 
     def _params(self, model: Any) -> Any:
         """The model with None for all that is not trained."""
@@ -176,19 +192,16 @@ class Optimizer:
         # Else the loop that goes back through a stack of layers would update their moments. It reads the old ones and
         # writes the new ones in one step, so that these cannot take the memory of those: two copies more, not one.
         along, params = jax.lax.optimization_barrier((along, params))
-        updates, state = self.transform.update(along, self.state, params, **extra)
+        try:
+            updates, state = self.transform.update(along, self.state, params, **extra)
+            _check_shapes(updates, params)
+        except (TypeError, ValueError):  # one gradient for each example is right for some transformations
+            _check_shapes(along, params)
+            raise
         params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
         return combine(params, model), replace(self, state=state)
 
     def _check(self, params: Any) -> None:
-        if not self.paths:
-            raise UsageError(
-                argument="state",
-                got=self.state,
-                wanted="what `init` returns with it, for the model",
-                function="Optimizer.update",
-                to_fix="optimizer = optimizer.init(model), once, before the first step",
-            )
         paths = _paths(params)
         if paths == self.paths:
             return
@@ -246,13 +259,32 @@ def _along(params: Any, grads: Any) -> Any:
             to_fix="loss, grads = ag.value_and_grad(...)(model); optimizer.update(model, grads)",
         ) from error
     for (path, param), grad in zip(flat, given, strict=True):
-        if param is not None and grad is None:
+        if param is None:
+            continue
+        if grad is None:
             raise GradientError(
                 what="an array that the optimiser trains has no gradient.",
                 place=show_path(path, "grads"),
                 to_fix="differentiate by it too, or train less: ag.Optimizer(..., wrt=...)",
             )
     return structure.unflatten([None if p is None else g for (_, p), g in zip(flat, given, strict=True)])
+
+
+def _check_shapes(grads: Any, params: Any) -> None:
+    """Whether what moves the parameters has their shapes.
+
+    Raises:
+        GradientError: one of them has another.
+    """
+    for (path, param), grad in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(grads), strict=True):
+        if jnp.shape(grad) != param.shape:
+            raise GradientError(
+                what="a gradient has another shape than its array.",
+                place=show_path(path, "grads"),
+                got=f"shape {jnp.shape(grad)}",
+                wanted=f"shape {param.shape}",
+                to_fix="take the gradient of the model that is updated; add up what a vmap made over its axis",
+            )
 
 
 def _is_none(x: Any) -> bool:
