@@ -55,7 +55,7 @@ FIRES = {
 }
 # fmt: on
 # What rewrites loops by what is stacked, what keeps a limit, and what is for large arrays has programs of its own in
-# test_differential.py, laws/ and compiler/
+# test_differential.py, laws/ and compiler/; one of a sorted array alone, in rules/test_selection.py
 ELSEWHERE = {
     "loop-commoning",
     "loop-kernel",
@@ -67,6 +67,7 @@ ELSEWHERE = {
     "loop-segments",
     "loop-split",
     "memory-limit",
+    "one-of-sorted",
     "seams",
     "short-calls",
     "short-rows",
