@@ -44,7 +44,7 @@ FIRES = {
     "cumprod-by-rows": 276, "cumsum-by-rows": 18, "depthwise-kernel-gradient": 345, "equal-cases": 596,
     "excerpts": 75, "few-term-convolution": 23, "first-of-argsorted": 1061,
     "first-of-argsorted-down": 1634, "first-of-sorted": 75, "full-sums": 4,
-    "half-power": 76, "in-place": 581, "inverse-products": 516, "inverse-times": 190, "last-of-argsorted": 344,
+    "half-power": 76, "in-place": 581, "inverse-products": 133, "inverse-times": 190, "last-of-argsorted": 344,
     "last-of-cumsum": 152, "last-of-sorted": 722, "loop-fusion": 11, "loop-hoist": 3, "loop-slots": 32,
     "max-pool-gradient": 78, "orientation": 2, "real-convolution": 185, "reroll": 32, "residual-choice": 295,
     "searched-short": 27, "small-axes": 6, "small-cholesky": 84, "small-det": 421, "small-log-det": 972,
@@ -55,7 +55,7 @@ FIRES = {
 }
 # fmt: on
 # What rewrites loops by what is stacked, what keeps a limit, and what is for large arrays has programs of its own in
-# test_differential.py, laws/ and compiler/
+# test_differential.py, laws/ and compiler/; one of a sorted array alone, in rules/test_selection.py
 ELSEWHERE = {
     "loop-commoning",
     "loop-kernel",
@@ -67,6 +67,7 @@ ELSEWHERE = {
     "loop-segments",
     "loop-split",
     "memory-limit",
+    "one-of-sorted",
     "seams",
     "short-calls",
     "short-rows",

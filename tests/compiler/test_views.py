@@ -20,12 +20,23 @@ SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "row by an array": ("gather", lambda x: jnp.take(x, 3, axis=0)),
     "rows at one distance": ("gather", lambda x: x[jnp.arange(1, 6, 2)]),
     "many columns": ("gather", lambda x: jnp.tile(x, 1000)[:, jnp.arange(500, 3500)]),
+    "the gradient of many columns": (
+        "scatter-add",
+        jax.grad(lambda x: jnp.sum(jnp.tile(x, 1000)[:, jnp.arange(500, 3500)] ** 2)),
+    ),
+    "the gradient of rows at one distance": ("scatter-add", jax.grad(lambda x: jnp.sum(x[jnp.arange(1, 6, 2)] ** 2))),
+    "rows at constant places": ("gather", lambda x: x[np.array([1, 3, 5])]),
     "reversed broadcast": ("rev", lambda x: jnp.broadcast_to(x[0], (5, 4))[::-1]),
     "a row of what was written": ("scatter", lambda x: x.at[3].set(x[0])[3:4]),
     "rows beside what was written": ("scatter", lambda x: x.at[0].set(7.0)[1:]),
 }
 KEPT: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "rows backwards": ("gather", lambda x: x[jnp.arange(5, 0, -2)]),
+    "rows that are added to others": ("scatter-add", lambda x: x.at[jnp.arange(1, 6, 2)].add(1.0)),
+    "the gradient of rows that repeat": (
+        "scatter-add",
+        jax.grad(lambda x: jnp.sum(jnp.take(x, jnp.zeros(3, int), axis=0) ** 2)),
+    ),
     "rows that repeat": ("gather", lambda x: jnp.take(x, jnp.zeros(3, int), axis=0)),
     "rows around what was written": ("scatter", lambda x: x.at[2].set(7.0)[1:4]),
     "rows that may be out of range": ("gather", lambda x: jnp.take(x, jnp.arange(4, 8), axis=0)),
@@ -71,3 +82,9 @@ def test_a_row_of_a_broadcast_row(first: int) -> None:
 
     program, _ = normalize(jax.make_jaxpr(f)(ROW))
     np.testing.assert_array_equal(evaluate(program, [jnp.asarray(ROW)])[0], ROW)
+
+
+def test_a_slice_alone_is_a_change() -> None:
+    """The report says so, and the program is kept."""
+    report = ag.explain(lambda x: jnp.tanh(x[:, jnp.arange(1, 3)]))(X)
+    assert {decision.rule for decision in report.fired} == {"views"}

@@ -11,13 +11,14 @@ import aerogel as ag
 from rules.rules_under_test import normal
 from rules.specials import bits_with, integers, reasons, rules_fired, specials
 
-FIRST, LAST, PLACES, LAST_PLACES, DOWN, ONE = RULES = [
+FIRST, LAST, PLACES, LAST_PLACES, DOWN, ONE, ALONE = RULES = [
     ag.rules.first_of_sorted,
     ag.rules.last_of_sorted,
     ag.rules.first_of_argsorted,
     ag.rules.last_of_argsorted,
     ag.rules.first_of_argsorted_down,
     ag.rules.top_one,
+    ag.rules.one_of_sorted,
 ]
 TIES = jnp.round(normal(1, 6, 200) * 2) + 0.0
 ODD = specials(2, 6, 200)
@@ -29,6 +30,10 @@ SPELLINGS: dict[str, tuple[Any, Any, Any]] = {
     "largest": (LAST, lambda x: jnp.sort(x)[-1], normal(0, 200)),
     "largest five": (LAST, lambda x: jnp.sort(x, -1)[:, -5:], TIES),
     "largest in a scan": (LAST, lambda x: lax.scan(lambda c, row: (c, jnp.sort(row)[-2:]), 0, x), ODD),
+    "the third": (ALONE, lambda x: jnp.sort(x)[2], normal(0, 200)),
+    "the tenth from the end": (ALONE, lambda x: jnp.where(x >= jnp.sort(x)[-10], x, 0), TIES[0]),
+    "the second of columns": (ALONE, lambda x: jnp.sort(x, 0)[1], TIES.T),
+    "the second of rows under vmap": (ALONE, jax.vmap(lambda x: -jnp.sort(-x)[1]), ODD),
     "places": (PLACES, lambda x: jnp.argsort(x)[:4], TIES),
     "places of rows": (PLACES, lambda x: jnp.argsort(x, -1)[:, :4], TIES),
     "places of the largest": (PLACES, lambda x: jnp.argsort(-x, 1)[:, :4], ODD),
@@ -59,6 +64,8 @@ NEAR_MISSES: dict[str, tuple[Any, Any, Any, str]] = {
     "the second": (FIRST, lambda x: jnp.sort(x)[1], normal(0, 200), "`slice`"),
     "a few in all": (FIRST, lambda x: jnp.sort(x)[0], normal(0, 100), "fewer than 160 elements"),
     "many": (FIRST, lambda x: jnp.sort(x)[:14], normal(0, 200), "14 of 200 elements, more than one in 16"),
+    "the middle one": (ALONE, lambda x: jnp.sort(x)[100], normal(0, 200), "100 of 200 elements"),
+    "two from the middle": (ALONE, lambda x: jnp.sort(x)[3:5], normal(0, 200), ""),
     "integers": (LAST, lambda x: jnp.sort(x)[-1], integers(0, 200), "from float32 alone"),
     "not the end": (LAST, lambda x: jnp.sort(x)[-3:-1], normal(0, 200), "`slice`"),
     "the sort is needed": (LAST, lambda x: (jnp.sort(x)[-1], jnp.sort(x)), normal(0, 200), "in the middle"),

@@ -88,9 +88,14 @@ class Contraction:
         sizes = tuple(self.network.sizes[one] for one in flat)
         kept = tuple(one for one in dict.fromkeys(flat) if node.labels >> one & 1)
         window = factor.window
-        if (flat, sizes, window) == (kept, tuple(factor.atom.aval.shape), None):
+        aval, dtype = factor.atom.aval, np.dtype(self.dtype)
+        if (flat, sizes, window, dtype) == (kept, tuple(aval.shape), None, aval.dtype):
             return factor.atom, flat
-        (atom,) = builder.call(lambda x: leaf(x, flat, sizes, kept, window), factor.atom)
+
+        def read(x: Any) -> Any:
+            return leaf(lax.convert_element_type(x, dtype), flat, sizes, kept, window)  # a mask is of another type
+
+        (atom,) = builder.call(read, factor.atom)
         return atom, kept
 
     def _emit_picked(self, node: Node, builder: Builder, y: Atom, of_y: Labels) -> tuple[Atom, Labels]:
@@ -115,7 +120,7 @@ class Contraction:
     def precision(self) -> Any:
         """That of the products: what they had, or what a product entry by entry has."""
         given = self.network.precisions
-        if self.network.joins or not given:
+        if self.network.joins or not given or len(set(given)) > 1:
             return lax.Precision.HIGHEST
         return given[0]
 

@@ -74,16 +74,16 @@ class Refusal:
 
 def sites_of(level: Level, facts: Facts, context: Context) -> tuple[list[Site], list[Refusal]]:
     """The sites that pay, together; each equation is in one of them at most, unless it goes with all of them."""
-    closed: frozenset[int] = frozenset()
+    staying: frozenset[int] = frozenset()
     while True:
-        finder = _Finder(level, facts, context, closed)
+        finder = _Finder(level, facts, context, staying)
         sites, refusals = finder.run()
         gone = frozenset[int]().union(*(site.dying - site.shared for site in sites))
         stay = {k for site in sites for k in site.shared if not _all_read_in(level, k, gone, sites)}
         if not stay:
             return sites, refusals
-        assert not stay & closed, "what is closed was taken in"
-        closed |= stay
+        assert not stay & staying, "what stays was counted on to go"
+        staying |= stay
 
 
 def _all_read_in(level: Level, place: int, gone: frozenset[int], sites: Sequence[Site]) -> bool:
@@ -97,12 +97,12 @@ def _all_read_in(level: Level, place: int, gone: frozenset[int], sites: Sequence
 
 @dataclass
 class _Finder:
-    """One walk over a level, from its end."""
+    """One walk over a level, from its end; `staying` are equations that somebody else needs, whoever takes them in."""
 
     level: Level
     facts: Facts
     context: Context
-    closed: frozenset[int]
+    staying: frozenset[int]
     seconds: dict[int, float] = field(default_factory=dict)  # of equations that run alone, by place
 
     @cached_property
@@ -130,20 +130,27 @@ class _Finder:
         for place in reversed(range(len(self.level.eqns))):
             if place in covered or self.level.eqns[place].primitive.name not in ROOTS:
                 continue
-            found = self._site(place, self.closed)
+            found = self._site(place, frozenset())
             if isinstance(found, Site) and found.shared:
                 # What several networks read is better made once if that saves as much.
-                other = self._site(place, self.closed | found.shared)
-                found = other if isinstance(other, Site) and other.seconds_saved >= found.seconds_saved else found
+                found = self._better(found, place, found.shared)
             elif isinstance(found, Refusal) and found.remade:
-                other = self._site(place, self.closed | found.remade)
-                found = other if isinstance(other, Site) else found
+                found = self._better(found, place, found.remade)
+            if self.staying:
+                found = self._better(found, place, self.staying)
             if isinstance(found, Site):
                 sites.append(found)
                 covered |= found.dying
             elif found is not None:
                 refusals.append(found)
         return sites, refusals
+
+    def _better(self, found: Site | Refusal | None, place: int, closed: frozenset[int]) -> Site | Refusal | None:
+        """What was found at a place, or what is found there without what is `closed`, if that saves as much."""
+        other = self._site(place, closed)
+        if isinstance(other, Site):
+            return found if isinstance(found, Site) and found.seconds_saved > other.seconds_saved else other
+        return found if isinstance(found, Site) or other is None else other
 
     def _site(self, place: int, closed: frozenset[int]) -> Site | Refusal | None:
         multiplied_out = expanded(self.level, self.facts, place, closed) if self._has_sums else None
@@ -168,7 +175,9 @@ class _Finder:
         if planned > MARGIN * bound:
             return _refusal(networks, place, bound, planned)
         exactness = _exactness(contractions)
-        if exactness not in self.context.allowed or any(len(set(one.precisions)) > 1 for one in networks):
+        # The CPU knows one precision. Elsewhere the highest of several would cost what was not asked for.
+        mixed = self.context.platform != "cpu" and any(len(set(one.precisions)) > 1 for one in networks)
+        if exactness not in self.context.allowed or mixed:
             return None
         builder = Builder(eqn)
         result = _emitted(contractions, found.dim, builder, tuple(aval.shape))
@@ -228,7 +237,7 @@ class _Finder:
                 continue
             readers = self.level.readers(eqn.outvars[0])
             if not all(j in dying for j in readers):
-                if k not in places or eqn.primitive.name in VIEWS or -1 in readers:
+                if k in self.staying or k not in places or eqn.primitive.name in VIEWS or -1 in readers:
                     continue
                 shared.add(k)
             dying.add(k)
@@ -297,7 +306,9 @@ def _in_words(contractions: list[Contraction]) -> str:
 def _refusal(networks: Sequence[Network], place: int, now: float, then: float) -> Refusal | None:
     if len(networks) == 1 and len(networks[0].factors) < 3 and not networks[0].is_finite:
         return None
-    return Refusal(place, f"another order is predicted to take {1e6 * (then - now):.1f} us more")
+    more = 1e6 * (then - now)
+    how = f"take {more:.1f} us more" if more > 0 else f"save {-more:.1f} of {1e6 * now:.1f} us"
+    return Refusal(place, f"another order is predicted to {how}")
 
 
 def edits_of(sites: Sequence[Site], level: Level) -> list[Edit]:

@@ -1,6 +1,6 @@
 """Rewriting every level of a program: the outermost one first, then the bodies of what it then holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,26 +32,28 @@ def rewrite_nested(program: Program, level: Callable[[Jaxpr, Around], Jaxpr]) ->
     return program if new is program.jaxpr else ClosedJaxpr(new, program.consts)
 
 
-def rewrite_steps(program: Program, level: Callable[[Jaxpr], Jaxpr]) -> Program:
+def rewrite_steps(program: Program, level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr]) -> Program:
     """`rewrite_levels`; of a loop's body, `level` is given what differs from step to step.
 
     XLA computes the rest once, before the loop: what would be cheaper than that in one step is dearer in all of them.
+    Its equations are given too, since what they make may be known, as an identity is.
     """
     return rewrite_nested(program, lambda jaxpr, around: _of_steps(jaxpr, around, level))
 
 
-def _of_steps(jaxpr: Jaxpr, around: Around, level: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
+def _of_steps(jaxpr: Jaxpr, around: Around, level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr]) -> Jaxpr:
     early = _once(jaxpr, around)
     if not early:
-        return level(jaxpr)
+        return level(jaxpr, ())
     late = [eqn for k, eqn in enumerate(jaxpr.eqns) if k not in early]
     made = [v for k in sorted(early) for v in jaxpr.eqns[k].outvars if not isinstance(v, DropVar)]
     step = new_jaxpr(jaxpr, [*jaxpr.invars, *made], jaxpr.outvars, late, jaxpr.constvars)
-    new = level(step)
+    before = [jaxpr.eqns[k] for k in sorted(early)]
+    new = level(step, before)
     if new is step:
         return jaxpr
     assert list(new.invars) == list(step.invars), "a level keeps its arguments"
-    eqns = [*(jaxpr.eqns[k] for k in sorted(early)), *new.eqns]
+    eqns = [*before, *new.eqns]
     return new_jaxpr(jaxpr, jaxpr.invars, new.outvars, eqns, jaxpr.constvars)
 
 

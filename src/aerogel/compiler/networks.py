@@ -45,7 +45,7 @@ def network_of(
     aval = eqn.outvars[0].aval
     if eqn.primitive.name not in ROOTS or str(aval.dtype) not in FLOATS or aval.weak_type:
         return None
-    if (eqn.primitive.name != "gather" and not _is_plain(eqn)) or not aval.size:
+    if (eqn.primitive.name != "gather" and not is_plain(eqn)) or not aval.size:
         return None
     network = Network()
     try:
@@ -146,7 +146,7 @@ def _piece_network(
     """
     eqn = level.eqns[place]
     aval = eqn.outvars[0].aval
-    if str(aval.dtype) not in FLOATS or aval.weak_type or not _is_plain(eqn) or not aval.size:
+    if str(aval.dtype) not in FLOATS or aval.weak_type or not is_plain(eqn) or not aval.size:
         return None
     network = Network()
     operands: list[Atom] = list(eqn.invars)
@@ -164,7 +164,7 @@ def _piece_network(
     return network
 
 
-def _is_plain(eqn: JaxprEqn) -> bool:
+def is_plain(eqn: JaxprEqn) -> bool:
     """Whether an equation takes and makes values of one type, and asks for no layout over devices."""
     dtype = eqn.outvars[0].aval.dtype
     same = all(getattr(x.aval, "dtype", None) == dtype for x in eqn.invars)
@@ -311,7 +311,7 @@ def _tile(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
 
 
 def _mul(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
-    if not _is_plain(eqn):
+    if not is_plain(eqn):
         return False
     counts = [len(reader.network.factors)]
     for x in eqn.invars:
@@ -360,7 +360,7 @@ def _dot(
     precision = eqn.params.get("precision")
     if type(precision) is tuple and len(set(precision)) == 1:
         precision = precision[0]
-    if not _is_plain(eqn) or isinstance(precision, tuple):
+    if not is_plain(eqn) or isinstance(precision, tuple):
         return False
     contract, batch = eqn.params["dimension_numbers"]
     operands = operands or eqn.invars
@@ -404,16 +404,18 @@ def _sum(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
 
 
 def _select(reader: _Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
-    """`where(mask, x, 0)` with an identity as the mask."""
+    """`where(mask, x, 0)` with a mask of an identity or of one-hot rows."""
     which, *cases = eqn.invars
     zero = the(Constant, reader.facts.of(cases[0]))
-    identity = the(Identity, reader.facts.of(which))
-    if len(cases) != 2 or zero is None or zero.value != 0 or identity is None:
+    known = reader.facts.of(which)
+    picks = the(OneHot, known) is not None
+    if len(cases) != 2 or zero is None or zero.value != 0 or not (picks or the(Identity, known)):
         return False
     if len(which.aval.shape) != len(dims):
         return False
     reader.network.is_finite = True
-    reader.network.join(dims[identity.a], dims[identity.b])
+    reader.network.multiplies |= picks
+    reader.read(which, dims, depth)
     reader.read_stretched(cases[1], dims, depth)
     return True
 

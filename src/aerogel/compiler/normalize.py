@@ -6,9 +6,10 @@ that nobody reads has no users. Only the form changes, never a number.
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from aerogel import _jax
@@ -27,17 +28,19 @@ from .program import (
     remembered,
     rename,
     substitute,
+    where,
     with_equations,
 )
 from .report import Decision
 from .same import KEPT_APART, literal_key, param_key
 from .tidy import stacked_once, tidy_loop
 from .ties import Ties
-from .views import Views
+from .views import Views, small_integers
 
 # A call that stands in a program once is always inlined. One that is called from several places stays a function
 # (JAX lowers it once) unless its body is this small: jnp's own helpers (`where`, `clip`, ...) are.
 SMALL_CALL = 24
+SLICED = "rows at places that are known are a slice"
 
 LOOPS_AND_BRANCHES = frozenset(
     {"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr", "checkpoint", "remat2", "remat", "with_reverse"}
@@ -53,9 +56,10 @@ def normalize(program: Program, over_devices: bool = False) -> tuple[Program, li
     """
     program = without_closures(program)
     jaxpr, decisions = program.jaxpr, list[Decision]()
+    known = small_integers(dict(zip(program.jaxpr.constvars, program.consts, strict=True)))
     while True:
         live = drop_dead(jaxpr)  # first: what is dead calls nobody
-        normalizer = Normalizer(live, over_devices)
+        normalizer = Normalizer(live, over_devices, known)
         new = normalizer.run(live)
         decisions += normalizer.decisions
         if new is jaxpr or not normalizer.calls_left:
@@ -69,8 +73,9 @@ class Normalizer:
     Its result changes in a second walk only if there are `calls_left`: one may be the only one of its function now.
     """
 
-    def __init__(self, jaxpr: Jaxpr, over_devices: bool = False):
+    def __init__(self, jaxpr: Jaxpr, over_devices: bool = False, known: Mapping[Var, np.ndarray] | None = None):
         self.over_devices = over_devices
+        self.known = known
         self.calls: Counter[int] = Counter()
         self.done: dict[int, Any] = {}
         self.kept: list[Any] = []  # keeps the keys of `done` alive
@@ -145,10 +150,13 @@ class Normalizer:
         env: dict[Var, Atom] = {}
         seen: dict[Any, list[Var]] = {}
         eqns: list[JaxprEqn] = []
-        views, ties = Views(), Ties()
+        views, ties = Views(self.known), Ties()
         for old in jaxpr.eqns:
             for eqn in views.simplest(rename(old, env)):
                 self._add(ties.simplest(eqn), env, seen, eqns)
+        self.decisions += (
+            Decision("views", SLICED, where(eqn), True, "they are evenly spaced") for eqn in views.sliced
+        )
         if not env and len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             return jaxpr
         return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])

@@ -4,23 +4,23 @@
 to be, `records.py` what there is to know. An unknown primitive promises nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from aerogel._jax import Jaxpr, JaxprEqn, Var
+from aerogel._jax import Jaxpr, JaxprEqn
 
-from .records import Facts, Known, closed
+from .records import Facts, closed
 from .structures import LEARN
 
 
-def structure(jaxpr: Jaxpr, given: Mapping[Var, Known] | None = None) -> Facts:
+def structure(jaxpr: Jaxpr, before: Sequence[JaxprEqn] = ()) -> Facts:
     """What is known of each value of one level of a program; linear in its size.
 
     Args:
         jaxpr: nested programs are not looked into.
-        given: what is known of the inputs.
+        before: equations that made some of its inputs.
     """
-    facts = Facts(dict(given or {}))
-    for eqn in jaxpr.eqns:
+    facts = Facts({})
+    for eqn in (*before, *jaxpr.eqns):
         learn(eqn, facts)
     return facts
 

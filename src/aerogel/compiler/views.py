@@ -4,7 +4,8 @@ A `split` is its slices; a `gather` at indices that are known and evenly spaced 
 smaller broadcast, that of a reversed array a reversed slice. The passes then have one form to know.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from aerogel import _jax
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
 from .program import Builder, is_var, with_equations
+from .zeros import is_zero
 
 # Arrays of indices of at most this many elements are followed.
 LARGEST_KNOWN = 4096
@@ -22,16 +24,19 @@ LARGEST_KNOWN = 4096
 class Views:
     """A walk over a jaxpr that gives each equation in its simplest form.
 
-    It remembers who makes a variable, and the values of small arrays of integers.
+    It remembers who makes a variable, the values of small arrays of integers, and where indices became a `slice`.
     """
 
-    def __init__(self) -> None:
-        self.known: dict[Var, np.ndarray] = {}
+    def __init__(self, known: Mapping[Var, np.ndarray] | None = None) -> None:
+        self.known: dict[Var, np.ndarray] = dict(known or {})
         self.makers: dict[Var, JaxprEqn] = {}
+        self.sliced: list[JaxprEqn] = []
 
     def simplest(self, eqn: JaxprEqn) -> list[JaxprEqn]:
         """Equations that make the results of `eqn` by slices or broadcasts; `[eqn]` itself where there are none."""
         found = self._simplest(eqn)
+        if eqn.primitive.name in ("gather", "scatter-add") and found[-1] is not eqn:
+            self.sliced.append(eqn)
         for one in found:
             note_known(one, self.known)
             self.makers.update(dict.fromkeys(one.outvars, one))
@@ -39,13 +44,17 @@ class Views:
 
     def _simplest(self, eqn: JaxprEqn) -> list[JaxprEqn]:
         name = eqn.primitive.name
-        if name not in ("split", "gather", "slice", "rev") or any(_jax.explicit_mesh(v.aval) for v in eqn.outvars):
+        if name not in ("split", "gather", "scatter-add", "slice", "rev") or any(
+            _jax.explicit_mesh(v.aval) for v in eqn.outvars
+        ):
             return [eqn]
         if name == "split":
             return [one for part in _of_split(eqn) for one in self._simplest(part)]
         if name == "gather":
             found = _of_gather(eqn, self.known)
             return found if found[-1] is eqn else [one for part in found for one in self._simplest(part)]
+        if name == "scatter-add":
+            return _of_scatter(eqn, self.known) if self._is_zeros(eqn.invars[0]) else [eqn]
         if name == "slice" and set(eqn.params["strides"] or ()) == {1}:  # `None` says the same
             eqn = eqn.replace(params=eqn.params | {"strides": None})
         x = eqn.invars[0]
@@ -58,6 +67,11 @@ class Views:
             found = _of_reversed(eqn, maker) if maker.primitive.name == "rev" else _of_written(eqn, maker, self.known)
             return [eqn] if found is None else [one for part in found for one in self._simplest(part)]
         return [eqn]
+
+    def _is_zeros(self, x: Atom) -> bool:
+        """Whether a value is zeros: to add to a part of another one writes that part alone."""
+        maker = self.makers.get(x) if is_var(x) else None
+        return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_zero(maker.invars[0], set())
 
 
 def with_slices(jaxpr: Jaxpr) -> Jaxpr:
@@ -79,41 +93,90 @@ def _of_split(eqn: JaxprEqn) -> list[JaxprEqn]:
     return made
 
 
-def _named(eqn: JaxprEqn, var: Var, fun: Any, x: Atom) -> list[JaxprEqn] | None:
-    """Equations that make `var` as `fun` of `x`, in the place of `eqn`; None if that is no value of its type."""
+def _named(eqn: JaxprEqn, var: Var, fun: Any, *xs: Atom) -> list[JaxprEqn] | None:
+    """Equations that make `var` as `fun` of `xs`, in the place of `eqn`; None if that is no value of its type."""
     builder = Builder(eqn)
-    (out,) = builder.call(fun, x)
+    (out,) = builder.call(fun, *xs)
     if not builder.eqns or builder.eqns[-1].outvars != [out] or out.aval != var.aval:
         return None
     builder.eqns[-1] = builder.eqns[-1].replace(outvars=[var])
     return builder.eqns
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Places `start`, `start + stride`, ... before `stop` along a dimension; `alone`: one, and no dimension of them."""
+
+    dim: int
+    start: int
+    stop: int
+    stride: int
+    alone: bool
+
+
+def _rows(
+    value: np.ndarray | None, shape: Sequence[int], part: Sequence[int], dims: Sequence[int], window: Sequence[int]
+) -> _Rows | None:
+    """The rows that indices say, if they are all in range and at one distance from each other.
+
+    Args:
+        value: the indices, if they are known.
+        shape: of what is indexed along `dims`.
+        part: shape of what is read or written, `window` the dimensions of it that are not rows.
+    """
+    if value is None or not value.size or len(dims) != 1:
+        return None
+    (dim,), rows = dims, value.reshape(-1).astype(np.int64)
+    places = [d for d in range(len(part)) if d not in window]
+    if len(places) > 1 or places not in ([], [dim]) or len(part) - len(places) != len(shape) - 1:
+        return None
+    steps = np.diff(rows)
+    if len(steps) and (steps[0] <= 0 or np.any(steps != steps[0])):
+        return None
+    if [part[d] for d in window] != [n for d, n in enumerate(shape) if d != dim]:
+        return None
+    if rows[0] < 0 or rows[-1] >= shape[dim]:
+        return None
+    stride = int(steps[0]) if len(steps) else 1
+    return _Rows(dim, int(rows[0]), int(rows[-1]) + 1, stride, not places)
+
+
 def _of_gather(eqn: JaxprEqn, known: Mapping[Var, np.ndarray]) -> list[JaxprEqn]:
     """Rows at known places, all of them in range and at one distance from each other."""
     operand, index = eqn.invars
-    p, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    p, shape = eqn.params["dimension_numbers"], operand.aval.shape
     value = known.get(index) if is_var(index) else None
-    shape, out = operand.aval.shape, eqn.outvars[0].aval.shape
-    if value is None or p.operand_batching_dims or len(p.start_index_map) != 1 or not value.size:
+    if p.operand_batching_dims or tuple(p.collapsed_slice_dims) != tuple(p.start_index_map):
         return [eqn]
-    (dim,) = p.start_index_map
-    if tuple(p.collapsed_slice_dims) != (dim,) or any(sizes[d] != shape[d] for d in range(len(shape)) if d != dim):
+    rows = _rows(value, shape, eqn.outvars[0].aval.shape, p.start_index_map, p.offset_dims)
+    if rows is None:
         return [eqn]
-    rows = value.reshape(-1).astype(np.int64)
-    places = [d for d in range(len(out)) if d not in p.offset_dims]
-    steps = np.diff(rows)
-    even = len(steps) == 0 or (steps[0] > 0 and np.all(steps == steps[0]))
-    in_order = len(places) == 0 or places == list(range(dim, dim + len(places)))
-    if not even or not in_order or len(places) > 1 or rows[0] < 0 or rows[-1] >= shape[dim]:
-        return [eqn]
-    stride = int(steps[0]) if len(steps) else 1
 
     def rows_of(x: Any) -> Any:
-        part = lax.slice_in_dim(x, int(rows[0]), int(rows[-1]) + 1, stride, dim)
-        return part if places else lax.squeeze(part, [dim])
+        part = lax.slice_in_dim(x, rows.start, rows.stop, rows.stride, rows.dim)
+        return lax.squeeze(part, [rows.dim]) if rows.alone else part
 
     return _named(eqn, eqn.outvars[0], rows_of, operand) or [eqn]
+
+
+def _of_scatter(eqn: JaxprEqn, known: Mapping[Var, np.ndarray]) -> list[JaxprEqn]:
+    """Rows that are added at such places, as in the derivative of reading them: zeros around them are added, too."""
+    operand, index, update = eqn.invars
+    p, shape = eqn.params["dimension_numbers"], operand.aval.shape
+    value = known.get(index) if is_var(index) else None
+    if p.operand_batching_dims or tuple(p.inserted_window_dims) != tuple(p.scatter_dims_to_operand_dims):
+        return [eqn]
+    rows = _rows(value, shape, update.aval.shape, p.scatter_dims_to_operand_dims, p.update_window_dims)
+    if rows is None or update.aval.dtype != operand.aval.dtype:
+        return [eqn]
+
+    def added(x: Any, u: Any) -> Any:
+        u = lax.expand_dims(u, [rows.dim]) if rows.alone else u
+        around = [(0, 0, 0)] * len(shape)
+        around[rows.dim] = (rows.start, shape[rows.dim] - rows.stop, rows.stride - 1)
+        return lax.add(x, lax.pad(u, np.zeros((), u.dtype), around))
+
+    return _named(eqn, eqn.outvars[0], added, operand, update) or [eqn]
 
 
 def _of_broadcast(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn]:
@@ -171,6 +234,18 @@ def _of_written(eqn: JaxprEqn, maker: JaxprEqn, known: Mapping[Var, np.ndarray])
     if last - first > 1 or eqn.outvars[0].aval.shape != (*shape[:dim], 1, *shape[dim + 1 :]):
         return None
     return _named(eqn, eqn.outvars[0], lambda u: lax.expand_dims(u, [dim]), update)
+
+
+def small_integers(values: Mapping[Var, Any]) -> dict[Var, np.ndarray]:
+    """Those of some arrays that are small and hold integers, in 64 bits."""
+    found: dict[Var, np.ndarray] = {}
+    for var, value in values.items():
+        dtype = getattr(value, "dtype", None)
+        if isinstance(value, _jax.Tracer) or not isinstance(dtype, np.dtype) or value.size > LARGEST_KNOWN:
+            continue
+        if dtype.kind in "iub" and dtype != np.uint64:
+            found[var] = np.asarray(value) if dtype.kind == "b" else np.asarray(value).astype(np.int64)
+    return found
 
 
 def note_known(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> None:

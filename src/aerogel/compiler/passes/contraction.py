@@ -1,20 +1,25 @@
 """Contraction: sums of products are taken in the cheapest order, without multiplying by zeros and ones."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aerogel._jax import Jaxpr
+from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..contractions import edits_of, line_of, sites_of
 from ..exactness import Exactness
-from ..level import Level, apply_edits
+from ..identity_rows import identity_rows
+from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_steps
 from ..networks import ROOTS
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Program
+from ..records import Facts
 from ..report import Decision
 from ..slices import sliced_apart
+from ..solved_products import solved_products
 from ..structure import structure
+from ..sums_of_factors import distributed
 
 NAME = "contraction"
 WHAT = "a sum of products"
@@ -32,7 +37,7 @@ class ContractionOrder:
         if Exactness.REASSOCIATES not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        new = rewrite_steps(program, lambda jaxpr: _level(jaxpr, context, decisions))
+        new = rewrite_steps(program, lambda jaxpr, before: _level(jaxpr, before, context, decisions))
         if new is program:
             return program, decisions
         # What two sites both make is one value before the next pass turns one of the two.
@@ -40,11 +45,19 @@ class ContractionOrder:
         return new, decisions + merged
 
 
-def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
+def _level(jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions: list[Decision]) -> Jaxpr:
     if not any(eqn.primitive.name in ROOTS for eqn in jaxpr.eqns):
         return jaxpr
     level = Level(sliced_apart(jaxpr))
-    sites, refusals = sites_of(level, structure(level.jaxpr), context)
+    facts = structure(level.jaxpr, before)
+    for prepare in _prepared(context):
+        edits, made = prepare(level, facts, context)
+        if edits:
+            decisions += made
+            jaxpr = apply_edits(level.jaxpr, edits)[0]
+            level = Level(jaxpr)
+            facts = structure(jaxpr, before)
+    sites, refusals = sites_of(level, facts, context)
     for one in refusals:
         decisions.append(Decision(NAME, f"{WHAT} is left as it is", line_of(one.root, level), False, one.reason))
     if not sites:
@@ -56,3 +69,33 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         what = f"{WHAT}: {site.how}"
         decisions.append(Decision(NAME, what, line_of(site.root, level), True, reason, *saved, site.exactness))
     return apply_edits(level.jaxpr, edits_of(sites, level))[0]
+
+
+def _prepared(context: Context) -> Sequence[Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]]:
+    """What is done before networks are looked for."""
+    return (_compared, _solved, _distributed) if Exactness.FINITE in context.allowed else (_compared, _solved)
+
+
+def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+    edits = solved_products(level)
+    what, why = "a solve for a product becomes a product with a solve", "that is for fewer columns"
+    exactness = Exactness.REASSOCIATES
+    return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
+
+
+def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+    edits = identity_rows(level, facts)
+    what, why = "rows of an identity are compared, not looked up", "they are one-hot rows"
+    return edits, [Decision(NAME, what, line_of(one.place, level), True, why) for one in edits]
+
+
+def _distributed(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+    edits: list[Edit] = []
+    decisions: list[Decision] = []
+    for one in distributed(level, facts, context.machine):
+        edits += one.edits
+        reason = f"{1e6 * one.seconds_before:.1f} us become {1e6 * one.seconds_after:.1f} us"
+        what = f"{WHAT}: the terms of a factor are multiplied one by one"
+        line = line_of(one.edits[0].place, level)
+        decisions.append(Decision(NAME, what, line, True, reason, exactness=Exactness.FINITE))
+    return edits, decisions

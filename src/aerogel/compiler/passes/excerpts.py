@@ -40,7 +40,7 @@ class Excerpts:
         if Exactness.REASSOCIATES not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        new = rewrite_steps(program, lambda jaxpr: _level(jaxpr, context, decisions))
+        new = rewrite_steps(program, lambda jaxpr, _: _level(jaxpr, context, decisions))
         return (program if new is program else normalize(new)[0]), decisions
 
 

@@ -66,11 +66,13 @@ def _level(jaxpr: Jaxpr, around: Around, context: Context, decisions: list[Decis
         inverse = _inverse(level, eqn)
         if inverse is None:
             continue
-        found = _product(level, inverse) if varies(inverse.matrix) else "the matrix is the same in every step of a loop"
-        fired = isinstance(found, Edit)
+        found = (
+            _products(level, inverse) if varies(inverse.matrix) else "the matrix is the same in every step of a loop"
+        )
+        fired = not isinstance(found, str)
         reason = "only the columns that are asked for are solved for" if fired else str(found)
         decisions.append(Decision(NAME, WHAT, where(eqn), fired, reason, exactness=Exactness.REASSOCIATES))
-        edits += [found] if isinstance(found, Edit) else []
+        edits += [] if isinstance(found, str) else found
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
 
 
@@ -115,28 +117,39 @@ def _inverse(level: Level, eqn: JaxprEqn) -> _Inverse | None:
     return _Inverse(eqn, solve, columns) if len(known) == len(shape_of(eqn.outvars[0])) else None
 
 
-def _product(level: Level, inverse: _Inverse) -> Edit | str:
-    """The edit that puts a solve in the place of the product that reads an inverse; or the reason against it."""
-    at, axes = inverse.eqn.outvars[0], list(range(inverse.eqn.outvars[0].aval.ndim))  # the inverse, as it is read
-    while True:
+def _products(level: Level, inverse: _Inverse) -> list[Edit] | str:
+    """The edits that put a solve in the place of each product that reads an inverse; or the reason against it."""
+    n = shape_of(inverse.eqn.outvars[0])[inverse.solve.along]
+    waiting = [(inverse.eqn.outvars[0], list(range(inverse.eqn.outvars[0].aval.ndim)))]  # the inverse, as it is read
+    edits: dict[int, Edit] = {}
+    columns = 0
+    while waiting:
+        at, axes = waiting.pop()
         readers = level.readers(at)
-        if len(readers) != 1 or readers[0] < 0:
-            return "the inverse is a result of its own" if -1 in readers else "the inverse is read several times"
-        eqn = level.eqns[readers[0]]
-        if eqn.primitive.name != "transpose":
-            break
-        at, axes = eqn.outvars[0], [axes[d] for d in eqn.params["permutation"]]
-    if eqn.primitive.name != "dot_general":
-        return f"the inverse is read by `{eqn.primitive.name}`"
-    k = 0 if eqn.invars[0] is at else 1
-    if eqn.invars[1 - k] is at:
-        return "the inverse is multiplied with itself"
-    return _solved(level, inverse, readers[0], k, axes)
+        if -1 in readers:
+            return "the inverse is a result of its own"
+        for place in readers:
+            eqn = level.eqns[place]
+            if eqn.primitive.name == "transpose":
+                waiting.append((eqn.outvars[0], [axes[d] for d in eqn.params["permutation"]]))
+                continue
+            if eqn.primitive.name != "dot_general":
+                return f"the inverse is read by `{eqn.primitive.name}`"
+            k = 0 if eqn.invars[0] is at else 1
+            if eqn.invars[1 - k] is at or place in edits:
+                return "the inverse is multiplied with itself"
+            found = _solved(level, inverse, place, k, axes)
+            if isinstance(found, str):
+                return found
+            edits[place], columns = found[0], columns + found[1]
+    if columns > WIDEST * n:
+        return f"more than {WIDEST} columns for each row: one inverse serves all of them"
+    return list(edits.values()) or "nobody reads the inverse"
 
 
-def _solved(level: Level, inverse: _Inverse, place: int, k: int, axes: list[int]) -> Edit | str:
-    """The product at `place`, whose operand `k` is the inverse with these axes, as a solve."""
-    eqn, n = level.eqns[place], shape_of(inverse.eqn.outvars[0])[inverse.solve.along]
+def _solved(level: Level, inverse: _Inverse, place: int, k: int, axes: list[int]) -> tuple[Edit, int] | str:
+    """The product at `place`, whose operand `k` is the inverse with these axes, as a solve; for how many columns."""
+    eqn = level.eqns[place]
     contract, batch = ([list(one) for one in pair] for pair in eqn.params["dimension_numbers"])
     contracted = [axes[d] for d in contract[k]]
     other = eqn.invars[1 - k]
@@ -145,8 +158,6 @@ def _solved(level: Level, inverse: _Inverse, place: int, k: int, axes: list[int]
     if not eqn.outvars[0].aval.dtype == other.aval.dtype == inverse.eqn.outvars[0].aval.dtype:
         return "its factors are of several types"
     free = [d for d in range(len(shape_of(other))) if d not in (*contract[1 - k], *batch[1 - k])]
-    if math.prod(shape_of(other)[d] for d in free) > WIDEST * n:
-        return f"more than {WIDEST} columns for each row: one inverse serves all of them"
     paired = {axes[d]: e for d, e in zip(batch[k], batch[1 - k], strict=True)}  # axis of the inverse -> of the other
     ours = [axes[d] for d in range(len(axes)) if d not in (*contract[k], *batch[k])]
     # Axes of the result are named by where they come from: the inverse's (0, axis), the other's (1, axis).
@@ -175,4 +186,4 @@ def _solved(level: Level, inverse: _Inverse, place: int, k: int, axes: list[int]
     (out,) = builder.call(solved, inverse.matrix, other)
     results: dict[Var, Atom] = {eqn.outvars[0]: out}
     here = frozenset((place,))
-    return Edit(place, here, builder.eqns, results, here)
+    return Edit(place, here, builder.eqns, results, here), math.prod(shape_of(other)[d] for d in free)

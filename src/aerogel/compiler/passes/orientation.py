@@ -43,7 +43,7 @@ class Orientation:
             return program, []
         decisions: list[Decision] = []
         prices = prices_on(context.platform)
-        return rewrite_steps(program, lambda jaxpr: _level(jaxpr, prices, decisions)), decisions
+        return rewrite_steps(program, lambda jaxpr, _: _level(jaxpr, prices, decisions)), decisions
 
 
 def _level(jaxpr: Jaxpr, prices: Prices, decisions: list[Decision]) -> Jaxpr:

@@ -37,6 +37,7 @@ from .selection import first_of_argsorted_down as first_of_argsorted_down
 from .selection import first_of_sorted as first_of_sorted
 from .selection import last_of_argsorted as last_of_argsorted
 from .selection import last_of_sorted as last_of_sorted
+from .selection import one_of_sorted as one_of_sorted
 from .selection import top_one as top_one
 from .shipped import default as default
 from .site import Enclosing as Enclosing

@@ -61,6 +61,30 @@ def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
     return _cannot_select(x, axis, x.shape[axis] - start, site) or True
 
 
+@_rule_of("one-of-sorted")
+def one_of_sorted(x: Any, *, axis: int = 0, place: int = 1) -> Any:
+    """One alone that few are smaller than, or few larger: `sort(x)[-10]`, from which on the ten largest are."""
+    return part(jnp.sort(x, axis), axis, place, place + 1)
+
+
+@one_of_sorted.to
+def _(x: Any, *, axis: int, place: int) -> Any:
+    n = x.shape[axis]
+    sort = partial(one_of_sorted.before, axis=axis, place=place)
+
+    def select(x: jax.Array) -> jax.Array:
+        if place < n - place:
+            return part(lax.neg(_largest(lax.neg(x), axis, place + 1)[0]), axis, place, place + 1)
+        return part(_largest(x, axis, n - place)[0], axis, n - place - 1, n - place)
+
+    return or_sorted(x, select, sort)
+
+
+@one_of_sorted.when
+def _(x: Operand, *, axis: int, place: int, site: Site) -> bool | str:
+    return _cannot_select(x, axis, min(place + 1, x.shape[axis] - place), site) or True
+
+
 @_rule_of("first-of-argsorted")
 def first_of_argsorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
     """The places of the `k` smallest in their order."""

@@ -22,6 +22,7 @@ from .selection import (
     first_of_sorted,
     last_of_argsorted,
     last_of_sorted,
+    one_of_sorted,
 )
 from .small_determinants import small_det, small_log_det, small_slogdet
 from .small_products import small_product
@@ -35,6 +36,7 @@ default = RuleSet(
         last_of_cumsum,
         first_of_sorted,
         last_of_sorted,
+        one_of_sorted,
         first_of_argsorted,
         first_of_argsorted_down,
         last_of_argsorted,

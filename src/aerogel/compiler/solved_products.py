@@ -1,0 +1,71 @@
+"""Solves for a product of few terms: `solve(A, u @ v) = solve(A, u) @ v`, which solves for fewer columns.
+
+JAX's derivative of `inv(A) @ b` solves for an outer product, all n columns of it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from aerogel._jax import Atom, JaxprEqn
+
+from .level import Edit, Level
+from .networks import is_plain
+from .program import Builder, is_var
+from .solves import DenseSolve, dense_solve
+
+
+def solved_products(level: Level) -> list[Edit]:
+    """An edit for each solve of one matrix for a product with less than half as many terms as columns."""
+    places = (k for k, eqn in enumerate(level.eqns) if eqn.primitive.name == "custom_linear_solve")
+    return [edit for place in places for edit in _edits(level, place)]
+
+
+def _edits(level: Level, place: int) -> list[Edit]:
+    eqn = level.eqns[place]
+    solve, b = dense_solve(eqn.params), eqn.invars[-1]
+    lengths = eqn.params["const_lengths"]
+    if solve is None or solve.batch or len(b.aval.shape) != 2 or len(eqn.invars) != sum(lengths) + 1:
+        return []
+    product, own = _maker(level, b), solve.along
+    while product is not None and product.primitive.name == "transpose":
+        product, own = _maker(level, product.invars[0]), 1 - own
+    if product is None or product.primitive.name != "dot_general" or not is_plain(product):
+        return []
+    contract, _ = product.params["dimension_numbers"]
+    terms = 1
+    for d in contract[0]:
+        terms *= product.invars[0].aval.shape[d]
+    if any(len(x.aval.shape) - len(dims) != 1 for x, dims in zip(product.invars, contract, strict=True)):
+        return []
+    if len(contract[0]) > 1 or 2 * terms > b.aval.shape[1 - solve.along]:
+        return []
+    builder = Builder(eqn)
+    (out,) = builder.call(lambda A, x, y: _solved(A, x, y, solve, product, own), eqn.invars[0], *product.invars)
+    here = frozenset({place})
+    return [Edit(place, here, builder.eqns, {eqn.outvars[0]: out}, here)]
+
+
+def _maker(level: Level, x: Atom) -> JaxprEqn | None:
+    place = level.made_by.get(x) if is_var(x) else None
+    return None if place is None else level.eqns[place]
+
+
+def _solved(A: Any, x: Any, y: Any, solve: DenseSolve, product: JaxprEqn, own: int) -> Any:
+    """The solve of A for the factor on its side, which is the `own` one of the product, times the other factor."""
+    contract, _ = product.params["dimension_numbers"]
+    inner, other = ((x, y), (y, x))[own]
+    terms = [list(contract[own]), list(contract[1 - own])]
+    inner = inner[:, None] if inner.ndim == 1 else jnp.moveaxis(inner, terms[0], [1])
+    other = other[None] if other.ndim == 1 else jnp.moveaxis(other, terms[1], [0])
+
+    def solved(u: Any) -> Any:
+        return jnp.linalg.solve(A, u)
+
+    # The transposed solve takes the factors of A itself, as the first one does.
+    (z,) = (solved(inner),) if solve.rows == 0 else jax.linear_transpose(solved, inner)(inner)
+    precision = product.params["precision"]
+    z = lax.dot_general(z, other, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=x.dtype)
+    return z if solve.along == 0 else z.T
