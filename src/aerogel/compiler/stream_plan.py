@@ -19,7 +19,7 @@ from .loop import is_float
 from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
-from .short_axes import acts, entry_by_entry
+from .short_axes import LONGEST_AMPLIFIED, acts, entry_by_entry
 from .stream_growth import grow
 from .streaming import stream_loops
 from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, is_light, made_whole, read_outside, scope_of
@@ -284,8 +284,10 @@ def block_size(stream: Stream, seed: Var, sizes: Sizes) -> int:
 
     What searches look for is kept of each block: no more of them than indices in one.
     """
-    per_index = max(_bytes_of_entry(v, SHORT) for v in stream.large) // stream.length
-    most_bytes = min(sizes.block_bytes(_products(stream)), nbytes(seed.aval) // LEAST_BLOCKS)
+    products = _products(stream)
+    longest = SHORT if products else LONGEST_AMPLIFIED
+    per_index = max(_bytes_of_entry(v, longest) for v in stream.large) // stream.length
+    most_bytes = min(sizes.block_bytes(products), nbytes(seed.aval) // LEAST_BLOCKS)
     least_blocks = 2 if stream.is_of_examples else LEAST_BLOCKS
     fitting = max(most_bytes // max(1, per_index), math.isqrt(stream.length) if stream.searches else 1)
     most = max(1, min(stream.length // least_blocks, fitting))
