@@ -87,7 +87,9 @@ def _is_short(eqn: JaxprEqn) -> bool:
         return False
     if eqn.primitive.name == "dot_general" and not _is_rowwise(eqn):
         return False
-    return 2 <= shape[-1] <= (LONGEST_AMPLIFIED if FOLDS[eqn.primitive.name] is lax.add else LONGEST[eqn.primitive.name])
+    return (
+        2 <= shape[-1] <= (LONGEST_AMPLIFIED if FOLDS[eqn.primitive.name] is lax.add else LONGEST[eqn.primitive.name])
+    )
 
 
 def _is_rowwise(product: JaxprEqn) -> bool:

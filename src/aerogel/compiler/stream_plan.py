@@ -140,12 +140,15 @@ def _made_of_sums(level: Level) -> set[Var]:
     """What sums over short axes make, and light equations of that entry by entry: kernels of distances, say."""
     found: set[Var] = set()
     for eqn in level.eqns:
-        out = eqn.outvars[0] if eqn.outvars else None
-        if eqn.primitive.name in REDUCTIONS and eqn.invars[0].aval.size <= SHORT * max(1, out.aval.size):
-            found.update(eqn.outvars)
-        elif out is not None and eqn.primitive.name in LIGHT:
-            if any(is_var(x) and x in found and x.aval.size == out.aval.size for x in eqn.invars):
-                found.update(eqn.outvars)
+        if len(eqn.outvars) != 1 or eqn.primitive.name not in LIGHT:
+            continue
+        (out,), size = eqn.outvars, eqn.outvars[0].aval.size
+        if eqn.primitive.name in REDUCTIONS:
+            is_made_of_sums = eqn.invars[0].aval.size <= SHORT * size
+        else:
+            is_made_of_sums = any(is_var(x) and x in found and x.aval.size == size for x in eqn.invars)
+        if is_made_of_sums:
+            found.add(out)
     return found
 
 
