@@ -235,5 +235,4 @@ def test_all_differences_of_longer_points() -> None:
     assert report_of(pairs, p, q).fired
     assert report_of(lambda p, q: jnp.einsum("ijk,ijk->ij", p[:, None] - q[None], p[:, None] * q[None]), p, q).fired
     assert not report_of(pairs, normal(20, 33), normal(300, 33)).fired
-    (left,) = report_of(lambda x: jnp.sum(x * x, -1), normal(N, 10)).decisions
-    assert "as good" in left.reason
+    assert not report_of(lambda x: jnp.sum(x * x, -1), normal(N, 10)).decisions

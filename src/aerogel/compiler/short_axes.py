@@ -75,9 +75,18 @@ def acts(context: Context) -> bool:
 
 def _sites(jaxpr: Jaxpr, context: Context) -> Iterator[Site]:
     places = [place for place, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in FOLDS and _is_short(eqn)]
-    if places:
-        level = Level(jaxpr)
-        yield from (Site(jaxpr.eqns[place], *_edit(level, place, context)) for place in places)
+    if not places:
+        return
+    level = Level(jaxpr)
+    for place in places:
+        eqn = jaxpr.eqns[place]
+        if eqn.invars[0].aval.shape[-1] <= LONGEST[eqn.primitive.name] or _is_in_no_memory(level, eqn):
+            yield Site(eqn, *_edit(level, place, context))
+
+
+def _is_in_no_memory(level: Level, eqn: JaxprEqn) -> bool:
+    """Whether all that a reduction reads is much larger than what it is made of, and made where it is read."""
+    return all(Components(level, x, x.aval.ndim - 1).amplify(AMPLIFIED) for x in eqn.invars)
 
 
 def _is_short(eqn: JaxprEqn) -> bool:
@@ -123,8 +132,6 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
         return None, f"fewer than {FEWEST} results: starting either form takes most of the time"
     found = [Components(level, x, x.aval.ndim - 1) for x in eqn.invars]
     amplified = all(one.amplify(AMPLIFIED) for one in found)
-    if eqn.invars[0].aval.shape[-1] > LONGEST[eqn.primitive.name] and not amplified:
-        return None, "its operands are there, and XLA's own loop over so many entries is as good"
     if context.before_differentiation and not amplified:
         return None, "before differentiation: its gradient would pad what is cut, which is large"
     if len(found) > 1 and not amplified:
