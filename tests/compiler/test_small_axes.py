@@ -226,3 +226,13 @@ def test_drawn_regions(data: st.DataObject) -> None:
         return jnp.sum(x, -1)
 
     np.testing.assert_allclose(jax.jit(ag.optimize(f, rules=[], passes=(SmallAxes(),)))(x), jax.jit(f)(x), 1e-5)
+
+
+def test_all_differences_of_longer_points() -> None:
+    """Sums over up to 32 entries are made one by one, where what is summed is in no memory."""
+    p, q = normal(200, 10), normal(300, 10)
+    pairs = lambda p, q: jnp.sum((p[:, None] - q[None]) ** 2, -1)  # noqa: E731
+    assert report_of(pairs, p, q).fired
+    assert report_of(lambda p, q: jnp.einsum("ijk,ijk->ij", p[:, None] - q[None], p[:, None] * q[None]), p, q).fired
+    assert not report_of(pairs, normal(20, 33), normal(300, 33)).fired
+    assert not report_of(lambda x: jnp.sum(x * x, -1), normal(N, 10)).decisions

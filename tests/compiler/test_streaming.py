@@ -11,7 +11,7 @@ import pytest
 
 import aerogel as ag
 from aerogel import _jax
-from aerogel.compiler import Context, Exactness
+from aerogel.compiler import Context, Exactness, streaming
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.passes.streaming import Streaming
 from aerogel.compiler.program import inner_jaxprs
@@ -456,3 +456,57 @@ def test_parts_of_one_kernel_are_not_written() -> None:
     left, done = (Streaming()(traced(g, *args), FAST)[1] for g, args in ((f, [x]), (given, [x] * 8)))
     assert not any(d.fired for d in left)
     assert any(d.fired for d in done)
+
+
+def cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Lets the machine have so many."""
+    monkeypatch.setattr(_jax, "usable_cores", lambda: count)
+
+
+def fires(f: Formula, *shapes: tuple[int, ...]) -> bool:
+    """Whether something of these sizes is streamed."""
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return any(d.fired for d in Streaming()(traced(f, *args), FAST)[1])
+
+
+def by_heads(q: Any, k: Any, v: Any) -> Any:
+    """Attention of several heads."""
+    return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k) / 8, -1), v)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_few_cores_take_smaller_products(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Two cores gain from 64 MiB on, four from 256 MiB of one matrix: of several heads, from as much of each."""
+    cores(monkeypatch, count)
+    assert fires(attention, *[(4096, 64)] * 3) == (count == 2)
+    assert fires(by_heads, *[(16, 1024, 64)] * 3) == (count == 2)
+    assert not fires(attention, *[(4096, 512)] * 3)
+    assert fires(by_heads, *[(2, 8192, 64)] * 3)
+
+
+def test_sums_of_kernels() -> None:
+    """The mean of a kernel of points, which XLA computes slowly, is streamed; one of differences of numbers is not."""
+    mean = lambda x, y: jnp.sqrt(distances(x, y) + 1e-9).mean()  # noqa: E731
+    assert fires(mean, (2048, 3), (2048, 3))
+    assert not fires(lambda x, y: jnp.abs(x[:, None] - y[None]).mean(), (2048,), (2048,))
+    energy = lambda x, y: 2 * mean(x, y) - mean(x, x) - mean(y, y)  # noqa: E731
+    large = [jax.ShapeDtypeStruct((4096, 3), jnp.float32)] * 2
+    assert 30 * temporary_bytes(ag.optimize(energy), large) <= temporary_bytes(energy, large)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_mask_of_all_pairs_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch, turned: bool) -> None:
+    """No copy of it is made where no block divides its length, or it is cut along its last axis."""
+    monkeypatch.setattr(streaming, "LEAST_COPY", 1 << 12)
+
+    def f(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        s = jnp.where(mask, k @ q.T, -1e9).T if turned else jnp.where(mask, q @ k.T, -1e9)
+        return jax.nn.softmax(s, -1) @ v
+
+    rows = 97  # no block divides it, nor M
+    args = (normal(0, rows, 16), *TOKENS[1:], normal(3, *((M, rows) if turned else (rows, M))) > 0)
+    program = traced(f, *args)
+    new, decisions = SMALL(program, FAST)
+    assert any(d.fired for d in decisions)
+    assert max(v.aval.size for eqn in new.jaxpr.eqns for v in eqn.outvars) < rows * M // 2
+    close(run(new, *args), [jax.jit(f)(*args)], [in_float64(f, args)])

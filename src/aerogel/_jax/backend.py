@@ -1,5 +1,7 @@
 """What XLA's CPU backend of this version has vector code for, and where it runs programs."""
 
+import os
+
 import jax
 from jax._src.lib import version as jaxlib_version
 
@@ -12,3 +14,9 @@ HAS_VECTOR_SUMS = jaxlib_version >= (0, 12)
 def hands_over() -> bool:
     """Whether JAX's CPU client has other threads run what is not short; a setting, which a user may have changed."""
     return bool(jax.config.values.get("jax_cpu_enable_async_dispatch", True))
+
+
+def usable_cores() -> int:
+    """How many cores XLA's CPU backend shares work among: those that this process may run on."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1

@@ -1,7 +1,7 @@
 """Whether a stream pays, along which axis, and how large its blocks are."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from aerogel import _jax
@@ -19,7 +19,7 @@ from .loop import is_float
 from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
-from .short_axes import acts, entry_by_entry
+from .short_axes import LONGEST_AMPLIFIED, acts, entry_by_entry
 from .stream_growth import grow
 from .streaming import stream_loops
 from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, is_light, made_whole, read_outside, scope_of
@@ -40,6 +40,10 @@ NEARLY_AS_FAST = 1.1
 # What takes so much memory may not run at all otherwise: then it may be so much slower.
 HUGE = 4 << 30
 SLOWER_THAN_HUGE = 4.0
+# From this depth on a product takes much longer than it takes to write its result.
+DEEP = 128
+# So many cores are few.
+FEW_CORES = 2
 # The same along an axis of examples: what is left is cut along another one then.
 FEWER_EXAMPLES = 1.3
 SLOWER_EXAMPLES = 1.1
@@ -52,22 +56,29 @@ class Sizes:
     Attributes:
         least_bytes: a value of this size no longer stays in a cache.
         at_any_price: whether all that is so large is taken, whatever time is predicted.
+        few_cores: whether hardly more cores share a whole product than share that of a block.
     """
 
     least_bytes: int = 16 << 20
     at_any_price: bool = False
+    few_cores: bool = False
 
     def least_with(self, products: Sequence[JaxprEqn], gathers: bool = False) -> int:
         """The size from which on a stream with these products of matrices, or with large gathers, is taken.
 
-        Several cores share a large product better than one block after the other, and batched ones better still
-        (measured with 2 and 4 cores, scores of attention of 256 MiB: 0.6 to 0.9 of plain JAX's time, and 0.8 to 1.4).
-        So do they with a gather (windows of a series, 26 MB of places: up to 2).
+        Several cores share a large product better than one block after the other, and batches of them better still
+        (four cores, scores of attention of 256 MiB: 0.6 to 0.9 of plain JAX's time in one matrix, 0.8 to 1.4 in 16).
+        So do they with a gather (windows of a series, 26 MB of places: up to 2). Two cores hardly do: scores of 64 MiB
+        took 0.5 to 0.75, in one matrix or in 64, but for deep products, which are less of a matter of memory (of a
+        depth of 512: 0.8 to 1.2).
         """
-        if self.at_any_price:
+        if self.at_any_price or not (products or gathers):
             return self.least_bytes
-        batched = any(dot_shape(eqn)[0] > 1 for eqn in products)
-        return self.least_bytes * (64 if batched else 16 if products or gathers else 1)
+        shapes = [dot_shape(eqn) for eqn in products]
+        if self.few_cores and not gathers:
+            depth = max(min(sizes) for _, *sizes in shapes)
+            return self.least_bytes * min(16, max(4, 4 * depth // DEEP))
+        return self.least_bytes * min(64, 16 * max((batch for batch, *_ in shapes), default=1))
 
     def block_bytes(self, products: Sequence[JaxprEqn]) -> int:
         """What the largest value of a block may take: several cores share a product that has many rows."""
@@ -80,7 +91,10 @@ def sizes_of(machine: Machine, memory_limit: int | None = None) -> Sizes:
     Under a limit on memory that a program would break, what takes a quarter of it is cut at any price.
     """
     least = Sizes().least_bytes if machine.name == "cpu" else 512 << 20
-    return Sizes(least) if memory_limit is None else Sizes(min(least, memory_limit // 4), at_any_price=True)
+    few = machine.name == "cpu" and _jax.usable_cores() <= FEW_CORES
+    if memory_limit is None:
+        return Sizes(least, few_cores=few)
+    return Sizes(min(least, memory_limit // 4), at_any_price=True)
 
 
 @dataclass(frozen=True)
@@ -110,27 +124,45 @@ def written(level: Level, least_bytes: int, machine: Machine) -> list[Var]:
     not fuse, or several of which one reduces it.
     """
     found, called = [], VECTOR_SECONDS if machine.name == "cpu" else {}
+    sums = _made_of_sums(level)
     for eqn in level.eqns:
         for v in eqn.outvars:
             if isinstance(v, DropVar) or nbytes(v.aval) < least_bytes:
                 continue
             readers = level.readers(v)
-            reads = any(_reads_memory(level, k, eqn) for k in readers)
+            reads = any(_reads_memory(level, k, sums) for k in readers)
             if eqn.primitive.name not in LIGHT or eqn.primitive.name in called or len(readers) > 1 or reads:
                 found.append(v)
     return sorted(found, key=lambda v: -nbytes(v.aval))
 
 
-def _reads_memory(level: Level, place: int, maker: JaxprEqn) -> bool:
-    """Whether an equation (the results, at -1) reads what `maker` makes from memory.
+def _made_of_sums(level: Level) -> set[Var]:
+    """What sums over short axes make, and light equations of that entry by entry: kernels of distances, say."""
+    found: set[Var] = set()
+    for eqn in level.eqns:
+        if len(eqn.outvars) != 1 or eqn.primitive.name not in LIGHT:
+            continue
+        (out,), size = eqn.outvars, eqn.outvars[0].aval.size
+        if eqn.primitive.name in REDUCTIONS:
+            is_made_of_sums = eqn.invars[0].aval.size <= SHORT * size
+        else:
+            is_made_of_sums = any(is_var(x) and x in found and x.aval.size == size for x in eqn.invars)
+        if is_made_of_sums:
+            found.add(out)
+    return found
 
-    Sums of what is no float do. A reduction of a reduction does not, and is as slow as if it did.
+
+def _reads_memory(level: Level, place: int, sums: Collection[Var] = ()) -> bool:
+    """Whether an equation (the results, at -1) reads its operands from memory.
+
+    Sums of what is no float do. A reduction of `sums` over short axes, or of what is made of these, does not, and is
+    as slow as if it did, or slower: the mean of a Gaussian kernel of points takes four times as long as in blocks.
     """
     eqn = level.eqns[place]
     if place < 0 or eqn.primitive.name not in LIGHT:
         return True
-    reduces = eqn.primitive.name in REDUCTIONS
-    return reduces and (maker.primitive.name in REDUCTIONS or not is_float(eqn.invars[0].aval.dtype))
+    reduced = eqn.invars[0]
+    return eqn.primitive.name in REDUCTIONS and (reduced in sums or not is_float(reduced.aval.dtype))
 
 
 def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes: Sizes, inside: bool) -> Form | Left:
@@ -229,9 +261,8 @@ def _is_written_for(stream: Stream, v: Var) -> bool:
     level = stream.level
     if v not in level.made_by:
         return False
-    maker = level.eqns[level.made_by[v]]
     others = [k for k in level.readers(v) if k not in stream.answers]
-    return is_light(maker) and not any(_reads_memory(level, k, maker) for k in others)
+    return is_light(level.eqns[level.made_by[v]]) and not any(_reads_memory(level, k) for k in others)
 
 
 @dataclass(frozen=True)
@@ -256,8 +287,10 @@ def block_size(stream: Stream, seed: Var, sizes: Sizes) -> int:
 
     What searches look for is kept of each block: no more of them than indices in one.
     """
-    per_index = max(_bytes_of_entry(v, SHORT) for v in stream.large) // stream.length
-    most_bytes = min(sizes.block_bytes(_products(stream)), nbytes(seed.aval) // LEAST_BLOCKS)
+    products = _products(stream)
+    longest = SHORT if products else LONGEST_AMPLIFIED
+    per_index = max(_bytes_of_entry(v, longest) for v in stream.large) // stream.length
+    most_bytes = min(sizes.block_bytes(products), nbytes(seed.aval) // LEAST_BLOCKS)
     least_blocks = 2 if stream.is_of_examples else LEAST_BLOCKS
     fitting = max(most_bytes // max(1, per_index), math.isqrt(stream.length) if stream.searches else 1)
     most = max(1, min(stream.length // least_blocks, fitting))

@@ -15,13 +15,18 @@ from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from .accumulate import accumulate
 from .axes import Axis, Mapped, Reduced, stack_blocks, take_block
 from .axes.rebind import bind
+from .cost import nbytes
 from .level import Edit
 from .loop import LoopBuilder
-from .producers import blocks_in_front
+from .producers import blocks_in_front, is_view
 from .program import Builder, copy_equation, is_var
 from .streams import Search, Stream, made_again, needed, results_of
 from .unit_batches import without_unit_batches
 from .window import Window
+
+# A copy of less is no matter. Of an array of points, which will be taken apart, blocks are made beforehand.
+LEAST_COPY = 1 << 20
+COORDINATES = 32
 
 
 def stream_loops(stream: Stream, size: int, recomputed: bool) -> Edit:
@@ -149,6 +154,11 @@ class _Phase:
         seen = self._seen(x)
         if (x, axis) not in self.blocks:
             length, steps, covered, size = self.stream.length, self.steps, self.covered, self.whole.size
+            if self._would_be_copied(x, axis):
+                (self.blocks[x, axis],) = self.new.body.call(
+                    lambda v, start: take_block(v, axis, length, start, size), self.new.const(seen), self.start
+                )
+                return self.blocks[x, axis]
             wide = Axis(axis.dim, axis.outer, axis.inner * size)
             (rows,) = self.new.before.call(
                 lambda v: blocks_in_front(take_block(v, axis, length, 0, covered), wide, steps), seen
@@ -156,6 +166,16 @@ class _Phase:
             assert is_var(rows)
             self.blocks[x, axis] = self.new.x(rows)
         return self.blocks[x, axis]
+
+    def _would_be_copied(self, x: Var, axis: Axis) -> bool:
+        """Whether the blocks of something large cannot lie in front, unless all of it is copied: a mask of all pairs.
+
+        What is to be differentiated is copied nevertheless: the derivative of reading a part adds to the whole.
+        """
+        wide = Axis(axis.dim, axis.outer, axis.inner * self.whole.size)
+        in_front = self.covered == self.stream.length and is_view(x.aval.shape, wide)
+        large = nbytes(x.aval) >= LEAST_COPY and x.aval.shape[-1] > COORDINATES
+        return large and not in_front and not self.whole.recomputed
 
     def _shared(self, x: Var) -> Atom:
         """What all blocks share: a constant of the loop, or made again in each block."""

@@ -1,4 +1,4 @@
-"""Small axes: a reduction over, or beside, a last axis of at most 8 is made entry by entry (`short_axes.py`)."""
+"""Small axes: a reduction over, or beside, a short last axis is made entry by entry (`short_axes.py`)."""
 
 from dataclasses import dataclass
 
