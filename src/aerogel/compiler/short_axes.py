@@ -34,8 +34,8 @@ FOLDS = {
     "reduce_min": lax.min,
     "dot_general": lax.add,
 }
-# Elements of what is reduced. Fewer than these XLA's CPU backend reduces in a loop of its own, more it hands to a library
-# (jaxlib 0.10.2): norms of 1,365 points take 3 us, of 1,366 16 us, and entry by entry 3 us and 4 us.
+# Elements of what is reduced. Fewer than these XLA's CPU backend reduces in a loop of its own, more it hands to a
+# library (jaxlib 0.10.2): norms of 1,365 points take 3 us, of 1,366 16 us, and entry by entry 3 us and 4 us.
 FEWEST = 4096
 AMPLIFIED = 16  # times that such a value is larger than what it is made of: an array that is there is read as it is
 IN_CACHE = 4 << 20  # bytes up to which storing what all entries read costs little
