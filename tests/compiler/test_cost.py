@@ -465,6 +465,11 @@ ORDERED = {  # name: natural, expert, arguments
         lambda x, c, w: jnp.einsum("tef,efd->td", x * c[..., None], w),
         (f32(512, 8, 128), f32(512, 8), f32(8, 128, 64)),
     ),
+    "weighted sum over a middle axis": (
+        lambda w, x: jnp.einsum("j,ijk->ik", w, x),
+        lambda w, x: jnp.sum(w[:, None] * x, 1),
+        (f32(64), f32(8, 64, 512)),
+    ),
     "7 short last axis": (
         lambda x: jnp.sum(x * x, -1),
         lambda x: x[:, 0] ** 2 + x[:, 1] ** 2 + x[:, 2] ** 2,

@@ -80,7 +80,6 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (residuals, "SMALLEST_SAVING", 1),
     (streaming, "sizes_of", lambda *_: Sizes(32, at_any_price=True)),
     (short_axes, "FEWEST", 1),
-    (short_axes, "FEWEST_SUMMED", 1),
     (short_axes, "AMPLIFIED", 1),
     (contractions, "MARGIN", 1.5),
     (contractions, "LEAST_SECONDS", -1.0),

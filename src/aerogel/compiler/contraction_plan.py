@@ -184,12 +184,13 @@ class _Planner:
         if contracted and (one or other):
             of = self.size
             arithmetic = dot_seconds(of(batch), of(one), of(other), of(contracted), self.dtype, self.machine)
-            arithmetic += sum(self._copy_seconds(node, batch) for node in (left, right))
+            arithmetic += sum(self._copy_seconds(node, batch, contracted) for node in (left, right))
         return max(memory, arithmetic) + self.machine.seconds_per_kernel
 
-    def _copy_seconds(self, node: Node, batch: int) -> float:
-        """Of the copy that XLA makes of an operand whose batch axes do not come first."""
-        if not is_copied([self.task.sizes[one] for one in node.order], [bool(batch >> one & 1) for one in node.order]):
+    def _copy_seconds(self, node: Node, batch: int, contracted: int) -> float:
+        """Of the copy that XLA makes of an operand whose dimensions do not come in an order that it reads."""
+        sizes = [self.task.sizes[one] for one in node.order]
+        if not is_copied(sizes, [(bool(batch >> one & 1), bool(contracted >> one & 1)) for one in node.order]):
             return 0.0
         return transposed_seconds(self.size(node.labels), self.dtype.itemsize, self.machine)
 

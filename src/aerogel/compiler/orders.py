@@ -22,7 +22,7 @@ CARRIERS = REDUCTIONS | {"transpose", "squeeze", "reshape"}
 # A reduction over a last axis shorter than this leaves vector registers empty (cost/seconds.py says the same).
 SHORT_AXIS = 16
 # Smaller arrays are reduced in the time that a transpose takes to begin.
-FEW_BYTES = 1 << 14
+FEW_BYTES = 1 << 13
 
 
 def natural(rank: int) -> Order:

@@ -26,13 +26,18 @@ class Handling:
         right: the right operand, which is packed; as much again when its last dimension is contracted.
         turned: the left operand when its last dimension is not contracted, and then a right one whose is.
         against: of a batch of thin products, the right operand when its last dimension is contracted.
-        burden: of these, the left operand when its last dimension is not contracted.
+        thin_turned: of one thin product, the left operand when its last dimension is not contracted.
+        per_term: of a batch of these, one multiplication then, for which there is a plain loop; of rows of the right
+            operand shorter than a register, `LANES` numbers, the loop takes as long as for one.
+        per_call: of such a batch, what each product costs otherwise: a call of the library.
     """
 
     right: float = 0.0
     turned: float = 0.0
     against: float = 0.0
-    burden: float = 0.0
+    thin_turned: float = 0.0
+    per_term: float = 0.0
+    per_call: float = 0.0
 
 
 # Only their ratio was measured (jaxlib 0.10.2, 64 to 4096 rows, 64 to 1024 columns). They are this small because they
@@ -40,11 +45,16 @@ class Handling:
 # folds a transpose that is made instead. Elsewhere libraries take all forms alike.
 #
 # Of a batch of thin products little else is done than to read the large operand. On two cores one copied byte takes 25
-# to 100 ps; a right operand whose last dimension is contracted took 35 to 115 ps more per byte, and a left one whose is
-# not, which XLA hands to another library, 110 to 350 (4 to 64 rows of the other operand; nothing more from 128 on). The
-# latter judges outcomes only: no search should give up copies that fuse to please a product that is fast either way.
+# to 100 ps; a right operand whose last dimension is contracted took 35 to 115 ps more per byte. A left one whose is not
+# XLA reads in a loop of its own: 100 ps more per multiplication than the library takes, 700 for 5 columns, and 150 ns
+# less per product (8 to 30 products of 4 to 40 rows, 10 to 100 terms); of one product the library takes 130 to 330 ps
+# more per byte. This judges outcomes only: no search should give up copies that fuse to please a product that is fast
+# either way.
 THIN = 64  # rows or columns of the other operand, up to which a product is a thin one
-HANDLING = {"cpu": Handling(right=0.5 / 128, turned=4.0 / 128, against=0.5, burden=2.0)}
+HANDLING = {
+    "cpu": Handling(right=0.5 / 128, turned=4.0 / 128, against=0.5, thin_turned=4.0, per_term=2.0, per_call=3000.0)
+}
+LANES = 16
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,8 @@ class Product:
     """A `dot_general` and the roles of its operands' dimensions.
 
     Attributes:
-        thin: whether it is one of a batch, and each operand has few rows that are not contracted.
+        count: of the batch.
+        rows: of each operand, the places that are not contracted.
     """
 
     eqn: JaxprEqn
@@ -94,7 +105,8 @@ class Product:
     batch: tuple[tuple[int, ...], tuple[int, ...]]
     free: tuple[tuple[int, ...], tuple[int, ...]]
     handling: Handling
-    thin: tuple[bool, bool]
+    count: int
+    rows: tuple[int, int]
 
     @staticmethod
     def of(eqn: JaxprEqn, platform: str) -> "Product":
@@ -107,9 +119,16 @@ class Product:
         sizes = [math.prod(permute(x.aval.shape, f)) for x, f in zip(eqn.invars, free, strict=True)]
         # A matrix times a vector is no matrix product: both ways it is one walk over the matrix.
         handling = HANDLING.get(platform, Handling()) if min(sizes) > 1 else Handling()
-        many = math.prod(permute(eqn.invars[0].aval.shape, tuple(lb))) > 1
-        thin = (many and sizes[0] <= THIN, many and sizes[1] <= THIN)
-        return Product(eqn, (tuple(lc), tuple(rc)), (tuple(lb), tuple(rb)), (free[0], free[1]), handling, thin)
+        count = math.prod(permute(eqn.invars[0].aval.shape, tuple(lb)))
+        return Product(
+            eqn,
+            (tuple(lc), tuple(rc)),
+            (tuple(lb), tuple(rb)),
+            (free[0], free[1]),
+            handling,
+            count,
+            (sizes[0], sizes[1]),
+        )
 
     def as_written(self) -> Form:
         """The form that the program has."""
@@ -169,7 +188,7 @@ class Product:
         # What is copied anyway is copied as the product likes it.
         turned = sides[first].regular and not sides[first].contracts_last
         against = sides[second].regular and sides[second].contracts_last
-        weight += self.handling.against * (against and self.thin[first]) * sizes[second]
+        weight += self.handling.against * (against and self.count > 1 and self.rows[first] <= THIN) * sizes[second]
         weight += self.handling.right * sizes[second] * (2 if against else 1)
         return weight + self.handling.turned * (turned * sizes[first] + (turned and against) * sizes[second])
 
@@ -177,8 +196,13 @@ class Product:
         """What a form takes longer because its left operand is read against its rows, as so many bytes copied."""
         first, second = (1, 0) if form.swapped else (0, 1)
         side = self._side(first, (form.left, form.right)[first], form.batch)
-        turned = side.regular and not side.contracts_last and self.thin[second]
-        return self.handling.burden * nbytes(self.eqn.invars[first].aval) if turned else 0.0
+        if side.contracts_last or not side.regular or self.rows[second] > THIN:
+            return 0.0
+        left = self.eqn.invars[first].aval
+        if self.count == 1:
+            return self.handling.thin_turned * nbytes(left)
+        terms = left.size * self.rows[second] * max(1.0, LANES / max(1, self.rows[second]))
+        return max(0.0, self.handling.per_term * terms - self.handling.per_call * self.count)
 
     def wishes(self, side: int, wanted: Order) -> list[Order]:
         """Orders of an operand that a product likes whose result is stored as `wanted`."""

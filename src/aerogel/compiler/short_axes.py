@@ -37,8 +37,9 @@ FOLDS = {
     "reduce_min": lax.min,
     "dot_general": lax.add,
 }
-FEWEST = 1024  # results; below, starting either form takes most of the time
-FEWEST_SUMMED = 4096  # elements of a value that is made small by a reduction beside the short axis
+# Elements of what is reduced. Fewer than these XLA's CPU backend reduces in a loop of its own, more it hands to a
+# library (jaxlib 0.10.2): norms of 1,365 points take 3 us, of 1,366 16 us, and entry by entry 3 us and 4 us.
+FEWEST = 4096
 AMPLIFIED = 16  # times that such a value is larger than what it is made of: an array that is there is read as it is
 IN_CACHE = 4 << 20  # bytes up to which storing what all entries read costs little
 ENTRYWISE = "the innermost loop is a long one"
@@ -118,7 +119,7 @@ def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     if last in axes or not axes:
         return None, "it is reduced together with other axes, by one loop"
     found = Components(level, operand, last)
-    if operand.aval.size < FEWEST_SUMMED or not found.amplify(AMPLIFIED):
+    if operand.aval.size < FEWEST or not found.amplify(AMPLIFIED):
         return None, "what it reads is there, and read as it is"
     if found.stores(IN_CACHE):
         return None, "all entries would read a large value that is not stored now"
@@ -128,8 +129,8 @@ def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
 def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:
     """The reduction over the short axis; of a product, that of its operands' entries."""
     eqn = level.eqns[place]
-    if eqn.outvars[0].aval.size < FEWEST:
-        return None, f"fewer than {FEWEST} results: starting either form takes most of the time"
+    if eqn.invars[0].aval.size < FEWEST:
+        return None, f"fewer than {FEWEST} numbers: XLA's own loop is as fast"
     found = [Components(level, x, x.aval.ndim - 1) for x in eqn.invars]
     amplified = all(one.amplify(AMPLIFIED) for one in found)
     if context.before_differentiation and not amplified:

@@ -14,7 +14,7 @@ from .axes.elementwise import NAMES as ELEMENTWISE
 from .level import Level
 from .loop import Loop, as_loop
 from .program import is_var
-from .short_axes import AMPLIFIED, FEWEST_SUMMED
+from .short_axes import AMPLIFIED, FEWEST
 
 VECTOR = 8  # entries of float32: rows that fill one are computed as vectors, and as fast as anything
 
@@ -54,5 +54,5 @@ def _summed(level: Level, place: int) -> Iterator[tuple[int, ...]]:
 
 def _is_beside(eqn: JaxprEqn) -> bool:
     shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
-    large = eqn.invars[0].aval.size >= FEWEST_SUMMED
+    large = eqn.invars[0].aval.size >= FEWEST
     return large and bool(axes) and len(shape) - 1 not in axes and 2 <= shape[-1] < VECTOR

@@ -5,7 +5,8 @@ counts 4 times; moving data counts nothing. Nested programs are not looked into 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from aerogel._jax import JaxprEqn
@@ -53,14 +54,19 @@ def dot_shape(eqn: JaxprEqn) -> tuple[int, int, int, int]:
 
 def copied_operands(eqn: JaxprEqn) -> list[Any]:
     """The types of the operands that XLA copies for a `dot_general`."""
-    pairs = zip((x.aval for x in eqn.invars), eqn.params["dimension_numbers"][1], strict=True)
-    return [aval for aval, batch in pairs if is_copied(aval.shape, [d in batch for d in range(len(aval.shape))])]
+    contract, batch = eqn.params["dimension_numbers"]
+    sides = zip((x.aval for x in eqn.invars), batch, contract, strict=True)
+    return [aval for aval, b, c in sides if is_copied(aval.shape, [(d in b, d in c) for d in range(len(aval.shape))])]
 
 
-def is_copied(sizes: Sequence[int], batched: Sequence[bool]) -> bool:
-    """Whether XLA copies an operand of a product of such dimensions: one of the batch comes after one that is none."""
-    long = [batch for size, batch in zip(sizes, batched, strict=True) if size > 1]
-    return any(long[sum(long) :])
+def is_copied(sizes: Sequence[int], roles: Iterable[tuple[bool, bool]]) -> bool:
+    """Whether XLA copies an operand of a product, whose dimensions are batched or contracted as `roles` says.
+
+    It reads batched dimensions first, then those that are contracted and then those that are not, or the other way.
+    """
+    runs = [role for role, _ in groupby(role for size, role in zip(sizes, roles, strict=True) if size > 1)]
+    batched = [batch for batch, _ in runs]
+    return any(batched[1:]) or len(runs) > 2 + any(batched)
 
 
 def matrices(eqn: JaxprEqn) -> tuple[int, int, int]:
