@@ -59,6 +59,27 @@ def test_counted_rows_are_batch_dimensions(kind: str, mode: str, seed: int) -> N
         np.testing.assert_array_equal(jax.jit(run)(x, labels)[0], jax.jit(g)(x, labels))
 
 
+def test_the_diagonal_of_a_transpose_is_that_of_the_matrix() -> None:
+    """It is read from the matrix, the same bits; other entries of a transpose, and of other shapes, are not."""
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    places = {
+        "diagonal": (x, lambda x: jnp.arange(4)[:, None], True),
+        "another place": (x, lambda x: 3 - jnp.arange(4)[:, None], False),
+        "wide": (x[:3], lambda x: jnp.arange(4)[:, None], False),
+    }
+    for of, place, turned in places.values():
+
+        def f(x: Any, place: Any = place) -> Any:
+            return jnp.take_along_axis(x.T, place(x), 1)
+
+        traced: Any = jax.make_jaxpr(f)(of)
+        jaxpr = canonical(normalize(traced)[0].jaxpr)
+        (gather,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "gather")
+        assert (gather.invars[0] in jaxpr.invars) == turned
+        run, _ = numbers_of(f, of)
+        np.testing.assert_array_equal(jax.jit(run)(of)[0], jax.jit(f)(of))
+
+
 @pytest.mark.parametrize(
     "f",
     [

@@ -106,6 +106,17 @@ def wide(x: Any, y: Any, v: Any) -> Any:
     return jnp.mean(jax.vmap(lambda a: jnp.sum((1 + 0.5 * jnp.sum((a - y) ** 2, -1)) ** -1.5 * v))(x) ** 2)
 
 
+def contrastive(x: Any, y: Any, v: Any) -> Any:
+    """CLIP's loss: a cross-entropy along the rows and one along the columns, both with the diagonal for labels."""
+
+    def cross_entropy(logits: Any) -> Any:
+        labels = jnp.arange(logits.shape[0])[:, None]
+        return jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels, -1)[:, 0]
+
+    logits = v.sum() * x @ y.T
+    return cross_entropy(logits) + cross_entropy(logits.T)
+
+
 POINTS = (normal(0, N, 3), normal(1, M, 3), normal(2, M))
 TOKENS = (normal(0, N, 16), normal(1, M, 16), normal(2, M, 5))
 Formula = Callable[..., Any]
@@ -129,6 +140,7 @@ SMOOTH: dict[str, tuple[Formula, tuple[Any, ...]]] = {
     "heads": (heads, TOKENS),
     "bias by index": (bias, TOKENS),
     "column softmax": (column_softmax, TOKENS),
+    "both directions": (contrastive, (normal(0, N, 16), normal(1, N, 16), normal(2, M))),
 }
 CHOICES: dict[str, tuple[Formula, tuple[Any, ...]]] = {
     "argmin": (lambda x, y, v: distances(x, y).argmin(1), POINTS),
@@ -197,7 +209,7 @@ def sizes_in(jaxpr: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["broadcast", "vmap of vmap", "logsumexp", "nearest", "forces", "mixture", "attention"]
+    "name", ["broadcast", "vmap of vmap", "logsumexp", "nearest", "forces", "mixture", "attention", "both directions"]
 )
 def test_nothing_large_is_left(name: str) -> None:
     """At 8192 by 8192 no value of the optimised program, gradient included, has a tenth of the elements."""

@@ -1,6 +1,7 @@
 """What JAX's derivatives write in a roundabout way, in the form that loops take in best. Nothing here reads more.
 
-* Picking one entry of each row by counted indices (`logp[jnp.arange(n), labels]`) is picking along an axis.
+* Picking one entry of each row by counted indices (`logp[jnp.arange(n), labels]`) is picking along an axis; the
+  diagonal of a transpose is that of the matrix.
 * The gradient of picking one entry of each row (`take_along_axis`, the label's logit under a cross-entropy) is a
   scatter into zeros. As a comparison with a counter it fuses into what reads it, and its sum over the row is known.
 * The gradient of a weight is the transpose of a product. The product with its operands exchanged needs none, and can be
@@ -18,7 +19,7 @@ from jax import lax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .level import Edit, Level, apply_edits
-from .picks import batched_pick, is_zeros
+from .picks import batched_pick, is_zeros, untransposed_diagonal
 from .products import may_swap
 from .program import Builder, is_var
 
@@ -39,6 +40,8 @@ def canonical(jaxpr: Jaxpr) -> Jaxpr:
         if eqn.primitive.name == "scatter-add":
             one = _one_entry(level, eqn)
             edit = None if one is None else _compared(level, place, one)
+        elif eqn.primitive.name == "gather":
+            edit = untransposed_diagonal(level, place)
         else:
             edit = _exchanged(level, place) if eqn.primitive.name == "transpose" else None
         if edit is not None:

@@ -88,6 +88,26 @@ def _pick(level: Level, eqn: JaxprEqn) -> _Pick | None:
     return _Pick(dim, place)
 
 
+def untransposed_diagonal(level: Level, position: int) -> Edit | None:
+    """The diagonal of a transposed matrix, `jnp.take_along_axis(x.T, jnp.arange(n)[:, None], 1)`, read from the matrix.
+
+    A loss in both directions (CLIP's) picks from the logits and from their transpose; a loop over rows of the logits
+    can take in what reads rows.
+    """
+    eqn = level.eqns[position]
+    operand, index = eqn.invars
+    numbers, shape = eqn.params["dimension_numbers"], operand.aval.shape
+    maker = level.eqns[level.made_by[operand]] if is_var(operand) and operand in level.made_by else None
+    if maker is None or maker.primitive.name != "transpose" or len(shape) != 2 or shape[0] != shape[1]:
+        return None
+    if len(numbers.operand_batching_dims) != 1 or len(numbers.start_index_map) != 1 or numbers.offset_dims:
+        return None
+    if counts_along(level, index) != numbers.start_indices_batching_dims[0]:
+        return None
+    eqns = [eqn.replace(invars=[maker.invars[0], index])]
+    return Edit(position, frozenset({position}), eqns, {}, frozenset({position}))
+
+
 def is_zeros(level: Level, x: Atom) -> bool:
     """Whether an atom is an array of zeros."""
     if not is_var(x):

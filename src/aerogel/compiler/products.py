@@ -26,7 +26,7 @@ class Handling:
         right: the right operand, which is packed; as much again when its last dimension is contracted.
         turned: the left operand when its last dimension is not contracted, and then a right one whose is.
         against: of a batch of thin products, the right operand when its last dimension is contracted.
-        thin_turned: of one thin product, the left operand when its last dimension is not contracted.
+        thin_turned: of one thin and deep product, the left operand when its last dimension is not contracted.
         per_term: of a batch of these, one multiplication then, for which there is a plain loop; of rows of the right
             operand shorter than a register, `LANES` numbers, the loop takes as long as for one.
         per_call: of such a batch, what each product costs otherwise: a call of the library.
@@ -55,6 +55,10 @@ HANDLING = {
     "cpu": Handling(right=0.5 / 128, turned=4.0 / 128, against=0.5, thin_turned=4.0, per_term=2.0, per_call=3000.0)
 }
 LANES = 16
+# Of a shallow product the library reads either way (the integrals of a quantum chemist, 12 x 1728, in a chain of four
+# such products: 0.75 of plain JAX's time, and as much as that with what else it takes to have them the other way).
+DEEP = 32
+LEAST_BYTES = 1 << 12  # of its operand: less is read in the time that a transpose takes to begin
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,8 @@ class Product:
             return 0.0
         left = self.eqn.invars[first].aval
         if self.count == 1:
-            return self.handling.thin_turned * nbytes(left)
+            is_deep = left.size >= DEEP * self.rows[first] and nbytes(left) >= LEAST_BYTES
+            return self.handling.thin_turned * nbytes(left) if is_deep else 0.0
         terms = left.size * self.rows[second] * max(1.0, LANES / max(1, self.rows[second]))
         return max(0.0, self.handling.per_term * terms - self.handling.per_call * self.count)
 

@@ -133,7 +133,7 @@ def made_again(stream: Stream, x: Var, size: int) -> list[JaxprEqn]:
         place = level.made_by.get(v)
         if place in places or v.aval.size * SMALLER <= x.aval.size:
             continue
-        if place is None or place in stream.answers or not _is_cheap(level.eqns[place]):
+        if place is None or place in stream.answers or not is_cheap(level.eqns[place]):
             return []
         places.add(place)
         stack += [y for y in level.eqns[place].invars if is_var(y)]
@@ -199,7 +199,8 @@ def is_light(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in LIGHT
 
 
-def _is_cheap(eqn: JaxprEqn) -> bool:
+def is_cheap(eqn: JaxprEqn) -> bool:
+    """Whether an equation costs little in any number: none of its operations is a dear one."""
     return is_light(eqn) and eqn.primitive.name not in DEAR and not eqn.effects
 
 

@@ -119,7 +119,7 @@ class BatchNorm(Module):
                 to_fix="call it with a leading batch axis; give the vmap's axis_name; or ag.inference(model)",
             )
         mean = _over(jnp.mean(x, axes), self.axis_name)
-        centred = x - mean.reshape(self.channels, *[1] * self.num_spatial_dims)
+        centred = x - aligned(x, mean, self.num_spatial_dims)
         var = _over(jnp.mean(centred * centred, axes), self.axis_name)
         if count and self.running_mean is not None and self.running_var is not None:
             # As in PyTorch, the running variance is the unbiased one, and the batch is normalised with the biased one.

@@ -221,5 +221,5 @@ def promoted(*arrays: Any) -> tuple[jax.Array, ...]:
 
 
 def with_bias(x: jax.Array, bias: Any, num_spatial_dims: int) -> jax.Array:
-    """The sum of [..., channels, *space] and [channels]."""
-    return x if bias is None else x + aligned(x, value_of(bias), num_spatial_dims)
+    """The sum of [..., channels, *space] and [channels], or [channels, 1, ...], as Equinox has it."""
+    return x if bias is None else x + aligned(x, value_of(bias).reshape(-1), num_spatial_dims)

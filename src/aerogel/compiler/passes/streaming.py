@@ -14,6 +14,7 @@ from ..cost import nbytes
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
+from ..own_copies import with_own_copies
 from ..pipeline import Context, broken_limit
 from ..program import Program, inner_jaxprs, where
 from ..report import Decision
@@ -56,7 +57,7 @@ class _Walk:
         if not any(nbytes(v.aval) >= least for eqn in jaxpr.eqns for v in eqn.outvars):
             return jaxpr
         inside = any(v in self.ours for eqn in jaxpr.eqns for v in eqn.outvars)
-        level = Level(canonical(jaxpr))
+        level = Level(with_own_copies(canonical(jaxpr), least))
         edits: list[Edit] = []
         seen: set[Var] = set()  # values that were looked at, or belong to a stream
         taken: set[int] = set()  # equations that do
