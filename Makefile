@@ -48,7 +48,7 @@ test-all: test
 lint: $(STAMP)-test
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
-	@$(BIN)/pyright --pythonpath $(BIN)/python
+	@$(BIN)/pyright --pythonpath $(BIN)/python --threads 2
 
 format: $(STAMP)-test
 	@$(BIN)/ruff check --fix

@@ -119,12 +119,12 @@ class Stream:
 def made_again(stream: Stream, x: Var, size: int) -> list[JaxprEqn]:
     """The equations that make again, in each block, what all blocks of `size` indices share.
 
-    None, but for what is large beside a block, cheap, and made of what is small: a mask that heads share, or groups of
-    them, would exist as long as the loop runs.
+    None, but for what is as large as a block, cheap, and made of what is small: a mask that heads share would exist as
+    long as the loop runs.
     """
     level = stream.level
     block = max(v.aval.size for v in stream.large) // stream.length * size
-    if x.aval.size * SMALLER < block or any(k not in stream.answers for k in level.readers(x)):
+    if x.aval.size < block or any(k not in stream.answers for k in level.readers(x)):
         return []
     places: set[int] = set()
     stack = [x]
