@@ -150,7 +150,7 @@ def _plus(total_of: RowSum, row: JaxprEqn, dim: int, size: int, builder: Builder
 
 def _same_in_rows(level: Level, x: Atom, dim: int) -> JaxprEqn | None:
     """The broadcast that makes a value whose entries do not differ along `dim`."""
-    maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
+    maker = level.maker(x)
     if maker is None or maker.primitive.name != "broadcast_in_dim" or dim in maker.params["broadcast_dimensions"]:
         return None
     return maker

@@ -1,15 +1,14 @@
 """Identity matrices as programs make them: a comparison of two counters."""
 
-from aerogel._jax import Atom, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, Literal, Var
 
 from .axes.rebind import shape_of
 from .level import Level
-from .program import is_var
 
 
 def identity_axes(level: Level, x: Atom) -> tuple[int, int] | None:
     """The two axes of `x` of which each index of the others holds an identity matrix; None if there are none."""
-    eqn = _maker(level, x)
+    eqn = level.maker(x)
     if eqn is None:
         return None
     name = eqn.primitive.name
@@ -31,14 +30,9 @@ def identity_axes(level: Level, x: Atom) -> tuple[int, int] | None:
     return None
 
 
-def _maker(level: Level, x: Atom) -> JaxprEqn | None:
-    place = level.made_by.get(x) if is_var(x) else None
-    return None if place is None else level.eqns[place]
-
-
 def _counter(level: Level, x: Atom) -> int | None:
     """The axis that `x` counts along, from 0."""
-    eqn = _maker(level, x)
+    eqn = level.maker(x)
     if eqn is None:
         return None
     if eqn.primitive.name == "add":  # jnp.eye adds its offset, 0

@@ -48,6 +48,11 @@ class Level:
         """The places of the equations that read `var`; -1 stands for the results."""
         return self.read_by.get(var, [])
 
+    def maker(self, x: Atom) -> JaxprEqn | None:
+        """The equation that makes a value; None of literals, and of what comes from outside."""
+        place = self.made_by.get(x) if is_var(x) else None
+        return None if place is None else self.eqns[place]
+
 
 @remembered
 def loops_behind(jaxpr: Jaxpr) -> Mapping[Var, int]:

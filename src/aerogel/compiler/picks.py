@@ -97,7 +97,7 @@ def untransposed_diagonal(level: Level, position: int) -> Edit | None:
     eqn = level.eqns[position]
     operand, index = eqn.invars
     numbers, shape = eqn.params["dimension_numbers"], operand.aval.shape
-    maker = level.eqns[level.made_by[operand]] if is_var(operand) and operand in level.made_by else None
+    maker = level.maker(operand)
     if maker is None or maker.primitive.name != "transpose" or len(shape) != 2 or shape[0] != shape[1]:
         return None
     if len(numbers.operand_batching_dims) != 1 or len(numbers.start_index_map) != 1 or numbers.offset_dims:
@@ -118,7 +118,7 @@ def is_zeros(level: Level, x: Atom) -> bool:
 
 def _columns(level: Level, index: Atom, count: int) -> list[Atom] | None:
     """The parts of an array of indices, one for each dimension that is indexed, each with a last dimension of one."""
-    maker = level.eqns[level.made_by[index]] if is_var(index) and index in level.made_by else None
+    maker = level.maker(index)
     if maker is None or maker.primitive.name != "concatenate" or len(maker.invars) != count:
         return None
     last = maker.params["dimension"] == len(index.aval.shape) - 1
@@ -127,7 +127,7 @@ def _columns(level: Level, index: Atom, count: int) -> list[Atom] | None:
 
 def counts_along(level: Level, x: Atom) -> int | None:
     """The dimension along which an array of integers counts 0, 1, 2, ... and along no other; None if there is none."""
-    maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
+    maker = level.maker(x)
     if maker is None:
         return None
     name, p, shape = maker.primitive.name, maker.params, x.aval.shape
@@ -156,7 +156,7 @@ def counts_along(level: Level, x: Atom) -> int | None:
 def _unwrapped(level: Level, eqn: JaxprEqn) -> int | None:
     """The dimension along which `where(i < 0, i + n, i)` counts: that of `i`, which never is below zero."""
     below, kept = eqn.invars[:2]
-    maker = level.eqns[level.made_by[below]] if is_var(below) and below in level.made_by else None
+    maker = level.maker(below)
     if maker is None or maker.primitive.name != "lt" or maker.invars[0] is not kept or len(eqn.invars) != 3:
         return None
     zero = maker.invars[1]

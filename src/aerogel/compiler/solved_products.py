@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn
+from aerogel._jax import JaxprEqn
 
 from .level import Edit, Level
 from .networks import is_plain
-from .program import Builder, is_var
+from .program import Builder
 from .solves import DenseSolve, dense_solve
 
 
@@ -29,9 +29,9 @@ def _edits(level: Level, place: int) -> list[Edit]:
     lengths = eqn.params["const_lengths"]
     if solve is None or solve.batch or len(b.aval.shape) != 2 or len(eqn.invars) != sum(lengths) + 1:
         return []
-    product, own = _maker(level, b), solve.along
+    product, own = level.maker(b), solve.along
     while product is not None and product.primitive.name == "transpose":
-        product, own = _maker(level, product.invars[0]), 1 - own
+        product, own = level.maker(product.invars[0]), 1 - own
     if product is None or product.primitive.name != "dot_general" or not is_plain(product):
         return []
     contract, _ = product.params["dimension_numbers"]
@@ -46,11 +46,6 @@ def _edits(level: Level, place: int) -> list[Edit]:
     (out,) = builder.call(lambda A, x, y: _solved(A, x, y, solve, product, own), eqn.invars[0], *product.invars)
     here = frozenset({place})
     return [Edit(place, here, builder.eqns, {eqn.outvars[0]: out}, here)]
-
-
-def _maker(level: Level, x: Atom) -> JaxprEqn | None:
-    place = level.made_by.get(x) if is_var(x) else None
-    return None if place is None else level.eqns[place]
 
 
 def _solved(A: Any, x: Any, y: Any, solve: DenseSolve, product: JaxprEqn, own: int) -> Any:

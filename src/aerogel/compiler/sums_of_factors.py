@@ -81,13 +81,8 @@ def distributed(level: Level, facts: Facts, machine: Machine) -> list[Distribute
     return found
 
 
-def _maker(level: Level, x: Atom) -> JaxprEqn | None:
-    place = level.made_by.get(x) if is_var(x) else None
-    return None if place is None else level.eqns[place]
-
-
 def _is_sum(level: Level, x: Atom) -> bool:
-    made = _maker(level, x)
+    made = level.maker(x)
     return made is not None and made.primitive.name in ("add", "sub") and _is_alike(made)
 
 
@@ -101,7 +96,7 @@ def _is_alike(eqn: JaxprEqn) -> bool:
 def _moved(level: Level, x: Atom) -> tuple[Atom, list[JaxprEqn]]:
     """What a value is a transpose of, and the transposes, the innermost first."""
     moves: list[JaxprEqn] = []
-    while (made := _maker(level, x)) is not None and made.primitive.name == "transpose":
+    while (made := level.maker(x)) is not None and made.primitive.name == "transpose":
         moves.insert(0, made)
         x = made.invars[0]
     return x, moves
@@ -134,7 +129,7 @@ def _judged(
 
 def _collect(level: Level, facts: Facts, one: _Sum, x: Atom, scales: tuple[tuple[str, Atom], ...]) -> None:
     """Adds the terms of `x`, which the `scales` multiply, to a sum."""
-    made = _maker(level, x)
+    made = level.maker(x)
     alone = is_var(x) and len(level.readers(x)) == 1
     if made is not None and (alone or not (one.terms or scales)) and _is_sum(level, made.outvars[0]):
         one.made.add(level.made_by[made.outvars[0]])
@@ -147,7 +142,7 @@ def _collect(level: Level, facts: Facts, one: _Sum, x: Atom, scales: tuple[tuple
     while rank is None and (scaled := _scaled(level, made)) is not None:
         step, x = scaled
         scales = (step, *scales)
-        made, rank = _maker(level, x), _rank(level, facts, x)
+        made, rank = level.maker(x), _rank(level, facts, x)
         if is_var(x) and len(level.readers(x)) == 1 and x in level.made_by and places:
             places.add(level.made_by[x])
     one.terms.append(_Term(x, scales, rank, frozenset(places) if rank is not None else frozenset()))
@@ -169,7 +164,7 @@ def _scaled(level: Level, made: JaxprEqn | None) -> tuple[tuple[str, Atom], Atom
 
 def _number(level: Level, x: Atom) -> Atom | None:
     """The scalar that a value repeats; None if it is no such value."""
-    made = _maker(level, x)
+    made = level.maker(x)
     if made is not None and made.primitive.name == "broadcast_in_dim" and not made.invars[0].aval.shape:
         x = made.invars[0]
     return x if not x.aval.shape else None
@@ -183,7 +178,7 @@ def _rank(level: Level, facts: Facts, x: Atom) -> int | None:
         return 0
     if len(shape) == 2 and the(Separable, known) is not None:
         return 1
-    made = _maker(level, _moved(level, x)[0])
+    made = level.maker(_moved(level, x)[0])
     if made is None or made.primitive.name != "dot_general":
         return None
     contract, batch = made.params["dimension_numbers"]

@@ -86,7 +86,7 @@ def _missing(level: Level, place: int) -> Iterator[frozenset[int]]:
 
 def _broadcast(level: Level, x: Atom) -> JaxprEqn | None:
     """The equation that makes `x` by repeating a value."""
-    maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
+    maker = level.maker(x)
     return maker if maker is not None and maker.primitive.name == "broadcast_in_dim" else None
 
 

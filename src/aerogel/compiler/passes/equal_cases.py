@@ -60,5 +60,5 @@ def _only_case(level: Level, select: JaxprEqn) -> Var | None:
 
 def _stopped(level: Level, x: Atom) -> Atom:
     """What a value is without the wall for its gradient."""
-    eqn = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
+    eqn = level.maker(x)
     return eqn.invars[0] if eqn is not None and eqn.primitive.name == "stop_gradient" else x

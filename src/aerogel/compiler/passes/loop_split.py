@@ -19,7 +19,7 @@ from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
-from ..program import Builder, Program, count_equations, is_var, where
+from ..program import Builder, Program, count_equations, where
 from ..report import Decision
 from ..split import Split, in_order, parts_of
 from ..window import Window
@@ -117,7 +117,7 @@ def _needs(level: Level, loop: Loop, strict: bool) -> _Needs | None:
     pads: dict[int, JaxprEqn] = {}
     if not strict:
         for k, x in enumerate(loop.xs):
-            maker = level.eqns[level.made_by[x]] if is_var(x) and x in level.made_by else None
+            maker = level.maker(x)
             window = None if maker is None else _window_of_pad(maker, loop.length)
             if maker is not None and window is not None:
                 pads[k] = maker
