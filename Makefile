@@ -8,7 +8,7 @@
 #   make bench-ad      gradients beside plain JAX and PyTorch, on one core and on two: docs/reference/gradients.md
 #   make docs          build the documentation into site/
 #   make differential  50,000 random programs instead of the suite's 2,000
-#   make soundness     100,000 programs around the rules' own patterns instead of the suite's share of 3,000
+#   make soundness     100,000 programs around the rules' own patterns instead of the suite's 3,000
 #   make exhaustive    elementary functions at all 2^32 numbers, and the worst error of each (an hour)
 #   make jax-suite JAX=PATH   JAX's own tests with every jax.jit optimised; PATH is a checkout of JAX
 #   make test-newest   the suite on the newest Python and JAX of this machine
