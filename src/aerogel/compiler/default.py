@@ -28,7 +28,7 @@ from .passes.short_calls import ShortCalls
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
-from .passes.weighted_sums import WeightedSums
+from .passes.sums_of_rows import SumsOfRows
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
@@ -56,7 +56,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopOnce(),
     LoopPieces(),
     LoopRows(),
-    WeightedSums(),
+    SumsOfRows(),
     Seams(),
     ShortRows(),
     ShortCalls(),

@@ -1,9 +1,11 @@
-"""Claim: a sum of products of which a factor repeats along other axes costs what adding up its rows costs.
+"""Claim: a sum or extremum of rows costs what a loop over the rows costs, if they are wide or weighted.
 
-The expert form is a loop over the rows. `einsum` stands beside it: it is what one would try first.
+The expert form is that loop. `einsum` stands beside it where there are weights: it is what one would try first.
 """
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,78 @@ def by_columns(w, x):
     return lax.fori_loop(0, x.shape[1], step, jnp.zeros_like(x[:, 0]))
 
 
+def joined(f, join=jnp.add, step=4):
+    """What `join` makes of `f` of all rows, `step` rows at a time."""
+
+    def by_hand(x):
+        def rows(k, total):
+            return functools.reduce(join, (f(x[step * k + i]) for i in range(step)), total)
+
+        first = functools.reduce(join, (f(x[i]) for i in range(step)))
+        return lax.fori_loop(1, x.shape[0] // step, rows, first)
+
+    return {"four rows at a time": by_hand}
+
+
+def mean_and_deviation(x):
+    return jnp.mean(x, 0), jnp.std(x, 0)
+
+
+def mean_and_deviation_by_hand(x):
+    """A loop for the mean, another for the squares around it."""
+    (total,) = joined(lambda row: row).values()
+    mean = total(x) / x.shape[0]
+    (squares,) = joined(lambda row: (row - mean) ** 2).values()
+    return mean, jnp.sqrt(squares(x) / x.shape[0])
+
+
 CASES = (
+    Case(
+        "mean of 48 images",
+        lambda x: jnp.mean(x, 0),
+        {name: lambda x, f=f: f(x) / 48 for name, f in joined(lambda row: row).items()},
+        lambda: (normal(0, 48, 224, 224, 3),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "sum of a function of wide rows",
+        lambda x: jnp.sum(jnp.exp(-x * x), 0),
+        joined(lambda row: jnp.exp(-row * row)),
+        lambda: (normal(0, 16, 40_000),),
+        grad=(0,),
+        bounds=BOUNDS,
+        grad_bounds=NEVER_SLOWER,
+    ),
+    Case(
+        "maximum over an ensemble",
+        lambda x: jnp.max(x, 0),
+        joined(lambda row: row, jnp.maximum),
+        lambda: (normal(0, 32, 128, 256),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "mean and deviation of an ensemble",
+        mean_and_deviation,
+        {"two loops": mean_and_deviation_by_hand},
+        lambda: (normal(0, 32, 128, 256),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "a bias of 32,000 words, its gradient",
+        lambda x, b: jnp.sum(jnp.tanh(x + b) ** 2),
+        {"as it stands": lambda x, b: jnp.sum(jnp.tanh(x + b) ** 2)},
+        lambda: (normal(0, 256, 32_000), normal(1, 32_000)),
+        grad=(1,),
+        bounds=NEVER_SLOWER,
+        grad_bounds=Bounds(over_hand=None, speedup=1.5, memory_over_hand=None),
+    ),
+    Case(
+        "rows of 16,000",
+        lambda x: jnp.sum(jnp.exp(x), 0),
+        {"as it stands": lambda x: jnp.sum(jnp.exp(x), 0)},
+        lambda: (normal(0, 32, 16_000),),
+        bounds=NEVER_SLOWER,
+    ),
     Case(
         "weights of rows and columns",
         lambda w, x: jnp.sum(w[:, None] * x, 0),

@@ -1,4 +1,4 @@
-"""Sums of products of which a factor repeats along other axes are added up row by row."""
+"""Sums and extrema along an axis that is not the last are taken row by row where XLA would go entry by entry."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aerogel as ag
-from aerogel.compiler.passes.weighted_sums import NAME
+from aerogel.compiler.passes.sums_of_rows import NAME
 
 
 def normal(seed: int, *shape: int) -> Any:
@@ -62,6 +62,74 @@ def test_it_fires(name: str) -> None:
     agree(f, *args)
 
 
+wide = normal(2, 6, 130, 130)
+WIDE: dict[str, tuple[Callable[..., Any], Any]] = {
+    "sum": (lambda x: jnp.sum(x, 0), wide),
+    "mean": (lambda x: jnp.mean(x, 0), wide),
+    "maximum": (lambda x: jnp.max(x, 0), wide),
+    "minimum": (lambda x: jnp.min(jnp.abs(x), 0), wide),
+    "of a function": (lambda x: jnp.sum(jnp.exp(-x * x), 0), wide),
+    "of differences": (lambda x: jnp.sum((x - x[:, :1]) ** 2, 0), wide),
+    "over a middle axis": (lambda x: jnp.sum(jnp.sin(x), 1), normal(2, 3, 5, 16_400)),
+    "over two axes": (lambda x: jnp.sum(jnp.sin(x), (0, 1)), normal(2, 3, 5, 16_400)),
+    "over two axes apart": (lambda x: jnp.sum(jnp.sin(x), (0, 2)), normal(2, 3, 5, 2, 16_400)),
+    "in a batch": (jax.vmap(lambda x: jnp.sum(jnp.sin(x), 0)), normal(2, 2, 3, 16_400)),
+    "in a loop": (
+        lambda x: jax.lax.scan(lambda c, _: (c + jnp.sum(jnp.sin(x + c), 0), None), jnp.zeros((130, 130)), None, 3)[0],
+        wide,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_rows(name: str) -> None:
+    """Rows of more entries than the library takes at once: sums, extrema, and what is computed before them."""
+    f, x = WIDE[name]
+    assert fired(f, x) == 1
+    agree(f, x)
+
+
+def test_wide_rows_of_half_precision_are_added_in_float32() -> None:
+    """As JAX adds them: what is rounded is the total."""
+    x = wide.astype("bfloat16")
+    assert fired(lambda x: jnp.sum(x, 0), x) == 1
+    got = jax.jit(ag.optimize(lambda x: jnp.sum(x, 0)))(x)
+    assert got.dtype == "bfloat16"
+    np.testing.assert_allclose(got.astype("float32"), np.sum(np.asarray(x, "float64"), 0), rtol=2**-8, atol=1e-6)
+
+
+def test_variance_reads_wide_rows() -> None:
+    """A mean and a sum of what differs from it."""
+    assert fired(lambda x: jnp.var(x, 0), wide) == 2
+    agree(lambda x: jnp.var(x, 0), wide)
+
+
+def test_strict_takes_extrema_by_rows() -> None:
+    """They are the same in any order, not a number among them too; sums are not."""
+    bad = wide.at[2, 3, 4].set(jnp.nan).at[0, 0, 0].set(jnp.inf).at[1].set(-jnp.inf)
+    for name, count in (("maximum", 1), ("minimum", 1), ("sum", 0)):
+        f, _ = WIDE[name]
+        assert fired(f, bad, numerics="strict") == count
+        if count:  # XLA's library forgets that there was no number; NumPy does not
+            values = np.asarray(bad)
+            want = values.max(0) if name == "maximum" else np.abs(values).min(0)
+            np.testing.assert_array_equal(jax.jit(ag.optimize(f, numerics="strict"))(bad), want)
+
+
+def test_rows_over_devices_stay() -> None:
+    """A loop over rows that lie on other devices would send each of them around; the report says so."""
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(wide, jax.NamedSharding(mesh, jax.P("rows")))
+
+    def f(x: Any) -> Any:
+        return jnp.sum(jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, jax.P("rows"))), 0)
+
+    (decision,) = [d for d in ag.explain(f)(x).decisions if d.rule == NAME]
+    assert not decision.fired
+    assert "devices" in decision.reason
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(x), jnp.sum(wide, 0), rtol=1e-5, atol=1e-5)
+
+
 LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "over the last axis": (lambda w, x: jnp.sum(w[:, None] * x, 2), (normal(1, 24, 48), x)),
     "repeated along the last axis": (lambda w, x: jnp.sum(w[..., None] * x, 0), (normal(1, 24, 20), x)),
@@ -79,6 +147,11 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "read by others": (lambda w, x: (lambda y: (jnp.sum(y, 0), y))(w[:, None] * x), (normal(1, 24, 48), x)),
     "a difference": (lambda w, x: jnp.sum(jnp.abs(w[:, None] - x), 0), (normal(1, 24, 48), x)),
     "an extremum": (lambda w, x: jnp.max(w[:, None] * x, 0), (normal(1, 24, 48), x)),
+    "rows of 16,384": (lambda w, x: jnp.sum(w * x, 0), (normal(1, 3, 16_384), normal(0, 3, 16_384))),
+    "one row": (lambda w, x: jnp.sum(w * x, 0), (normal(1, 1, 16_400), normal(0, 1, 16_400))),
+    "columns of wide rows": (lambda w, x: jnp.sum(w * x, 1), (normal(1, 3, 16_400), normal(0, 3, 16_400))),
+    "all entries": (lambda w, x: jnp.sum(w * x), (normal(1, 3, 16_400), normal(0, 3, 16_400))),
+    "very many wide rows": (lambda x: jnp.sum(x, 0), (jax.ShapeDtypeStruct((4097, 16_400), "float32"),)),
 }
 
 

@@ -1,0 +1,64 @@
+"""Sums of rows: what XLA adds up entry by entry along an axis is added up row by row (see `sums_of_rows.py`)."""
+
+from dataclasses import dataclass
+
+from aerogel._jax import Jaxpr
+
+from ..exactness import Exactness
+from ..level import Level, apply_edits
+from ..levels import rewrite_levels
+from ..pipeline import Context
+from ..program import Program, where
+from ..report import Decision
+from ..sums_of_rows import SumOfRows, in_rows, sums_of_rows
+
+NAME = "sums-of-rows"
+OVER_DEVICES = "its values may be spread over devices, and a row may lie on one of them"
+
+
+@dataclass(frozen=True)
+class SumsOfRows:
+    """The pass. Bound: each reduction is looked at once, with at most 12 operations before it. CPUs only."""
+
+    name: str = NAME
+    exactness: Exactness = Exactness.REASSOCIATES
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such reductions in loops, and a decision for each."""
+        if context.platform != "cpu" or context.before_differentiation:
+            return program, []
+        decisions: list[Decision] = []
+
+        def rewritten(jaxpr: Jaxpr) -> Jaxpr:
+            level = Level(jaxpr)
+            found = [one for one in sums_of_rows(level) if _exactness(level, one) in context.allowed]
+            for one in found:
+                reason = OVER_DEVICES if context.over_devices else _reason(one)
+                at, exactness = where(level.eqns[one.place]), _exactness(level, one)
+                decisions.append(
+                    Decision(NAME, _what(level, one), at, not context.over_devices, reason, exactness=exactness)
+                )
+            if context.over_devices or not found:
+                return jaxpr
+            return apply_edits(jaxpr, [in_rows(level, one) for one in found])[0]
+
+        return rewrite_levels(program, rewritten), decisions
+
+
+def _exactness(level: Level, one: SumOfRows) -> Exactness:
+    """Extrema are the same in any order, but for the sign of a zero."""
+    is_sum = level.eqns[one.place].primitive.name == "reduce_sum"
+    return Exactness.REASSOCIATES if is_sum else Exactness.NO_WORSE
+
+
+def _what(level: Level, one: SumOfRows) -> str:
+    name = level.eqns[one.place].primitive.name
+    kind = {"reduce_max": "a maximum", "reduce_min": "a minimum"}.get(
+        name, "a sum" if one.is_wide else "a weighted sum"
+    )
+    return f"{kind} of {one.rows} rows is {'added up' if name == 'reduce_sum' else 'taken'} row by row"
+
+
+def _reason(one: SumOfRows) -> str:
+    read = "its rows" if one.is_wide else "its factors"
+    return f"XLA would read {read} entry by entry"
