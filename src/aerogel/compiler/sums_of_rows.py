@@ -1,8 +1,8 @@
 """Sums and extrema along an axis that is not the last, which XLA takes entry by entry: row by row.
 
-XLA's CPU backend hands sums and extrema of float32, and what is computed entry by entry before them, to a library
+XLA's CPU backend hands sums and extrema of floats, and what is computed entry by entry before them, to a library
 (`__ynn_fusion`, jaxlib 0.10.2 to 0.12). That walks down one column after the other in two cases. What lies behind the
-axis, the row, has more than 16,384 entries: 0.8 to 1.6 ns per byte, where a loop over the rows takes 0.05 to 0.2
+axis, the row, has more than 64 KiB: 0.8 to 1.6 ns per byte, where a loop over the rows takes 0.05 to 0.2
 (`jnp.mean(images, 0)` of 50 x 224 x 224 x 3 takes 40 ms, and 2.6). Or it is a sum of products of which a factor repeats
 along other axes: `jnp.sum(w[:, None, None] * x, 0)` of 64 x 128 x 256 takes 28 ms, and 0.8. Which ones are slow was
 found by trying all axes of some twenty shapes, from one side of the bound to the other.
@@ -31,8 +31,10 @@ REDUCERS: dict[str, tuple[Any, float]] = {
     "reduce_max": (lax.max, -math.inf),
     "reduce_min": (lax.min, math.inf),
 }
-# Rows of more entries are slow whatever is summed (16,384 take 107 ps per byte, 16,400 take 700).
-WIDE_ROW = 16_384
+# Of what is added up: half precision is in float32, and its extrema, which are not, are faster on one core as they are.
+TYPES = ("float32", "float64")
+# Wider rows are slow whatever is summed (16,384 numbers of float32 take 107 ps per byte, 16,400 take 700).
+WIDE_BYTES = 1 << 16
 # Of what repeats: below, a loop is no faster.
 LEAST_ENTRIES = 16_384
 LEAST_ROW = 64
@@ -65,29 +67,34 @@ class SumOfRows:
 def sums_of_rows(level: Level) -> Iterator[SumOfRows]:
     """The reductions of a level that XLA is slow at."""
     for place, eqn in enumerate(level.eqns):
-        if eqn.primitive.name not in REDUCERS or not is_var(eqn.invars[0]) or eqn.invars[0].aval.dtype != "float32":
+        if eqn.primitive.name not in REDUCERS or not is_var(eqn.invars[0]) or eqn.invars[0].aval.dtype not in TYPES:
             continue
         x, axes = eqn.invars[0], tuple(sorted(eqn.params["axes"]))
         rows = math.prod(x.aval.shape[d] for d in axes)
         if not axes or not 1 < rows <= MOST_ROWS:
             continue
-        is_wide = math.prod(x.aval.shape[max(axes) + 1 :]) > WIDE_ROW
-        if is_wide or _is_weighted(level, eqn):
+        is_wide = math.prod(x.aval.shape[max(axes) + 1 :]) * x.aval.dtype.itemsize > WIDE_BYTES
+        product = None if is_wide else _weighted(level, eqn)
+        if is_wide or product is not None:
             chain = _chain(level, place)
-            if is_wide or level.made_by[x] in chain:
+            if is_wide or product in chain:
                 yield SumOfRows(place, axes, rows, chain, is_wide)
 
 
-def _is_weighted(level: Level, eqn: JaxprEqn) -> bool:
-    """Whether a sum is of products of which a factor repeats so that it is slow."""
+def _weighted(level: Level, eqn: JaxprEqn) -> int | None:
+    """The place of the product that a sum is of, if a factor of it repeats so that the sum is slow."""
     (x,), axes = eqn.invars, eqn.params["axes"]
-    maker = level.maker(x)
-    if eqn.primitive.name != "reduce_sum" or len(axes) != 1 or maker is None or maker.primitive.name != "mul":
-        return False
     shape = x.aval.shape
+    place = level.made_by.get(x) if is_var(x) else None
+    while place is not None and level.eqns[place].primitive.name == "convert_element_type":
+        place = level.made_by.get(level.eqns[place].invars[0])  # type: ignore[arg-type]
+    if eqn.primitive.name != "reduce_sum" or len(axes) != 1 or place is None:
+        return None
     if x.aval.size < LEAST_ENTRIES or x.aval.size // shape[axes[0]] < LEAST_ROW:
-        return False
-    return any(_is_slow(shape, axes[0], missing) for missing in _missing(level, maker))
+        return None
+    maker = level.eqns[place]
+    is_slow = maker.primitive.name == "mul" and any(_is_slow(shape, axes[0], m) for m in _missing(level, maker))
+    return place if is_slow else None
 
 
 def _missing(level: Level, eqn: JaxprEqn) -> Iterator[frozenset[int]]:
@@ -204,6 +211,6 @@ def _joined(*values: Any, level: Level, one: SumOfRows, factors: Mapping[Var, Fa
             (known[made.outvars[0]],) = bind(made, operands, made.params)
         return (k + np.int32(1), join(total, lax.squeeze(known[source], one.axes))), None
 
-    begin = jnp.zeros((), "int32"), jnp.full(eqn.outvars[0].aval.shape, start, "float32")
+    begin = jnp.zeros((), "int32"), jnp.full(eqn.outvars[0].aval.shape, start, source.aval.dtype)
     (_, total), _ = lax.scan(step, begin, None, length=one.rows, unroll=min(one.rows, ROWS_PER_STEP))
     return total
