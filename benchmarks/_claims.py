@@ -46,6 +46,7 @@ CLAIMS = (
     "two_hundred_rules_add_a_quarter_of_trace_and_compile",
     "a_training_step_costs_no_more_than_elsewhere",
     "a_stack_compiles_eight_times_faster_than_its_layers",
+    "a_trajectory_joined_to_its_start_is_not_copied",
     "a_warm_call_costs_what_jit_costs",
     "a_module_crosses_jit_for_what_its_list_costs",
     "a_module_crosses_faster_than_elsewhere",

@@ -59,6 +59,7 @@ FIRES = {
 # test_differential.py, laws/ and compiler/; one of a sorted array alone, in rules/test_selection.py
 ELSEWHERE = {
     "loop-commoning",
+    "loop-ends",
     "loop-kernel",
     "loop-linear",
     "loop-once",

@@ -8,6 +8,7 @@ from .passes.full_sums import FullSums
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_commoning import LoopCommoning
+from .passes.loop_ends import LoopEnds
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
 from .passes.loop_kernel import LoopKernel
@@ -56,6 +57,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopOnce(),
     LoopPieces(),
     LoopRows(),
+    LoopEnds(),
     SumsOfRows(),
     Seams(),
     ShortRows(),

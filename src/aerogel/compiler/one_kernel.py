@@ -23,7 +23,7 @@ from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 
 from . import kernel_products
 from .axes.elementwise import NAMES as ELEMENTWISE
-from .cost import Machine
+from .cost import Machine, nbytes
 from .cost.account import body_kernels, carry_slice
 from .cost.kernels import Kernel
 from .cost.primitives import CUMULATIVE, DEAR, REDUCE
@@ -58,6 +58,9 @@ FUSED = 4.0  # how much faster an operation is beside others of its kernel than 
 # XLA's rule: the "cycles" of a kernel, 10 for a byte and 1 for an operation, beside 100,000 for each thread.
 SHARED_CYCLES = 200_000
 FEWEST_STEPS = 4
+# An array that steps write into is copied into the kernel's own, and back. Of 512 kB that took as long as 2,000 steps
+# gained.
+MOST_WRITTEN_BYTES = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,20 @@ def refusal(eqn: JaxprEqn) -> str | None:
         return "it takes or gives arrays without elements"
     if _compares(eqn):
         return "it keeps or looks for the largest: in one kernel a value may differ in its last bit from what was kept"
+    written = max(map(_written_bytes, inner_jaxprs(eqn)), default=0)
+    if written > MOST_WRITTEN_BYTES:
+        return f"it writes into {written / 1e3:.0f} kB, of which one kernel would have a copy"
     held = list(_all(eqn))
     if len(held) > MOST_EQUATIONS or sum(one.primitive.name in REDUCTIONS for one in held) > MOST_REDUCTIONS:
         return "it is too much for one kernel: XLA would take long to compile it"
     return next((reason for reason in map(_why_not, held) if reason is not None), None)
+
+
+def _written_bytes(body: Jaxpr) -> int:
+    """The size of the largest carry that steps write parts of."""
+    given = set(body.invars)
+    writes = (one for one in body.eqns if one.primitive.name == "dynamic_update_slice")
+    return max((nbytes(one.outvars[0].aval) for one in writes if one.invars[0] in given), default=0)
 
 
 def _why_not(eqn: JaxprEqn) -> str | None:
