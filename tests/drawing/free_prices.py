@@ -5,7 +5,18 @@ from importlib import import_module
 from typing import Any
 
 from aerogel import _jax
-from aerogel.compiler import choose, contractions, hoist_plan, hoistable, producers, residuals, rules, short_axes
+from aerogel.compiler import (
+    choose,
+    contractions,
+    hoist_plan,
+    hoistable,
+    loop_ends,
+    producers,
+    residuals,
+    rules,
+    short_axes,
+    sums_of_rows,
+)
 from aerogel.compiler.kept import Kept
 from aerogel.compiler.one_kernel import Price
 from aerogel.compiler.passes import (
@@ -84,6 +95,7 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (contractions, "MARGIN", 1.5),
     (contractions, "LEAST_SECONDS", -1.0),
     (contractions, "MORE_BYTES", 1 << 60),
+    (loop_ends, "LEAST_BYTES", 1),
     (loop_kernel, "FEWEST_STEPS", 0),
     (loop_kernel, "price", lambda *_: Price(1.0, 0.0)),
 )
@@ -131,6 +143,9 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (cumulative, "SHORTEST_LOOP", 2),
     (cumulative, "FEWEST_ROWS", 3),
     (cumulative, "MOST_REVERSED", 1 << 30),
+    (sums_of_rows, "WIDE_BYTES", 40),
+    (sums_of_rows, "LEAST_ENTRIES", 1),
+    (sums_of_rows, "LEAST_ROW", 1),
     (small_solves, "FEWEST", 1),
     (small_products, "_of_batch", lambda *_: None),
     (small_products, "_of_rows", lambda *_: None),
