@@ -57,7 +57,7 @@ def network_of(
 
 
 def _read_whole(read: Callable[["_Reader"], bool], reader: Callable[[frozenset[int]], "_Reader"]) -> Network | None:
-    """The network that `read` makes in a reader for which sums that are multiplied by themselves are values as they are.
+    """The network that `read` makes in a reader that takes sums which are multiplied by themselves as they are.
 
     `sum((x @ w) ** 2)` is a sum of squares, and so is the diagonal of `(x @ w) @ (x @ w).T`. Multiplied out it is
     `x @ (w @ w.T) @ x`: terms that cancel where `x @ w` is small, and then few digits are left, or less than nothing,
