@@ -2,7 +2,7 @@
 
 Each was up to 16 times slower than plain JAX once: a sum over all points of what is computed over a short axis,
 densities that a maximum reads too, batches of thin products whose layout was turned, functions of a few thousand
-numbers.
+numbers, products turned for the sake of short rows, what others read shifted.
 """
 
 from __future__ import annotations
@@ -111,6 +111,46 @@ def slopes_by_hand(x, y):
     return jnp.sum(y * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * a * (1 + 3 * b * x**2)))
 
 
+def class_losses(x, w):
+    """Of points, for their first class of five."""
+    logits = x @ w
+    return jax.nn.logsumexp(logits, -1) - logits[:, 0]
+
+
+def class_losses_by_hand(x, w):
+    logits = x @ w
+    rows = [logits[:, k] for k in range(w.shape[1])]
+    top = functools.reduce(jnp.maximum, rows)
+    return jnp.log(sum(jnp.exp(row - top) for row in rows)) + top - rows[0]
+
+
+def springs(x, k):
+    """Energy of springs between all points, and of what holds them near the origin."""
+    lengths = jnp.sqrt(jnp.sum((x[:, None] - x[None]) ** 2, -1) + 1e-3)
+    return jnp.sum(k * (lengths - 1) ** 2) + 1e-3 * jnp.sum((x @ x.T) ** 2)
+
+
+def springs_by_hand(x, k):
+    lengths = jnp.sqrt(sum((x[:, None, d] - x[None, :, d]) ** 2 for d in range(x.shape[1])) + 1e-3)
+    return jnp.sum(k * (lengths - 1) ** 2) + 1e-3 * jnp.sum((x @ x.T) ** 2)
+
+
+def two_peaks(x):
+    return jnp.logaddexp(-2 * jnp.sum((x - 2) ** 2, -1), -2 * jnp.sum((x + 2) ** 2, -1))
+
+
+def two_peaks_by_hand(x):
+    return jnp.logaddexp(*(-2 * ((x[..., 0] + c) ** 2 + (x[..., 1] + c) ** 2) for c in (-2, 2)))
+
+
+def exchange(density, x, swap):
+    """A step of parallel tempering: walkers move, and some change places with those of the next temperature."""
+    moved = x + 0.5 * jax.random.normal(jax.random.key(0), x.shape)
+    accepted = jnp.where((density(moved) > density(x))[..., None], moved, x)
+    up = jnp.where(swap[..., None] > 0, jnp.roll(accepted, -1, 0), accepted)
+    return up, density(up)
+
+
 CASES = (
     case("mean distance of points", mean_distance, mean_distance_by_hand, (100_000, 3), (100_000, 3)),
     case("mixture of eight densities", mixture, mixture_by_hand, (20_000,), (8,), (8,), grad=(1, 2)),
@@ -125,4 +165,13 @@ CASES = (
         "powers of 2,100 numbers", lambda x: jnp.abs(x) ** 1.7, lambda x: jnp.exp(1.7 * jnp.log(jnp.abs(x))), (2_100,)
     ),
     case("slopes of GELU, summed", slopes, slopes_by_hand, (1_000_000,), (1_000_000,)),
+    case("losses of five classes", class_losses, class_losses_by_hand, (50_000, 16), (16, 5)),
+    case("springs between points", springs, springs_by_hand, (500, 3), (500, 500), grad=(0,)),
+    case(
+        "exchanged walkers",
+        functools.partial(exchange, two_peaks),
+        functools.partial(exchange, two_peaks_by_hand),
+        (16, 200, 2),
+        (16, 200),
+    ),
 )

@@ -546,3 +546,34 @@ def test_sums_of_nothing_are_left_alone(shape: tuple[int, ...]) -> None:
     assert not fired
     assert_near(run(after, A), run(before, A))
     assert run(after, A)[0].size > 0
+
+
+SQUARES: dict[str, Callable[[Any, Any], Any]] = {
+    "rows": lambda x, w: ((x @ w) ** 2).sum(-1),
+    "rows by hand": lambda x, w: ((x @ w) * (x @ w)).sum(-1),
+    "einsum": lambda x, w: jnp.einsum("ij,ij->i", x @ w, x @ w),
+    "whole": lambda x, w: ((x @ w) ** 2).sum(),
+    "trace": lambda x, w: jnp.trace((x @ w).T @ (x @ w)),
+    "diagonal": lambda x, w: jnp.diagonal((x @ w).T @ (x @ w)),
+    "weighted": lambda x, w: (x[:, 0] ** 2) @ (x @ w) ** 2,
+}
+
+
+@pytest.mark.parametrize("squares", SQUARES.values(), ids=SQUARES)
+def test_sums_of_squares_of_a_product_are_never_negative(squares: Callable[[Any, Any], Any]) -> None:
+    """`x @ w @ w.T @ x` has few digits where `x @ w` is small: a norm of residuals became nan."""
+    w = np.random.default_rng(0).normal(size=(16, 12))
+    x = np.random.default_rng(1).normal(size=(2000, 16))
+    basis = np.linalg.qr(w)[0]
+    args = jnp.asarray(x - x @ basis @ basis.T, jnp.float32), jnp.asarray(w, jnp.float32)
+    plain, got = (np.asarray(jax.jit(f)(*args), np.float64) for f in (squares, ag.optimize(squares)))
+    assert (got >= 0).all()
+    assert np.linalg.norm(got) <= 8 * np.linalg.norm(plain)
+
+
+def test_powers_are_still_multiplied_from_the_cheap_end() -> None:
+    """In `m @ m @ v` no row of `m` meets itself: nothing is a square."""
+    m, v = values(256, 256), values(256)
+    before, after, fired = passed(lambda m, v: ((m @ m) @ v).sum(), m, v)
+    sizes = [max(v.aval.size for e in p.jaxpr.eqns for v in e.outvars) for p in (before, after)]
+    assert (len(fired), *sizes) == (1, 1 << 16, 1 << 8)

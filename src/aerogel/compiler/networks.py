@@ -1,7 +1,7 @@
 """The network of a product or a sum: what it is made of, through everything that only multiplies, moves and adds up."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -21,6 +21,7 @@ VIEWS = frozenset(
 # Not float16: where a scale stands in a product decides there whether it overflows.
 FLOATS = frozenset("bfloat16 float32 float64 complex64 complex128".split())
 ROOTS = frozenset(("dot_general", "reduce_sum", "gather"))
+SUMS = frozenset(("dot_general", "reduce_sum"))
 MOST_FACTORS = 20
 MOST_SUMS = 3  # multiplied out: 8 networks
 DEEPEST = 100
@@ -47,15 +48,33 @@ def network_of(
         return None
     if (eqn.primitive.name != "gather" and not is_plain(eqn)) or not aval.size:
         return None
-    network = Network()
-    try:
-        network.out = tuple(network.label(n) for n in aval.shape)
-        if not _Reader(level, facts, network, aval.dtype, closed, terms).take(place, network.out, 0):
+
+    def read(reader: "_Reader") -> bool:
+        reader.network.out = tuple(reader.network.label(n) for n in aval.shape)
+        return reader.take(place, reader.network.out, 0)
+
+    return _read_whole(read, lambda whole: _Reader(level, facts, Network(), aval.dtype, closed | whole, terms))
+
+
+def _read_whole(read: Callable[["_Reader"], bool], reader: Callable[[frozenset[int]], "_Reader"]) -> Network | None:
+    """The network that `read` makes in a reader that takes sums which are multiplied by themselves as they are.
+
+    `sum((x @ w) ** 2)` is a sum of squares, and so is the diagonal of `(x @ w) @ (x @ w).T`. Multiplied out it is
+    `x @ (w @ w.T) @ x`: terms that cancel where `x @ w` is small, and then few digits are left, or less than nothing,
+    of which no root can be taken. In `x @ x @ x` no dimension of a factor meets itself.
+    """
+    whole: frozenset[int] = frozenset()
+    while True:
+        current = reader(whole)
+        try:
+            if not read(current):
+                return None
+            current.network.finish()
+        except NotOneNetwork:
             return None
-        network.finish()
-    except NotOneNetwork:
-        return None
-    return network
+        if not current.twice:
+            return current.network
+        whole |= current.twice
 
 
 @dataclass(frozen=True)
@@ -148,20 +167,17 @@ def _piece_network(
     aval = eqn.outvars[0].aval
     if str(aval.dtype) not in FLOATS or aval.weak_type or not is_plain(eqn) or not aval.size:
         return None
-    network = Network()
     operands: list[Atom] = list(eqn.invars)
     operands[side] = piece
     window = None if other is None else (other, *rows)
-    reader = _Reader(level, facts, network, aval.dtype, closed)
-    try:
-        network.out = tuple(network.label(rows[1] - rows[0] if d == at else n) for d, n in enumerate(aval.shape))
-        if not _dot(reader, eqn, network.out, 0, operands, {1 - side: window}):
-            return None
-        network.places.add(place)
-        network.finish()
-    except NotOneNetwork:
-        return None
-    return network
+    shape = [rows[1] - rows[0] if d == at else n for d, n in enumerate(aval.shape)]
+
+    def read(reader: _Reader) -> bool:
+        reader.network.out = tuple(map(reader.network.label, shape))
+        reader.network.places.add(place)
+        return _dot(reader, eqn, reader.network.out, 0, operands, {1 - side: window})
+
+    return _read_whole(read, lambda whole: _Reader(level, facts, Network(), aval.dtype, closed | whole))
 
 
 def is_plain(eqn: JaxprEqn) -> bool:
@@ -181,6 +197,8 @@ class _Reader:
     dtype: object
     closed: frozenset[int]
     terms: Sequence[int] | None = None  # of each known sum that is met, which term is taken; None to leave them
+    sums: dict[int, list[Dims]] = field(default_factory=dict)  # how the sums at these places are labelled
+    twice: frozenset[int] = frozenset()  # places of the sums that are multiplied by themselves
 
     def read(self, atom: Atom, dims: Dims, depth: int) -> None:
         """Multiplies the network by a value whose dimensions are labelled `dims`."""
@@ -256,15 +274,33 @@ class _Reader:
     def take(self, place: int, dims: Dims, depth: int) -> bool:
         """Takes an equation in, its result's dimensions labelled `dims`; whether it could."""
         eqn = self.level.eqns[place]
+        if _adds_up(eqn):
+            self._note_sum(place, dims)
         taken = TAKE[eqn.primitive.name](self, eqn, dims, depth)
         if taken:
             self.network.places.add(place)
         return taken
 
+    def _note_sum(self, place: int, dims: Dims) -> None:
+        """Notes that a sum is met once more along a dimension along which it was met before, if it is."""
+        before = self.sums.setdefault(place, [])
+        resolved = self.network.resolved
+        if any(set(resolved(a)) & set(resolved(b)) for other in before for a, b in zip(other, dims, strict=True)):
+            self.twice |= {place}
+        before.append(dims)
+
     def read_stretched(self, atom: Atom, dims: Dims, depth: int) -> None:
         """An operand of an entrywise equation: scalars and dimensions of size 1 are repeated."""
         shape = atom.aval.shape
         self.read(atom, tuple(() if n == 1 else dim for n, dim in zip(shape, dims, strict=False)), depth)
+
+
+def _adds_up(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a sum of several products or numbers."""
+    shape, axes = eqn.invars[0].aval.shape, eqn.params.get("axes", ())
+    if eqn.primitive.name == "dot_general":
+        axes = eqn.params["dimension_numbers"][0][0]
+    return eqn.primitive.name in SUMS and any(shape[d] > 1 for d in axes)
 
 
 Take = Callable[[_Reader, JaxprEqn, Dims, int], bool]

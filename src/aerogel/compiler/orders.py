@@ -19,10 +19,6 @@ REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split()
 )
 CARRIERS = REDUCTIONS | {"transpose", "squeeze", "reshape"}
-# A reduction over a last axis shorter than this leaves vector registers empty (cost/seconds.py says the same).
-SHORT_AXIS = 16
-# Smaller arrays are reduced in the time that a transpose takes to begin.
-FEW_BYTES = 1 << 13
 
 
 def natural(rank: int) -> Order:
@@ -114,18 +110,6 @@ def result_order(eqn: JaxprEqn, order: Order) -> Order:
     for place, d in zip(sorted(dims), order, strict=True):
         found[place] = dims[d]
     return tuple(found)
-
-
-def short_reduction_weight(eqn: JaxprEqn, order: Order) -> int:
-    """What a reduction costs more because it runs over a short last axis of what is stored in `order`."""
-    if eqn.primitive.name not in REDUCTIONS:
-        return 0
-    shape, last, aval = eqn.invars[0].aval.shape, 1, eqn.invars[0].aval
-    for d in reversed(order):
-        if d not in eqn.params["axes"]:
-            break
-        last *= shape[d]
-    return 4 * nbytes(aval) if 1 < last < SHORT_AXIS and nbytes(aval) >= FEW_BYTES else 0
 
 
 def _carry_reshape(eqn: JaxprEqn, order: Order) -> Carried | None:

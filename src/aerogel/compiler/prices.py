@@ -20,7 +20,6 @@ from .orders import (
     operand_order,
     pull,
     result_order,
-    short_reduction_weight,
 )
 from .products import Form, Product
 
@@ -118,7 +117,7 @@ class Carrying(Price):
             if order is not None and carried is not None:
                 weight = copy_weight(self.aval, stored, _under(self.chain, order))
                 weight += copy_weight(out, carried.order, wanted)
-                found.append((weight + short_reduction_weight(self.eqn, order), order))
+                found.append((weight, order))
         return found
 
     def _weight(self, at: Orders) -> float:

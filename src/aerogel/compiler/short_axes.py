@@ -6,7 +6,7 @@ is small beside the value may be cut: a gradient pads and adds up what was cut, 
 is large.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,16 +14,20 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .axes.rebind import bind
 from .components import ELEMENTWISE, MOST_EQUATIONS, Components
+from .cost import nbytes
 from .cost.primitives import REDUCE
 from .exactness import Exactness
 from .level import Edit, Level, apply_edits
+from .once import SHIFTED_SECONDS
 from .pipeline import Context
 from .program import Builder
 from .rules.once import once
+from .shifted import flops_again
 
 # From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
 LONGEST = {"reduce_sum": 8, "reduce_prod": 8, "reduce_max": 4, "reduce_min": 4, "dot_general": 8}
@@ -47,11 +51,16 @@ ENTRYWISE = "the innermost loop is a long one"
 
 @dataclass(frozen=True)
 class Site:
-    """A reduction with a short last axis: the edit that makes it entry by entry, or none, and why."""
+    """A reduction with a short last axis: the edit that makes it entry by entry, or none, and why.
+
+    Attributes:
+        leaves: what its entries are cut from.
+    """
 
     eqn: JaxprEqn
     edit: Edit | None
     reason: str
+    leaves: frozenset[Var] = frozenset()
 
 
 def entry_by_entry(jaxpr: Jaxpr, context: Context) -> tuple[Jaxpr, list[Site]]:
@@ -66,7 +75,10 @@ def entry_by_entry(jaxpr: Jaxpr, context: Context) -> tuple[Jaxpr, list[Site]]:
         if not edits:
             return jaxpr, [*done, *sites]
         done += [site for site in sites if site.edit is not None]
+        cut = frozenset(leaf for site in sites if site.edit is not None for leaf in site.leaves)
+        stored = [] if context.before_differentiation else list(_stored(Level(jaxpr), cut, context))
         jaxpr, _ = apply_edits(jaxpr, edits)
+        jaxpr, _ = apply_edits(jaxpr, [_kept(jaxpr, v) for v in stored])
 
 
 def acts(context: Context) -> bool:
@@ -82,7 +94,33 @@ def _sites(jaxpr: Jaxpr, context: Context) -> Iterator[Site]:
     for place in places:
         eqn = jaxpr.eqns[place]
         if eqn.invars[0].aval.shape[-1] <= LONGEST[eqn.primitive.name] or _is_in_no_memory(level, eqn):
-            yield Site(eqn, *_edit(level, place, context))
+            edit, reason = _edit(level, place, context)
+            leaves = frozenset(v for x in eqn.invars for v in Components(level, x, x.aval.ndim - 1).leaves)
+            yield Site(eqn, edit, reason, leaves)
+
+
+def _stored(level: Level, leaves: Iterable[Var], context: Context) -> Iterator[Var]:
+    """Those of `leaves` that should still be stored when no reduction reads them, which had XLA store them.
+
+    Else they are fused into all that read them: behind a shift that is scalar code, once for each place.
+    """
+    for leaf in sorted((v for v in leaves if v in level.made_by), key=lambda v: level.made_by[v]):
+        if leaf.aval.dtype != np.float32 or len(level.readers(leaf)) < 2:
+            continue
+        again = leaf.aval.size * flops_again(level, leaf) * SHIFTED_SECONDS
+        if again > 2 * nbytes(leaf.aval) / context.machine.cache_bytes_per_second + context.machine.seconds_per_kernel:
+            yield leaf
+
+
+def _kept(jaxpr: Jaxpr, value: Var) -> Edit:
+    """Stores a value."""
+    place = next(k for k, eqn in enumerate(jaxpr.eqns) if value in eqn.outvars)
+    eqn = jaxpr.eqns[place]
+    builder = Builder(eqn)
+    made = _jax.new_var(value.aval)
+    builder.eqns.append(eqn.replace(outvars=[made]))
+    (stored,) = builder.call(once, made)
+    return _replacing(place, eqn, builder, stored)
 
 
 def _is_in_no_memory(level: Level, eqn: JaxprEqn) -> bool:
