@@ -55,7 +55,7 @@ FIRES = {
 }
 # fmt: on
 # What rewrites loops by what is stacked, what keeps a limit, and what is for large arrays has programs of its own in
-# test_differential.py, laws/ and compiler/; one of a sorted array alone, in rules/test_selection.py
+# test_differential.py, laws/ and compiler/; one of a sorted array alone, and the gradient of a softmax, in rules/
 ELSEWHERE = {
     "loop-commoning",
     "loop-kernel",
@@ -71,6 +71,7 @@ ELSEWHERE = {
     "seams",
     "short-calls",
     "short-rows",
+    "softmax-gradient",
     "weighted-sums",
 }
 _ORDER = list(Exactness)
