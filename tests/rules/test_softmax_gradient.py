@@ -117,7 +117,8 @@ def test_exponentials_are_not_kept() -> None:
         return jnp.sum(q**2)
 
     def planned(f: Callable[..., Any]) -> int:
-        return jax.jit(f).lower(q).compile().memory_analysis().temp_size_in_bytes
+        plan: Any = jax.jit(f).lower(q).compile().memory_analysis()
+        return plan.temp_size_in_bytes
 
     natural = jax.grad(loss)
     written = ag.optimize(natural, rules=[softmax_gradient], passes=())
