@@ -14,6 +14,7 @@ CLAIMS = (
     "a_partly_used_scan_output_costs_what_is_used",
     "a_trajectory_seen_through_views_is_never_stacked",
     "logits_under_a_cross_entropy_are_never_built",
+    "a_softmax_keeps_its_result_alone",
     "what_a_step_makes_for_several_arrays_is_computed_once",
     "what_the_step_before_computed_is_read_from_there",
     "small_loops_are_one_kernel",

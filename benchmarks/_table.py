@@ -21,7 +21,7 @@ INTRODUCTION = """\
 Written by `make bench`; do not edit. *Natural* is what a user writes, under plain `jax.jit`; *optimised* the same under
 `jax.jit(ag.optimize(...))`; *hand* the fastest of the expert forms that were tried, on this machine, in this run.
 
-All forms run once per round, in rotating order, in one process, for at least 20 rounds. A time ratio is the median of
+All forms run once per round, in changing order, in one process, for at least 20 rounds. A time ratio is the median of
 the ratios inside the rounds, with its quartiles in brackets. Temp memory is XLA's plan
 (`memory_analysis().temp_size_in_bytes`). A row passes when its medians keep all its bounds; one that missed a bound was
 measured again with three times the rounds. Where XLA compiled two forms to one program, the row says so, and their

@@ -1,9 +1,9 @@
 """The one way this repository times anything.
 
 `measure` compiles every form first, then runs them alternately in one process and blocks on each result. A shared
-machine makes single times worthless, so the unit is the *round*: each form once, in an order that rotates. A ratio is
-the median over rounds of the ratio inside one round (a paired ratio), with its quartiles. Temp memory comes from
-XLA's own plan and is exact.
+machine makes single times worthless, so the unit is the *round*: each form once, in an order that is drawn anew. A
+ratio is the median over rounds of the ratio inside one round (a paired ratio), with its quartiles. Temp memory comes
+from XLA's own plan and is exact.
 """
 
 from __future__ import annotations
@@ -115,14 +115,15 @@ def alternate(
     """
     repeats = {name: max(1, int(SHORTEST_SAMPLE_S / max(time_calls(f, (), 1), 1e-7))) for name, f in calls.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    order = list(calls)
+    order, drawn = list(calls), np.random.default_rng(0)
     begin = time.perf_counter()
     for round_ in range(max_rounds):
         spent = time.perf_counter() - begin
         if spent > limit_s or (round_ >= min_rounds and spent > budget_s):
             break
-        # who runs after whom matters (caches, freed pages), so the order rotates
-        for name in order[round_ % len(order) :] + order[: round_ % len(order)]:
+        # Who runs after whom matters: caches, freed pages, and PyTorch's threads, which spin for milliseconds after a
+        # call. Were the order turned only, one form would always run behind them.
+        for name in drawn.permutation(order).tolist():
             seconds[name].append(time_calls(calls[name], (), repeats[name]))
     return {name: np.array(each) for name, each in seconds.items()}
 

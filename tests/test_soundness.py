@@ -56,7 +56,7 @@ FIRES = {
 }
 # fmt: on
 # What rewrites loops by what is stacked, what keeps a limit, and what is for large arrays has programs of its own in
-# test_differential.py, laws/ and compiler/; one of a sorted array alone, in rules/test_selection.py
+# test_differential.py, laws/ and compiler/; one of a sorted array alone, and the gradient of a softmax, in rules/
 ELSEWHERE = {
     "loop-commoning",
     "loop-kernel",
@@ -72,6 +72,7 @@ ELSEWHERE = {
     "seams",
     "short-calls",
     "short-rows",
+    "softmax-gradient",
 }
 _ORDER = list(Exactness)
 

@@ -18,7 +18,7 @@ is computed again and again (22). Each is differentiated as it is written, under
 `ag.jit(ag.value_and_grad(f))` and, where PyTorch is installed, by `torch.autograd` and by `torch.compile` (not for
 loops: it unrolls them, and takes minutes to compile).
 
-All forms run once per round, in rotating order, in one process that is pinned to its cores. Ratios are medians of the
+All forms run once per round, in changing order, in one process that is pinned to its cores. Ratios are medians of the
 ratios inside the rounds; PyTorch stands for the faster one of its forms. *Target* is a ratio to plain JAX. *Of value*
 is the time of value and gradient over that of the value alone, both in Aerogel, with the best published such ratio;
 where plain JAX takes less than 30 us it is the time of a call, and is not judged. Memory is temporary memory in XLA's

@@ -50,6 +50,7 @@ from .small_solves import small_cholesky as small_cholesky
 from .small_solves import small_lu as small_lu
 from .small_solves import small_solve as small_solve
 from .small_solves import small_triangular_solve as small_triangular_solve
+from .softmax_gradient import softmax_gradient as softmax_gradient
 from .sorting import sort_places as sort_places
 from .stage import Stage as Stage
 from .turned_products import turned_product as turned_product

@@ -27,6 +27,7 @@ from .selection import (
 from .small_determinants import small_det, small_log_det, small_slogdet
 from .small_products import small_product
 from .small_solves import small_cholesky, small_lu, small_solve, small_triangular_solve
+from .softmax_gradient import softmax_gradient
 from .sorting import sort_places
 from .turned_products import turned_product
 
@@ -61,6 +62,7 @@ default = RuleSet(
         small_det,
         # elementary functions, convolutions and pooling: catalogue-elementary.md
         *elementary,
+        softmax_gradient,
         max_pool_gradient,
         convolution_by_rows,
         few_term_convolution,

@@ -1,0 +1,24 @@
+"""What is timed beside each other is timed fairly."""
+
+import functools
+import itertools
+import time
+
+from benchmarks._timing import alternate
+
+
+def test_each_form_runs_behind_each_other_one() -> None:
+    """What one form leaves behind (threads that spin, pages that were freed) does not always meet the same other."""
+    ran: list[str] = []
+
+    def run(name: str) -> None:
+        ran.append(name)
+        time.sleep(0.003)  # longer than the shortest sample: one call for each
+
+    calls = {name: functools.partial(run, name) for name in "abc"}
+    times = alternate(calls, min_rounds=30, max_rounds=30)
+    assert {name: len(each) for name, each in times.items()} == dict.fromkeys("abc", 30)
+    rounds = ran[-90:]
+    assert all(set(rounds[i : i + 3]) == set("abc") for i in range(0, 90, 3))
+    behind = {pair for i, pair in enumerate(itertools.pairwise(rounds)) if i % 3 != 2}
+    assert behind == set(itertools.permutations("abc", 2))
