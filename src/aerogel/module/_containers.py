@@ -61,8 +61,7 @@ class FrozenOrderedDict(FrozenDict):
 def fill_container(cls: type, items: Any) -> Any:
     """A new container of a frozen class."""
     if cls is FrozenList:
-        node: Any = list.__new__(cls)
-        list.extend(node, items)
+        node: Any = FrozenList(items)
     elif issubclass(cls, FrozenDict):
         node = dict.__new__(cls)
         dict.update(node, items)

@@ -48,9 +48,24 @@ def written_init(cls: type) -> Any:
 
 def is_written_init(cls: type) -> bool:
     """Whether nobody wrote the `__init__` that stands in the class: we did, or `dataclasses`, from the fields."""
-    init = vars(cls)["__init__"]
-    is_of_dataclass = "__dataclass_params__" in vars(cls) and init.__code__.co_filename == "<string>"
-    return getattr(init, "_is_written", False) or is_of_dataclass
+    return getattr(vars(cls)["__init__"], "_is_written", False) or is_of_dataclass(cls, "__init__")
+
+
+@dataclasses.dataclass
+class _Sample:
+    """To see where `dataclasses` says that the functions are from that it writes."""
+
+
+def is_of_dataclass(cls: type, name: str) -> bool:
+    """Whether `dataclasses` wrote the method that stands in the class."""
+    method, sample = vars(cls)[name], vars(_Sample)[name]
+    return "__dataclass_params__" in vars(cls) and _origin(method) == _origin(sample)
+
+
+def _origin(function: Any) -> Any:
+    # The name too: the file alone is "<string>" for all that `exec` and `python -c` run.
+    code = getattr(function, "__code__", None)
+    return code and (code.co_filename, code.co_qualname)
 
 
 def _check_order(cls: type, ordered: "list[dataclasses.Field[Any]]") -> None:

@@ -326,6 +326,7 @@ def _caller(f: Any, compiled: Any, bound: Any, shown: Shown) -> Any:
     call = shown(_jax.with_cache_miss(plain, without_jit, cache_miss))
     made = _Compiled(call, *(() if bound is None else (bound,)))
     functools.update_wrapper(made, f, updated=())
+    made.__name__ = getattr(f, "__name__", type(f).__name__)
     made.stages = _Stages(f, compiled, made.args, divide, static)
     return made
 
@@ -355,6 +356,9 @@ class _Compiled(functools.partial[Any]):
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None or self.args else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"ag.jit({self.stages.natural!r})"
 
     def __reduce__(self) -> Any:
         return self.__qualname__  # as functions are pickled: by name
