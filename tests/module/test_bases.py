@@ -79,14 +79,14 @@ def test_the_init_of_code_that_has_no_file_stays() -> None:
 def test_a_protocol_among_the_bases(bases: tuple[Any, ...]) -> None:
     """It asks for members and gives no `__init__`; nothing else of the module changes."""
 
-    class Scale(*bases):  # type: ignore[misc]
+    class Scale(*bases):
         size: Any
         factor: float = 2.0
 
         def __call__(self, x: Any) -> Any:
             return self.factor * x
 
-    class Bare(*bases):  # type: ignore[misc]
+    class Bare(*bases):
         size: int = 0
 
     class WithInit(Act, Own):
@@ -96,7 +96,8 @@ def test_a_protocol_among_the_bases(bases: tuple[Any, ...]) -> None:
             return x
 
     scale = Scale(jnp.ones(2))
-    assert isinstance(scale, Act) and isinstance(scale, Module)
+    assert isinstance(scale, Act)
+    assert isinstance(scale, Module)
     assert not isinstance(Act, Module)
     assert jax.jit(lambda module, x: module(x))(scale, 3.0) == 6.0
     assert Bare().size == 0
@@ -107,7 +108,7 @@ def test_a_protocol_among_the_bases(bases: tuple[Any, ...]) -> None:
 def test_a_dataclass_among_the_bases_does_not_compare_for_the_module(bases: tuple[Any, ...]) -> None:
     """Its `==` and `repr` know its own fields only, and it leaves no `hash`."""
 
-    class Net(*bases):  # type: ignore[misc]
+    class Net(*bases):
         weight: Any
 
     assert Net(1, jnp.ones(2)) == Net(1, jnp.ones(2)) != Net(1, jnp.zeros(2))

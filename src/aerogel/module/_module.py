@@ -28,13 +28,13 @@ from ._errors import FieldError, FrozenError
 from ._field import field, is_number, spec_of
 from ._form import BUILDING, MISSING, Form, new, put
 from ._freeze import UNTOUCHED, freeze
-from ._init import all_declared, converter_of, is_written_init, written_check, written_init
+from ._init import converter_of, give_init, written_check
 from ._kinds import KINDS, Kind
 from ._late import Late, is_lazy
 from ._pickling import reduced
 
 # A class may inherit from protocols too, so the metaclass has to be one of theirs.
-_ProtocolMeta = ABCMeta if TYPE_CHECKING else type(Protocol)
+_ProtocolMeta: type[ABCMeta] = type(Protocol)  # pyright: ignore[reportAssignmentType]
 
 
 # Not `frozen_default`: checkers would then refuse `self.weight = ...` in a class's own `__init__` too.
@@ -87,7 +87,7 @@ class ModuleMeta(_ProtocolMeta):
         cls._checks = tuple(vars(c)["__check_init__"] for c in cls.__mro__ if "__check_init__" in vars(c))
         cls._defaults = {f.name: default_of(f) for f in declared if default_of(f) != (MISSING, None)}
         # One look-up in the class for all that its construction depends on: each costs as much as to set an attribute.
-        cls._construction = (cls.__new__ is not object.__new__, _give_init(cls, declared), cls._checks)
+        cls._construction = (cls.__new__ is not object.__new__, give_init(cls, declared), cls._checks)
         _give_setattr(cls)
         drop_bound_defaults(cls)
         read_from_class = {name: default for name, (default, _) in cls._defaults.items() if default is not MISSING}
@@ -142,29 +142,6 @@ class ModuleMeta(_ProtocolMeta):
 
 
 _CALL = vars(ModuleMeta)["__call__"].__code__
-
-
-class _AnyProtocol(Protocol):
-    """To see which `__init__` Python gives to protocols that have none: one that looks for that of another base."""
-
-
-_NO_INIT = None, vars(_AnyProtocol).get("__init__")
-
-
-def _give_init(cls: ModuleMeta, declared: "tuple[dataclasses.Field[Any], ...]") -> bool:
-    """An `__init__` of the class's own, or of the nearest base that wrote one, stays; else one is written.
-
-    A class without fields gets none, so that a mixin does not hide that of the base after it.
-
-    Returns:
-        whether nothing is left to do when it is over.
-    """
-    base = next(base for base in cls.__mro__ if vars(base).get("__init__") not in _NO_INIT)
-    is_written, has_post = base is object or is_written_init(base), hasattr(cls, "__post_init__")
-    if is_written and (base is object or has_post or all_declared(cls)):
-        cls.__init__ = written_init(cls)
-    no_value = [f for f in declared if not f.init and f.default is f.default_factory is dataclasses.MISSING]
-    return is_written and not no_value and not has_post
 
 
 def _give_setattr(cls: ModuleMeta) -> None:

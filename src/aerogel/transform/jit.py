@@ -338,6 +338,7 @@ class _Compiled(functools.partial[Any]):
     asks a function that has a `trace` for its program.
     """
 
+    __name__: str
     __qualname__: str
     stages: "_Stages"
 
