@@ -169,7 +169,8 @@ def test_modules_and_their_methods_are_callables() -> None:
     g = ag.jit(model.twice, static_argnums=1)
     np.testing.assert_array_equal(g(X, 3), 6 * want)
     np.testing.assert_array_equal(ag.jit(model.twice, static_argnames="k")(X, k=3), 6 * want)
-    assert g.__name__ == "twice"
+    assert (g.__name__, ag.jit(model).__name__) == ("twice", "Linear")
+    assert repr(ag.jit(model)) == f"ag.jit({model!r})"
 
 
 def test_methods_in_a_class_body() -> None:

@@ -87,7 +87,11 @@ def _hashable(value: Any, place: str) -> Any:
 
 
 def _items(values: Any, place: str) -> list[Any]:
-    return [item if type(item) in UNTOUCHED else freeze(item, f"{place}[{i}]") for i, item in enumerate(values)]
+    items = list(values)
+    for i, item in enumerate(items):
+        if type(item) not in UNTOUCHED:  # not by `freeze`: two of Python's frames for each level of nesting are enough
+            items[i] = _WAYS[kind_of(item)](item, f"{place}[{i}]")
+    return items
 
 
 _WAYS: dict[Kind, Callable[[Any, str], Any]] = {
