@@ -125,7 +125,10 @@ class ModuleMeta(_ProtocolMeta):
                 module.__init__(*args, **kwargs)
             else:  # bound methods: CPython finds them faster than what a class with a metaclass has
                 _set_form(module, BUILDING)
-                module.__init__(*args, **kwargs)
+                if kwargs:
+                    module.__init__(*args, **kwargs)
+                else:  # to hand on an empty dict costs a dict
+                    module.__init__(*args)
                 if not module._is_finished():
                     _finish(cls, module)
             _set_form(module, None)

@@ -55,8 +55,8 @@ class AbstractMean(AbstractMetric):
     def merge(self, other: Any) -> Self:
         sums, others = jnp.stack([self.total, self.weight]), jnp.stack([other.total, other.weight])
         sums, lost = _two_sum(sums, others)
-        sums, lost = _two_sum(sums, lost + self.lost + other.lost)
-        return type(self)(*sums, lost)
+        (total, weight), lost = _two_sum(sums, lost + self.lost + other.lost)
+        return type(self)(total, weight, lost)
 
     def value(self) -> jax.Array:
         return self.total / self.weight  # what is lost is less than half a unit in their last place
