@@ -1,8 +1,8 @@
 """Claim: a module is built within 3 times a frozen dataclass; its attributes and methods cost those of a plain class.
 
 Four fields, two of them arrays; a layer as most are, with an activation and a tuple; and a single field, where what
-does not depend on fields weighs most. The dataclass and the module have the `__init__` that is written for them, or both one
-of their own (where a frozen dataclass must say `object.__setattr__`). The bounds are the issue's.
+does not depend on fields weighs most. The dataclass and the module have the `__init__` that is written for them, or
+both one of their own (where a frozen dataclass must say `object.__setattr__`). The bounds are the issue's.
 """
 
 from __future__ import annotations
