@@ -1,7 +1,8 @@
 """Claim: a module is built within 3 times a frozen dataclass; its attributes and methods cost those of a plain class.
 
-Four fields, two of them arrays. The dataclass and the module have the `__init__` that is written for them, or both one
-of their own (where a frozen dataclass must say `object.__setattr__`). The bounds are the issue's.
+Four fields, two of them arrays; a layer as most are, with an activation and a tuple; and a single field, where what
+does not depend on fields weighs most. The dataclass and the module have the `__init__` that is written for them, or
+both one of their own (where a frozen dataclass must say `object.__setattr__`). The bounds are the issue's.
 """
 
 from __future__ import annotations
@@ -79,6 +80,33 @@ class Own(Written):
         self.name = name
 
 
+@dataclass(frozen=True)
+class FrozenOne:
+    """A single field."""
+
+    weight: Any
+
+
+class OwnFrozenOne(FrozenOne):
+    """With an `__init__` of its own."""
+
+    def __init__(self, weight: Any) -> None:
+        object.__setattr__(self, "weight", weight)
+
+
+class One(ag.Module):
+    """The same field."""
+
+    weight: jax.Array
+
+
+class OwnOne(One):
+    """With an `__init__` of its own."""
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+
 def seconds(calls: list[Callable[[], Any]], rounds: int, number: int) -> list[np.ndarray]:
     """Seconds per call, by round, for each of several."""
     found = np.array([[timeit.timeit(call, number=number) / number for call in calls] for _ in range(rounds)])
@@ -99,6 +127,14 @@ def findings(quick: bool = False) -> list[Finding]:
     compare("construction", "over a frozen dataclass", partial(Written, *values), partial(Frozen, *values), 3.0)
     own = partial(Own, *values), partial(OwnFrozen, *values)
     compare("construction, own `__init__`", "over a frozen dataclass", *own, 3.0)
+    layer = (jnp.ones(2), jnp.ones(2), (3, 3), jax.nn.relu)
+    compare(
+        "construction of a layer", "over a frozen dataclass", partial(Written, *layer), partial(Frozen, *layer), 3.0
+    )
+    one = jnp.ones(2)
+    compare("construction, one field", "over a frozen dataclass", partial(One, one), partial(FrozenOne, one), 3.0)
+    own = partial(OwnOne, one), partial(OwnFrozenOne, one)
+    compare("construction, one field, own `__init__`", "over a frozen dataclass", *own, 3.0)
     module, plain = Written(*values), Plain(*values)
     compare("reading an attribute", "over a plain class", lambda: module.weight, lambda: plain.weight, 1.1)
     compare("a call of a method", "over a plain class", lambda: module(), lambda: plain(), 1.1)

@@ -219,3 +219,17 @@ def test_a_file_of_layers_is_read(tmp_path: Path) -> None:
     wanted = jax.tree.leaves(equinox.filter(theirs, equinox.is_array))
     assert len(wanted) == 13
     assert all(map(np.array_equal, jax.tree.leaves(found), wanted))
+
+
+@pytest.mark.parametrize("donate", ["none", "all", "all-except-first"])
+def test_what_is_compiled_ahead_takes_what_the_function_takes(donate: str) -> None:
+    """Numbers and names too; its texts and analyses are those of JAX's stages."""
+
+    def scaled(x: Any, y: Any, **kwargs: Any) -> Any:
+        return 2 * x + y + kwargs["more"]
+
+    lowered = ours.filter_jit(scaled, donate=donate).lower(jnp.array(3), 4, more=1)
+    compiled = lowered.compile(compiler_options=None)
+    assert int(compiled(jnp.array(3), 4, more=1)) == 11
+    assert "scaled" in lowered.as_text()
+    assert compiled.memory_analysis() is not None

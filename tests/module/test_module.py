@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 from abc import abstractmethod
+from collections import OrderedDict
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -93,10 +94,11 @@ def test_every_mutator_of_containers_is_refused() -> None:
     holder = Holder([3, 1, 2], {"k": 3})
     for frozen in (holder.numbers, holder.named):
         base = type(frozen).__mro__[1]
-        harmless = {"__init__", "__new__", "__getattribute__", "__class_getitem__", "__init_subclass__"}
+        harmless = {"__new__", "__getattribute__", "__class_getitem__", "__init_subclass__"}
         before = base(frozen)
         for name in set(vars(base)) - harmless:
             arguments = {"__setitem__": (0, 1), "insert": (0, 1), "update": ({"k": 1},), "setdefault": ("k", 1)}
+            arguments |= {"__init__": ([9],)} if base is list else {"__init__": ({"k": 9},)}
             arguments |= {"extend": ([1],), "__iadd__": ([1],), "__ior__": ({"k": 1},), "__imul__": (2,)}
             arguments |= dict.fromkeys(["append", "remove", "__delitem__"], (0,))
             with contextlib.suppress(FrozenError, TypeError, KeyError, ValueError, IndexError):
@@ -129,6 +131,24 @@ class Grandchild(Child):
     def __init__(self, a: int) -> None:
         super().__init__(a)
         self.b = 2 * a
+
+
+def test_what_is_made_with_the_class_of_a_container_is_pythons_own() -> None:
+    """`type(items)(...)` is how Python programs copy what they were given, and may change the copy."""
+
+    class Holder(Module):
+        numbers: list[Any]
+        named: dict[str, Any]
+        ordered: Any
+        pair: Any
+
+    x = jnp.ones(2)
+    holder = Holder([1, x], {"k": x}, OrderedDict(b=x, a=1), (x, "name"))
+    values = holder.numbers, holder.named, holder.ordered, holder.pair
+    for value, wanted in zip(values, (list, dict, OrderedDict, tuple), strict=True):
+        made = type(value)(value)
+        assert type(made) is wanted
+        assert made == value
 
 
 def test_inheritance_is_pythons() -> None:
@@ -400,6 +420,19 @@ def test_repr_of_a_partial_has_no_addresses() -> None:
     """Its function by name and its arguments as everything else, whether they are structure or data."""
     assert repr(Shown(functools.partial(jnp.sum, axis=0))) == "Shown(x=partial(sum, axis=0))"
     assert repr(Shown(jax.tree_util.Partial(max, jnp.ones(2), 3))) == "Shown(x=Partial(max, f32[2], 3))"
+
+
+def test_repr_of_many_levels_ends() -> None:
+    """Python's stack does not, and nobody reads so far."""
+
+    class Holder(Module):
+        inner: Any
+
+    node = Holder(jnp.ones(2))
+    for _ in range(600):
+        node = Holder(node)
+    assert repr(node).count("Holder") < 200
+    assert "..." in repr(node)
 
 
 def test_repr_reads_like_code() -> None:

@@ -52,6 +52,19 @@ def test_counts_in_half_precision() -> None:
     assert float(mean.value()) == 0.5
 
 
+def test_counting_does_not_end() -> None:
+    """Beyond 2**24, where a float32 plus 1 is itself, each further value still counts."""
+    start = ag.Mean(jnp.float32(2**24), jnp.float32(2**24))
+    for numerics in ("strict", "fast"):
+        many = ag.jit(
+            lambda mean: jax.lax.fori_loop(0, 2**18, lambda _, m: m.update(jnp.float32(65.0)), mean), numerics=numerics
+        )
+        mean = many(start)
+        assert float(mean.weight) == 2**24 + 2**18
+        assert float(mean.value()) == np.float32(129 / 65)
+    assert float(ag.Mean().update(jnp.inf).value()) == jnp.inf
+
+
 def test_early_stopping() -> None:
     """It counts values that are no improvement by more than `least`, goes both ways, and crosses `jit`."""
     update = jax.jit(lambda watch, value: watch.update(value))

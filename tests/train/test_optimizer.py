@@ -250,6 +250,9 @@ def test_mistakes_are_told() -> None:
     for shaped in (optax.adam(1e-2), optax.sgd(1e-2)):
         with pytest.raises(ag.GradientError, match=r"(?s)grads\.weight.*\(5, 2, 3\).*\(2, 3\)"):
             ag.Optimizer(shaped).init(model).update(model, wider)
+    for wrt in (model, 3, ["weight", 3]):
+        with pytest.raises(ag.UsageError, match=r"(?s)argument `wrt`.*the model goes to `init`"):
+            ag.Optimizer(optax.adam(1e-2), wrt).init(model)
     for transform in (optax.adam, 1e-2):
         with pytest.raises(ag.UsageError, match="transform"):
             ag.Optimizer(transform).init(model)

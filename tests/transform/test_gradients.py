@@ -129,6 +129,8 @@ def test_what_has_no_gradient_is_told() -> None:
         ag.grad(lambda x: x)(jnp.ones(2))
     with pytest.raises(ag.PathError):
         ag.grad(lambda m: m(1.0), wrt="slop")(line())
+    with pytest.raises(ag.UsageError, match="argument `wrt`"):
+        ag.grad(lambda m: m(1.0), wrt=line())(line())
 
 
 def test_holomorphic_and_integers_as_in_jax() -> None:

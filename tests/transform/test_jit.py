@@ -169,7 +169,8 @@ def test_modules_and_their_methods_are_callables() -> None:
     g = ag.jit(model.twice, static_argnums=1)
     np.testing.assert_array_equal(g(X, 3), 6 * want)
     np.testing.assert_array_equal(ag.jit(model.twice, static_argnames="k")(X, k=3), 6 * want)
-    assert g.__name__ == "twice"
+    assert (g.__name__, ag.jit(model).__name__) == ("twice", "Linear")
+    assert repr(ag.jit(model)) == f"ag.jit({model!r})"
 
 
 def test_methods_in_a_class_body() -> None:
@@ -321,6 +322,35 @@ def test_two_jits_of_one_function_share_a_trace() -> None:
     for _ in range(3):
         ag.jit(f)(X)
     assert len(traces) == 1
+
+
+def test_jits_of_models_of_one_class_share_a_trace() -> None:
+    """`ag.jit(model)(x)` and `ag.jit(model.method)(x)` in a loop compile once; a subclass keeps its name."""
+    traces = []
+
+    class Scale(ag.Module):
+        factor: jax.Array
+
+        def __call__(self, x: Any) -> Any:
+            traces.append(1)
+            return self.factor * x
+
+        def half(self, x: Any) -> Any:
+            traces.append(2)
+            return self.factor * x / 2
+
+    class Other(Scale):
+        pass
+
+    for factor in (1.0, 2.0, 3.0):
+        model = Scale(jnp.array(factor))
+        np.testing.assert_array_equal(ag.jit(model)(X), factor * X)
+        np.testing.assert_array_equal(ag.jit(model.half)(X), factor * X / 2)
+    assert traces == [1, 2]
+    other = ag.jit(Other(jnp.array(2.0)))
+    assert other.__name__ == "Other"
+    assert "jit_Other" in other.lower(X).as_text()
+    np.testing.assert_array_equal(other(X), 2 * X)
 
 
 def test_functions_are_not_kept_alive() -> None:

@@ -188,3 +188,26 @@ def test_containers_are_called_what_users_call_them() -> None:
     assert types["['net'][0].weight"] == "Moments"
     assert [types[f"['net'][1].weight{step}"] for step in ("", "[0]", "[1]")] == ["list", "dict", "tuple"]
     assert types["['net']"] == "list"
+
+
+def test_a_part_that_returns_nothing() -> None:
+    """None is no leaf, but it is what the part returned: beside other results too."""
+
+    class Logged(ag.Module):
+        layer: Linear
+
+        def __call__(self, x: Any) -> Any:
+            return self.layer(x), None
+
+    class Silent(ag.Module):
+        inner: Logged
+
+        def __call__(self, x: Any) -> Any:
+            self.inner(x)
+
+    found = rows(ag.summary(Silent(Logged(Linear(jnp.ones((3, 4))))), jnp.ones((8, 3))))
+    assert (found[""].output, found["inner"].output, found["inner.layer"].output) == (
+        "None",
+        "(f32[8,4], None)",
+        "f32[8,4]",
+    )

@@ -24,10 +24,10 @@ _jax.exclude_from_tracebacks(__file__)
 
 DONATED = {
     "none": (),
-    "all": (0, 1, 2),
-    "warn": (0, 1, 2),
-    "all-except-first": (1, 2),
-    "warn-except-first": (1, 2),
+    "all": (0, 1, 2, 3),
+    "warn": (0, 1, 2, 3),
+    "all-except-first": (1, 2, 3),
+    "warn-except-first": (1, 2, 3),
 }
 
 
@@ -38,7 +38,8 @@ def filter_jit(fun: Any = None, *, donate: str = "none", **options: Any) -> Any:
 
     Args:
         fun: a function, a module, a method of one. Without it, a decorator is returned.
-        donate: "none", "all", "all-except-first"; "warn" and "warn-except-first" mean the same as these.
+        donate: "none", "all", "all-except-first"; "warn" and "warn-except-first" mean the same as these. As in Equinox
+            the arrays of `fun` itself are donated too.
         options: other options of `ag.jit`.
     """
     if fun is None:
@@ -67,8 +68,25 @@ def filter_jit(fun: Any = None, *, donate: str = "none", **options: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         return reveal(compiled(*divided(args, kwargs)))
 
-    call.lower = lambda *args, **kwargs: compiled.lower(*divided(args, kwargs))
+    call.lower = lambda *args, **kwargs: _Stage(compiled.lower(*divided(args, kwargs)), divided)
     return call
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What was lowered or compiled, which takes its arguments divided: to users it takes what the function takes."""
+
+    stage: Any
+    divided: Callable[[Any, Any], Any]
+
+    def compile(self, *args: Any, **kwargs: Any) -> "_Stage":
+        return _Stage(self.stage.compile(*args, **kwargs), self.divided)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return reveal(self.stage(*self.divided(args, kwargs)))
+
+    def __getattr__(self, name: str) -> Any:  # `as_text`, `cost_analysis`, `memory_analysis`, ...
+        return getattr(self.stage, name)
 
 
 def filter_value_and_grad(fun: Any = None, *, has_aux: bool = False, **options: Any) -> Any:

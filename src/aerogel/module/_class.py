@@ -8,6 +8,7 @@ from typing import Any
 from ._errors import FieldError
 from ._field import field, is_abstract
 from ._form import MISSING
+from ._init import is_of_dataclass
 from ._late import raw
 
 _OWN = frozenset(["_form", "_late", "_shadow", "_flat"])  # of every object; most are absent at most times
@@ -52,6 +53,14 @@ def shield(cls: Any) -> None:
     shielding: Any = functools.wraps(asked)(__getattr__)
     shielding._is_shield = True
     cls.__getattr__ = shielding
+
+
+def take_back(cls: Any, root: Any) -> None:
+    """Of a dataclass that stands before the modules in the bases, `==`, `hash` and `repr` know its own fields only."""
+    for name in ("__eq__", "__hash__", "__repr__"):
+        base = next(base for base in cls.__mro__ if name in vars(base))
+        if is_of_dataclass(base, name):
+            setattr(cls, name, vars(root)[name])
 
 
 def hidden_by_fields(cls: Any) -> list[str]:

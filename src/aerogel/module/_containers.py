@@ -1,5 +1,6 @@
 """Lists, tuples and dicts as they stand in modules: they compare and read as such, and do not change."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -29,9 +30,12 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 
 
 class FrozenList(list):
-    """A list that stands in a module."""
+    """A list that stands in a module. `type(items)(...)` makes a list of Python's, as `+` and `copy` do."""
 
     __slots__ = ("__weakref__", "_form", "_shadow", "_where")
+
+    def __new__(cls, *args: Any) -> Any:
+        return list(*args)
 
     def __copy__(self) -> "FrozenList":
         return self
@@ -42,11 +46,17 @@ class FrozenTuple(tuple):
 
     # No __slots__: CPython allows none on subclasses of tuple.
 
+    def __new__(cls, *args: Any) -> Any:
+        return tuple(*args)
+
 
 class FrozenDict(dict):
     """A dict that stands in a module. Its children are in the order of the keys where these have one."""
 
     __slots__ = ("__weakref__", "_form", "_shadow", "_where")
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return dict(*args, **kwargs)
 
     def __copy__(self) -> "FrozenDict":
         return self
@@ -56,6 +66,9 @@ class FrozenOrderedDict(FrozenDict):
     """An `OrderedDict` that stands in a module: its order is structure."""
 
     __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return OrderedDict(*args, **kwargs)
 
 
 def fill_container(cls: type, items: Any) -> Any:
@@ -157,10 +170,13 @@ def sorted_keys(keys: Iterable[Any]) -> tuple[Any, ...]:
 
 
 for _cls, _names in (
-    (FrozenList, "append extend insert pop remove clear sort reverse __setitem__ __delitem__ __iadd__ __imul__"),
+    (
+        FrozenList,
+        "append extend insert pop remove clear sort reverse __setitem__ __delitem__ __iadd__ __imul__",
+    ),
     (FrozenDict, "clear pop popitem setdefault update __setitem__ __delitem__ __ior__"),
 ):
-    for _name in _names.split():
+    for _name in ("__init__", *_names.split()):
         setattr(_cls, _name, _refusing(_name))
 KINDS.update(dict.fromkeys((FrozenList, FrozenTuple, FrozenDict, FrozenOrderedDict), Kind.NODE))
 named_by_attribute |= {FrozenList, FrozenDict, FrozenOrderedDict}

@@ -18,6 +18,7 @@ from ._paths import Path
 
 WIDTH = 100
 INDENT = "  "
+DEEPEST = 100  # levels: below them stands "...", since Python allows no more than a few hundred
 
 _SHORT = {"float": "f", "uint": "u", "int": "i", "complex": "c", "bfloat": "bf"}
 
@@ -44,6 +45,8 @@ def show_type(dtype: str, shape: Iterable[int | str]) -> str:
 def _shown(value: Any, path: Path, ties: dict[Path, str], depth: int) -> str:
     if path in ties:
         return ties[path]
+    if depth > DEEPEST:
+        return "..."
     if isinstance(value, jax.Array | Tracer | np.ndarray | np.generic | jax.ShapeDtypeStruct) and hasattr(
         value, "dtype"
     ):

@@ -1,6 +1,7 @@
 """What happens to a value on its way into a module: containers in it are replaced by frozen ones."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from ._foreign import has_structure, holds_data
 from ._form import BUILDING, put
 from ._kinds import KINDS, Kind, kind_of
 from ._methods import BoundMethod
-from ._values import check_held
+from ._values import check_partial, key_of
 
 # Types that pass as they are; a look into this set is all that most values cost.
 UNTOUCHED: set[type] = {cls for cls, kind in KINDS.items() if kind in (Kind.ATOM, Kind.ARRAY, Kind.NODE)}
@@ -28,28 +29,82 @@ def freeze(value: Any, place: str) -> Any:
     Raises:
         StructureError: it is structure and cannot be hashed.
     """
-    match kind_of(value):
-        case Kind.LIST:
-            return _placed(FrozenList, [freeze(item, f"{place}[{i}]") for i, item in enumerate(value)], place)
-        case Kind.DICT:
-            cls, keys = (FrozenOrderedDict, value) if _is_ordered(value) else (FrozenDict, sorted_keys(value))
-            return _placed(cls, {key: freeze(value[key], f"{place}[{key!r}]") for key in keys}, place)
-        case Kind.SET:
-            return frozenset(freeze(item, place) for item in value)
-        case Kind.TUPLE:
-            return _freeze_tuple(tuple(freeze(item, f"{place}[{i}]") for i, item in enumerate(value)))
-        case Kind.RECORD:
-            return type(value)._make(freeze(item, f"{place}[{i}]") for i, item in enumerate(value))
-        case Kind.METHOD if kind_of(value.__self__) is Kind.NODE:
-            _check_finished(value, place)
-            return BoundMethod(value.__func__, value.__self__)
-        case Kind.ARRAY:
-            UNTOUCHED.add(type(value))
-        case Kind.OTHER | Kind.METHOD | Kind.FOREIGN:
-            check_held(value, place)
-        case Kind.NODE | Kind.ATOM:
-            pass
+    return _WAYS[kind_of(value)](value, place)
+
+
+def _as_it_is(value: Any, _: str) -> Any:
+    UNTOUCHED.add(type(value))
     return value
+
+
+def _freeze_list(value: Any, place: str) -> Any:
+    return _placed(FrozenList, _items(value, place), place)
+
+
+def _freeze_dict(value: Any, place: str) -> Any:
+    cls, keys = (FrozenOrderedDict, value) if _is_ordered(value) else (FrozenDict, sorted_keys(value))
+    return _placed(cls, {key: freeze(value[key], f"{place}[{key!r}]") for key in keys}, place)
+
+
+def _freeze_set(value: Any, place: str) -> Any:
+    return frozenset(freeze(item, place) for item in value)
+
+
+_ALIKE: tuple[set[Any], ...] = {Kind.ATOM}, {Kind.ARRAY}  # what most tuples hold: numbers only, arrays only
+
+
+def _freeze_tuple(value: Any, place: str) -> Any:
+    """A plain tuple if it is all data or all structure: JAX or `==` then knows what to do with it."""
+    if set(map(KINDS.get, map(type, value))) in _ALIKE:
+        return tuple(value)
+    items = tuple(_items(value, place))
+    if is_pure(items) or not any(map(is_data, items)):
+        return items
+    node = fill_container(FrozenTuple, items)
+    put(node, "_form", None)
+    return node
+
+
+def _freeze_record(value: Any, place: str) -> Any:
+    return type(value)._make(_items(value, place))
+
+
+def _freeze_method(value: Any, place: str) -> Any:
+    if kind_of(value.__self__) is not Kind.NODE:
+        return _hashable(value, place)
+    _check_finished(value, place)
+    return BoundMethod(value.__func__, value.__self__)
+
+
+def _freeze_foreign(value: Any, place: str) -> Any:
+    check_partial(value, place)
+    return value
+
+
+def _hashable(value: Any, place: str) -> Any:
+    key_of(value, place)
+    return value
+
+
+def _items(values: Any, place: str) -> list[Any]:
+    items = list(values)
+    for i, item in enumerate(items):
+        if type(item) not in UNTOUCHED:  # not by `freeze`: two of Python's frames for each level of nesting are enough
+            items[i] = _WAYS[kind_of(item)](item, f"{place}[{i}]")
+    return items
+
+
+_WAYS: dict[Kind, Callable[[Any, str], Any]] = {
+    **dict.fromkeys((Kind.ARRAY, Kind.ATOM, Kind.NODE), _as_it_is),
+    Kind.LIST: _freeze_list,
+    Kind.DICT: _freeze_dict,
+    Kind.SET: _freeze_set,
+    Kind.TUPLE: _freeze_tuple,
+    Kind.RECORD: _freeze_record,
+    Kind.METHOD: _freeze_method,
+    Kind.FOREIGN: _freeze_foreign,
+    Kind.OTHER: _hashable,
+}
 
 
 def is_data(value: Any) -> bool:
@@ -126,15 +181,6 @@ def _placed(cls: type, items: Any, place: str) -> Any:
     node = fill_container(cls, items)
     put(node, "_form", None)
     put(node, "_where", place.partition(".")[2])
-    return node
-
-
-def _freeze_tuple(items: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A plain tuple if it is all data or all structure: JAX or `==` then knows what to do with it."""
-    if is_pure(items) or not any(map(is_data, items)):
-        return items
-    node = fill_container(FrozenTuple, items)
-    put(node, "_form", None)
     return node
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from typing import Any
+from typing import Any, Protocol
 
 from ._errors import FieldError
 from ._field import spec_of
@@ -19,13 +19,36 @@ def converter_of(cls_name: str, declared: "dataclasses.Field[Any]") -> Any:
     return lambda value: as_data(value if first is None else first(value), place)
 
 
-def written_init(cls: type) -> Any:
+class _AnyProtocol(Protocol):
+    """To see which `__init__` Python gives to protocols that have none: one that looks for that of another base."""
+
+
+_NO_INIT = None, vars(_AnyProtocol).get("__init__")
+
+
+def give_init(cls: Any, declared: "tuple[dataclasses.Field[Any], ...]") -> bool:
+    """An `__init__` of the class's own, or of the nearest base that wrote one, stays; else one is written.
+
+    A class without fields gets none, so that a mixin does not hide that of the base after it.
+
+    Returns:
+        whether nothing is left to do when it is over.
+    """
+    base = next(base for base in cls.__mro__ if vars(base).get("__init__") not in _NO_INIT)
+    is_written, has_post = base is object or _is_written_init(base), hasattr(cls, "__post_init__")
+    if is_written and (base is object or has_post or _all_declared(cls)):
+        cls.__init__ = _written_init(cls)
+    no_value = [f for f in declared if not f.init and f.default is f.default_factory is dataclasses.MISSING]
+    return is_written and not no_value and not has_post
+
+
+def _written_init(cls: type) -> Any:
     """A function that sets every field, frozen, and calls `__post_init__` if there is one.
 
     It is written as source, once per class, as `dataclasses` does: a loop over the fields takes three times as long.
     What is no field in it has a name that no field has.
     """
-    declared = all_declared(cls)
+    declared = _all_declared(cls)
     scope: dict[str, Any] = {"__put__": put, "__untouched__": UNTOUCHED, "__freeze__": freeze, "__type__": type}
     given = [f for f in declared if f.init]
     ordered = [f for f in given if not f.kw_only]
@@ -46,11 +69,26 @@ def written_init(cls: type) -> Any:
     return init
 
 
-def is_written_init(cls: type) -> bool:
+def _is_written_init(cls: type) -> bool:
     """Whether nobody wrote the `__init__` that stands in the class: we did, or `dataclasses`, from the fields."""
-    init = vars(cls)["__init__"]
-    is_of_dataclass = "__dataclass_params__" in vars(cls) and init.__code__.co_filename == "<string>"
-    return getattr(init, "_is_written", False) or is_of_dataclass
+    return getattr(vars(cls)["__init__"], "_is_written", False) or is_of_dataclass(cls, "__init__")
+
+
+@dataclasses.dataclass
+class _Sample:
+    """To see where `dataclasses` says that the functions are from that it writes."""
+
+
+def is_of_dataclass(cls: type, name: str) -> bool:
+    """Whether `dataclasses` wrote the method that stands in the class."""
+    method, sample = vars(cls)[name], vars(_Sample)[name]
+    return "__dataclass_params__" in vars(cls) and _origin(method) == _origin(sample)
+
+
+def _origin(function: Any) -> Any:
+    # The name too: the file alone is "<string>" for all that `exec` and `python -c` run.
+    code = getattr(function, "__code__", None)
+    return code and (code.co_filename, code.co_qualname)
 
 
 def _check_order(cls: type, ordered: "list[dataclasses.Field[Any]]") -> None:
@@ -82,7 +120,7 @@ def written_check(names: tuple[str, ...], defaults: dict[str, Any]) -> Any:
     return scope["is_finished"]
 
 
-def all_declared(cls: type) -> list["dataclasses.Field[Any]"]:
+def _all_declared(cls: type) -> list["dataclasses.Field[Any]"]:
     """Fields and `InitVar`s in the order of their declaration."""
     found = cls.__dataclass_fields__.values()
     names = {f.name for f in dataclasses.fields(cls)}

@@ -5,13 +5,22 @@ import dataclasses
 import inspect
 from abc import ABCMeta, update_abstractmethods
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, dataclass_transform
 
 import jax
 
 from . import _boundary
 from ._building import assign, running, settle
-from ._class import check_class, default_of, drop_bound_defaults, hidden_by_fields, require, shield, taken_out
+from ._class import (
+    check_class,
+    default_of,
+    drop_bound_defaults,
+    hidden_by_fields,
+    require,
+    shield,
+    take_back,
+    taken_out,
+)
 from ._compare import are_equal, hash_of
 from ._decide import default_modules
 from ._display import show
@@ -19,15 +28,18 @@ from ._errors import FieldError, FrozenError
 from ._field import field, is_number, spec_of
 from ._form import BUILDING, MISSING, Form, new, put
 from ._freeze import UNTOUCHED, freeze
-from ._init import converter_of, is_written_init, written_check, written_init
+from ._init import converter_of, give_init, written_check
 from ._kinds import KINDS, Kind
 from ._late import Late, is_lazy
 from ._pickling import reduced
 
+# A class may inherit from protocols too, so the metaclass has to be one of theirs.
+_ProtocolMeta: type[ABCMeta] = type(Protocol)  # pyright: ignore[reportAssignmentType]
+
 
 # Not `frozen_default`: checkers would then refuse `self.weight = ...` in a class's own `__init__` too.
 @dataclass_transform(field_specifiers=(field, dataclasses.field))
-class ModuleMeta(ABCMeta):
+class ModuleMeta(_ProtocolMeta):
     """Makes classes of modules: declares their fields, writes their `__init__`, finishes their instances."""
 
     _fields_in_order: tuple[str, ...]
@@ -56,6 +68,7 @@ class ModuleMeta(ABCMeta):
         if bases:
             check_class(cls)
             shield(cls)
+            take_back(cls, Module)
         abstract = taken_out(cls)
         hidden = hidden_by_fields(cls)
         dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
@@ -74,7 +87,7 @@ class ModuleMeta(ABCMeta):
         cls._checks = tuple(vars(c)["__check_init__"] for c in cls.__mro__ if "__check_init__" in vars(c))
         cls._defaults = {f.name: default_of(f) for f in declared if default_of(f) != (MISSING, None)}
         # One look-up in the class for all that its construction depends on: each costs as much as to set an attribute.
-        cls._construction = (cls.__new__ is not object.__new__, _give_init(cls, declared), cls._checks)
+        cls._construction = (cls.__new__ is not object.__new__, give_init(cls, declared), cls._checks)
         _give_setattr(cls)
         drop_bound_defaults(cls)
         read_from_class = {name: default for name, (default, _) in cls._defaults.items() if default is not MISSING}
@@ -84,6 +97,19 @@ class ModuleMeta(ABCMeta):
         UNTOUCHED.add(cls)
         _boundary.register(cls)
         return cls
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name == "__dataclass_params__" and "_construction" in vars(cls):  # the first thing that `dataclass` does
+            raise FieldError(
+                what="a module is a dataclass already.",
+                place=f"@dataclass class {cls.__module__}.{cls.__name__}",
+                to_fix="drop the decorator: it would forget what `ag.field` says, and compare arrays by `==`",
+            )
+        super().__setattr__(name, value)
+
+    # Those of protocols look at structure, at a price.
+    __instancecheck__ = ABCMeta.__instancecheck__
+    __subclasscheck__ = ABCMeta.__subclasscheck__
 
     if not TYPE_CHECKING:  # checkers read `__init__` only if a metaclass leaves calls alone
 
@@ -98,11 +124,14 @@ class ModuleMeta(ABCMeta):
             if is_finished_by_init:
                 module.__init__(*args, **kwargs)
             else:  # bound methods: CPython finds them faster than what a class with a metaclass has
-                put(module, "_form", BUILDING)
-                module.__init__(*args, **kwargs)
+                _set_form(module, BUILDING)
+                if kwargs:
+                    module.__init__(*args, **kwargs)
+                else:  # to hand on an empty dict costs a dict
+                    module.__init__(*args)
                 if not module._is_finished():
                     _finish(cls, module)
-            put(module, "_form", None)
+            _set_form(module, None)
             if checks:
                 for check in checks:
                     check(module)
@@ -116,20 +145,6 @@ class ModuleMeta(ABCMeta):
 
 
 _CALL = vars(ModuleMeta)["__call__"].__code__
-
-
-def _give_init(cls: ModuleMeta, declared: "tuple[dataclasses.Field[Any], ...]") -> bool:
-    """An `__init__` of the class's own, or of the nearest base that wrote one, stays; else one is written.
-
-    Returns:
-        whether nothing is left to do when it is over.
-    """
-    base = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    is_written = base is object or is_written_init(base)
-    if is_written:
-        cls.__init__ = written_init(cls)
-    no_value = [f for f in declared if not f.init and f.default is f.default_factory is dataclasses.MISSING]
-    return is_written and not no_value and not hasattr(cls, "__post_init__")
 
 
 def _give_setattr(cls: ModuleMeta) -> None:
@@ -278,3 +293,7 @@ class Module(metaclass=ModuleMeta):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return jax.tree.map(lambda leaf: copy.deepcopy(leaf, memo), self)
+
+
+# The slot's own setter takes half of the time that `put` takes: this runs twice for every module.
+_set_form: Callable[[Any, Any], None] = vars(Module)["_form"].__set__

@@ -51,6 +51,20 @@ _IDEAS = "a type, a path or pattern, a function of (path, value), a function fro
 _BY_PATH = "name a part by its path, 'layers[0].weight', or by a function, lambda model: model.layers[0].weight"
 
 
+def check_where(where: Any, argument: str = "where", to_fix: str = _BY_PATH) -> None:
+    """Refuses what means no parts in any tree.
+
+    Raises:
+        UsageError: `where` is none of the things above; it names the argument by which users know it.
+    """
+    if isinstance(where, list | tuple):
+        for each in where:
+            check_where(each, argument, to_fix)
+    elif not (where is None or isinstance(where, type | str) or (callable(where) and _takes(where) in (1, 2))):
+        got = jax.typeof(where) if isinstance(where, jax.Array | np.ndarray) else where
+        raise UsageError(argument=argument, got=got, wanted=_IDEAS, to_fix=to_fix)
+
+
 def leaf_mask(tree: Any, where: Where | None) -> tuple[bool, ...]:
     """For each leaf, in the order of `jax.tree.leaves(tree)`, whether `where` means it or something around it.
 
@@ -128,8 +142,7 @@ def _meant(tree: Any, where: Any, skeleton: Skeleton, places: Callable[[], list[
     elif callable(where) and _takes(where) == 1:
         yield from _by_function(where(skeleton.tree), skeleton, places)
     else:
-        got = jax.typeof(where) if isinstance(where, jax.Array | np.ndarray) else where
-        raise UsageError(argument="where", got=got, wanted=_IDEAS, to_fix=_BY_PATH)
+        check_where(where)
 
 
 def _by_type(tree: Any, cls: type, skeleton: Skeleton) -> list[Pair]:

@@ -1,7 +1,7 @@
 """Structure is compared by value: the key of a static value, hashable and equal exactly for equal values."""
 
 import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -29,21 +29,7 @@ def key_of(value: Any, place: str) -> Hashable:
         return cls, repr(value)  # tells -0.0 from 0.0, and nan is nan
     if isinstance(value, np.ndarray | np.generic):
         return _array_key(value, place)
-    match kind_of(value):
-        case Kind.ATOM:
-            return cls, value
-        case Kind.TUPLE | Kind.RECORD | Kind.LIST:
-            return cls, tuple(key_of(item, f"{place}[{i}]") for i, item in enumerate(value))
-        case Kind.DICT:
-            return _mapping_key(value, place)
-        case Kind.SET:
-            return frozenset, frozenset(key_of(item, place) for item in value)
-        case Kind.NODE | Kind.FOREIGN:
-            return _node_key(value, place)
-        case Kind.ARRAY:
-            raise refuse_array(value, place)
-        case _:
-            return _other_key(value, place)
+    return _KEYS.get(kind_of(value), _other_key)(value, place)
 
 
 def refuse_array(
@@ -59,16 +45,13 @@ def refuse_array(
     )
 
 
-def check_held(value: Any, place: str) -> None:
-    """Raises where a module cannot hold a value that is no array and nothing of ours.
+def check_partial(value: Any, place: str) -> None:
+    """Raises where a module cannot hold another library's node, whose leaves are looked at later.
 
     Raises:
-        StructureError: it cannot be structure; for another library's node, whose leaves are looked at later: it is a
-            partial function of a module with arrays.
+        StructureError: it is a partial function of a module with arrays.
     """
-    if kind_of(value) is not Kind.FOREIGN:
-        key_of(value, place)
-    elif isinstance(value, functools.partial):
+    if isinstance(value, functools.partial):
         _check_function(value, place)
 
 
@@ -85,6 +68,18 @@ def _check_function(partial: "functools.partial[Any]", place: str) -> None:
 
 def _arrays_in(tree: Any) -> list[Any]:
     return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+
+
+def _atom_key(value: Any, _: str) -> Hashable:
+    return type(value), value
+
+
+def _sequence_key(value: Any, place: str) -> Hashable:
+    return type(value), tuple(key_of(item, f"{place}[{i}]") for i, item in enumerate(value))
+
+
+def _set_key(value: Any, place: str) -> Hashable:
+    return frozenset, frozenset(key_of(item, place) for item in value)
 
 
 def _mapping_key(value: Mapping[Any, Any], place: str) -> Hashable:
@@ -124,3 +119,17 @@ def _other_key(value: Any, place: str) -> Hashable:
             to_fix="make its class a frozen dataclass or a Module",
         ) from None
     return type(value), value
+
+
+def _no_key(value: Any, place: str) -> Hashable:
+    raise refuse_array(value, place)
+
+
+_KEYS: dict[Kind, Callable[[Any, str], Hashable]] = {
+    Kind.ATOM: _atom_key,
+    **dict.fromkeys((Kind.TUPLE, Kind.RECORD, Kind.LIST), _sequence_key),
+    Kind.DICT: _mapping_key,
+    Kind.SET: _set_key,
+    **dict.fromkeys((Kind.NODE, Kind.FOREIGN), _node_key),
+    Kind.ARRAY: _no_key,
+}

@@ -14,6 +14,14 @@ def _number(value: Any) -> jax.Array:
     return jnp.asarray(value, jnp.float32)
 
 
+def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`a + b`, and what rounding took from it (Knuth, TAOCP 2, 4.2.2); nothing is lost of what is not finite."""
+    total = a + b
+    of_b = total - a
+    lost = (a - (total - of_b)) + (b - of_b)
+    return total, jnp.where(jnp.isfinite(total), lost, 0)
+
+
 class AbstractMetric(Module):
     """A quantity of many values that is found from a few numbers.
 
@@ -37,16 +45,21 @@ class AbstractMean(AbstractMetric):
     Attributes:
         total: the sum of values times weights.
         weight: the sum of weights.
+        lost: what rounding took from the two, so that counting does not end at 2**24.
     """
 
     total: Any = field(default=0, converter=_number)
     weight: Any = field(default=0, converter=_number)
+    lost: Any = field(default=(0, 0), converter=_number)
 
     def merge(self, other: Any) -> Self:
-        return type(self)(self.total + other.total, self.weight + other.weight)
+        sums, others = jnp.stack([self.total, self.weight]), jnp.stack([other.total, other.weight])
+        sums, lost = _two_sum(sums, others)
+        (total, weight), lost = _two_sum(sums, lost + self.lost + other.lost)
+        return type(self)(total, weight, lost)
 
     def value(self) -> jax.Array:
-        return self.total / self.weight
+        return self.total / self.weight  # what is lost is less than half a unit in their last place
 
     def _with(self, values: Any, weights: Any) -> Self:
         values = _number(values)

@@ -13,6 +13,7 @@ from aerogel import _jax
 from aerogel._errors import UsageError
 from aerogel.module import Where, combine, partition, trainable
 from aerogel.module._paths import show_path
+from aerogel.module._select import check_where
 from aerogel.transform import GradientError
 from aerogel.transform._static import is_static
 
@@ -68,7 +69,7 @@ class Optimizer:
         """The optimiser at its beginning, for `model`.
 
         Raises:
-            UsageError: the model has nothing to be trained, or `transform` is no transformation.
+            UsageError: the model has nothing to be trained, `transform` is no transformation, or `wrt` means no parts.
             PathError: `wrt` fits nothing in it.
         """
         if not (callable(getattr(self.transform, "init", None)) and callable(getattr(self.transform, "update", None))):
@@ -78,6 +79,9 @@ class Optimizer:
                 wanted="what has `init` and `update`: optax.adam(1e-3)",
                 function="Optimizer",
             )
+        check_where(
+            self.wrt, "wrt", "choose parts, wrt='layers', or none; the model goes to `init`: Optimizer(tx).init(model)"
+        )
         params = self._params(model)
         paths = _paths(params)
         if not paths:

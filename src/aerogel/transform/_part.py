@@ -10,7 +10,7 @@ from aerogel import _jax
 from aerogel.module._frozen import frozen_mask
 from aerogel.module._methods import with_methods
 from aerogel.module._paths import show_path
-from aerogel.module._select import Where, leaf_mask
+from aerogel.module._select import Where, check_where, leaf_mask
 
 from ._static import is_static
 
@@ -71,6 +71,7 @@ class Part:
 def chosen_mask(tree: Any, wrt: Where | None, allow_int: bool = False) -> list[bool]:
     """For each leaf of an argument, whether it is differentiated by."""
     leaves = jax.tree.leaves(tree)
+    check_where(wrt, "wrt")
     meant = (True,) * len(leaves) if wrt is None else leaf_mask(tree, wrt)
     return [
         is_meant and not is_frozen and _has_gradient(leaf, allow_int)

@@ -19,6 +19,7 @@ from ._compiled import Shown
 from ._compiled import compiled as compile_
 from ._donation import DONATE, State, StateCalls, all_arguments
 from ._split import differs, divider, joined, split
+from .optimize import SLOT, memoised
 from .recompiles import Traces
 from .stages import stage_of, way_to
 
@@ -28,7 +29,6 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R", covariant=True)
 S = TypeVar("S")
-_SLOT = "__aerogel_traced__"
 _MADE_BY = "__aerogel_made_by__"
 Donate = Literal["none", "all", "state"]
 
@@ -201,10 +201,17 @@ def as_function(f: Any) -> tuple[Any, Any]:
     if not is_method and jax.tree_util.all_leaves([f]):
         return None, f
 
-    def call_it(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return callable_(*args, **kwargs)
+    def make() -> Any:  # anew: with a name and a signature of its own
+        def call_it(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return callable_(*args, **kwargs)
 
-    return BoundMethod(f.__func__, f.__self__) if is_method else f, with_first("callable_", call_it, f)
+        return with_first("callable_", call_it, f)
+
+    called = f.__func__ if is_method else type(f).__call__
+    # One per plain function and name: `ag.jit(model)(x)` again and again is traced once, as two jits of one function.
+    is_plain = isinstance(called, types.FunctionType)
+    made = memoised(called, ("called", getattr(f, "__name__", type(f).__name__)), make) if is_plain else make()
+    return BoundMethod(f.__func__, f.__self__) if is_method else f, made
 
 
 def with_first(name: str, made: Any, f: Any) -> Any:
@@ -248,15 +255,11 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 def _traced(function: Any) -> tuple[Any, Traces]:
     """What is traced in the place of `function`, and its record of traces.
 
-    There is one per plain function, so that two `jit`s of it share what JAX keeps (see `_memoised` in optimize.py).
+    There is one per plain function, so that two `jit`s of it share what JAX keeps (see `memoised` in optimize.py).
     """
     if not isinstance(function, types.FunctionType):
         return _new_traced(function)
-    owner, made = function.__dict__.get(_SLOT, (None, None))
-    if owner is not function or made is None:
-        made = _new_traced(function)
-        function.__dict__[_SLOT] = (function, made)
-    return made
+    return memoised(function, "traced", lambda: _new_traced(function))
 
 
 def _new_traced(function: Any) -> tuple[Any, Traces]:
@@ -275,7 +278,7 @@ def _tracing(function: Any, traces: Traces, check: Any) -> Any:
             check(args, kwargs, out)
         return split(out, "result")
 
-    traced.__dict__.pop(_SLOT, None)  # `wraps` copies attributes
+    traced.__dict__.pop(SLOT, None)  # `wraps` copies attributes
     return traced
 
 
@@ -326,6 +329,7 @@ def _caller(f: Any, compiled: Any, bound: Any, shown: Shown) -> Any:
     call = shown(_jax.with_cache_miss(plain, without_jit, cache_miss))
     made = _Compiled(call, *(() if bound is None else (bound,)))
     functools.update_wrapper(made, f, updated=())
+    made.__name__ = getattr(f, "__name__", type(f).__name__)
     made.stages = _Stages(f, compiled, made.args, divide, static)
     return made
 
@@ -337,6 +341,7 @@ class _Compiled(functools.partial[Any]):
     asks a function that has a `trace` for its program.
     """
 
+    __name__: str
     __qualname__: str
     stages: "_Stages"
 
@@ -355,6 +360,9 @@ class _Compiled(functools.partial[Any]):
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None or self.args else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"ag.jit({self.stages.natural!r})"
 
     def __reduce__(self) -> Any:
         return self.__qualname__  # as functions are pickled: by name

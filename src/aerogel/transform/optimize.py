@@ -27,7 +27,7 @@ _jax.exclude_from_tracebacks(__file__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnReport = Callable[[Report], None]
-_SLOT = "__aerogel_optimized__"
+SLOT = "__aerogel_optimized__"
 
 
 def optimize(
@@ -79,7 +79,7 @@ def optimize(
     limit = None if memory_limit is None else bytes_of(memory_limit, "optimize")
     if passes is None and on_report is None and isinstance(f, types.FunctionType):
         key = numerics, known, limit, tune
-        return _memoised(f, key, lambda: _wrap(f, exact, known, chosen, None, limit, tune))
+        return memoised(f, key, lambda: _wrap(f, exact, known, chosen, None, limit, tune))
     on_trace = None if on_report is None else lambda _, report: on_report(report)
     return _wrap(f, exact, known, chosen, on_trace, limit, tune)
 
@@ -108,16 +108,16 @@ def _is_instance(value: Any) -> bool:
     return callable(value) and not isinstance(value, type)
 
 
-def _memoised(f: Any, key: Hashable, make: Callable[[], Any]) -> Any:
+def memoised(f: Any, key: Hashable, make: Callable[[], Any]) -> Any:
     """One wrapper per plain function: JAX's caches are keyed by the function, so two jits of it share them.
 
     It is kept on the function itself: a cycle, which the garbage collector frees. `functools.wraps` copies
     attributes; a slot that belongs to another function is not used.
     """
-    owner, wrappers = f.__dict__.get(_SLOT, (None, None))
+    owner, wrappers = f.__dict__.get(SLOT, (None, None))
     if owner is not f or wrappers is None:
         wrappers = {}
-        f.__dict__[_SLOT] = (f, wrappers)
+        f.__dict__[SLOT] = (f, wrappers)
     if key not in wrappers:
         wrappers[key] = make()
     return wrappers[key]
@@ -152,7 +152,7 @@ def _wrap(
         improve = Improver(pipeline, tune, on_trace, function_place(f), early)
         return jax.tree.unflatten(out_tree(), evaluate(program, dynamic, improve))
 
-    optimized.__dict__.pop(_SLOT, None)
+    optimized.__dict__.pop(SLOT, None)
     optimized.__doc__ = getattr(f, "__doc__", None)  # JAX's `wraps` makes "" of None
     return optimized
 

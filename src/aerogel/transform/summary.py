@@ -186,7 +186,8 @@ def _shown_type(value: Any) -> str:
 
 
 def _shown_types(output: Any) -> str:
-    leaves = [_shown_type(leaf) for leaf in jax.tree.leaves(output)]
+    found = jax.tree.leaves(output, is_leaf=lambda part: part is None)
+    leaves = ["None" if leaf is None else _shown_type(leaf) for leaf in found]
     return leaves[0] if len(leaves) == 1 else f"({', '.join(leaves)})"
 
 
