@@ -42,6 +42,16 @@ def test_nothing_reaches_the_caller_after_the_run(monkeypatch: pytest.MonkeyPatc
     assert min(ended.values()) > 20, "the limit was seldom close"
 
 
+def test_time_in_which_nothing_ran_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped has not used its seconds; one that waits and waits has, in the end."""
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
+    with closing(Budget(0.1)) as limit:
+        limit.run(lambda: spin(0.3))
+        assert not limit.is_over
+    with closing(Budget(0.02)) as limit, pytest.raises(PassTimeout):
+        limit.run(lambda: spin(2.0))
+
+
 def test_a_loop_that_catches_every_error_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """`except Exception` does not catch it, and one that is lost in a destructor comes again."""
     monkeypatch.setattr(budget, "RING_AGAIN_SECONDS", 0.01)

@@ -10,6 +10,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RING_AGAIN_SECONDS = 0.5
+# A machine that sleeps, a process that is stopped or one of many lets time pass in which no pass ran. So the process
+# must have computed for as long too, unless so many times the seconds are over: a pass may wait for what never comes.
+PATIENCE = 10
 
 
 class PassTimeout(BaseException):
@@ -34,6 +37,8 @@ class Budget:
     def __init__(self, seconds: float):
         self.is_over = False
         self.rings_at = time.monotonic() + seconds
+        self._computed_at = time.process_time() + seconds
+        self._given_up_at = time.monotonic() + PATIENCE * seconds
         self._thread = ctypes.c_ulong(threading.get_ident())
         self._lock = threading.Lock()
         self._is_running = False
@@ -67,6 +72,10 @@ class Budget:
                     late = True
             if late:
                 raise PassTimeout
+
+    def missing(self, now: float) -> float:
+        """Seconds that this process has still to compute before time is over; 0 when it is."""
+        return 0.0 if now >= self._given_up_at else max(0.0, self._computed_at - time.process_time())
 
     def close(self) -> None:
         """Ends the watch."""
@@ -116,9 +125,12 @@ class Watch(threading.Thread):
 
     def _ring(self, now: float) -> None:
         for budget in self._open:
-            if budget.rings_at <= now:
+            if budget.rings_at > now:
+                continue
+            missing = budget.missing(now)
+            if not missing:
                 budget.ring()
-                budget.rings_at = now + RING_AGAIN_SECONDS
+            budget.rings_at = now + (missing or RING_AGAIN_SECONDS)
 
 
 LONGEST = 3600.0
