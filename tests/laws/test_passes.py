@@ -149,6 +149,11 @@ def entries(x: Any, y: Any) -> Any:
     return z - jnp.sum(z * z) / z.size, jnp.where(x > y, x, 0.5)
 
 
+def smoothed(x: Any) -> Any:
+    """A moving average that keeps the entry it begins with."""
+    return jnp.concatenate([x[:1], jax.lax.scan(lambda c, v: (0.9 * c + jnp.sin(v),) * 2, x[0], x[1:])[1]])
+
+
 def gates(x0: Any, xs: Any) -> Any:
     """A gated state: its gradient stores values that are functions of each other."""
 
@@ -262,6 +267,8 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
         lambda w, x: jnp.sum(w[:, None] * jnp.exp(-x * x), 0),
         (normal(0, 20, 60), normal(1, 20, 16, 60)),
     )
+    found["smoothed"] = smoothed, (normal(0, 200, 64),)
+    found["ensemble"] = lambda x: (jnp.std(x, 0), jnp.max(x, 0)), (normal(0, 5, 3, 16_400),)
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])
         for name, (f, args) in found.items()
