@@ -7,6 +7,7 @@ made: 2,000 steps of 64 numbers take 1.05 ms instead of 1.32, and no memory inst
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,8 +79,7 @@ def _joint(level: Level, y: Var) -> Joint | None:
     eqn = level.eqns[readers[0]]
     if eqn.primitive.name != "concatenate" or eqn.params["dimension"] != 0 or eqn.invars.count(y) != 1:
         return None
-    before = eqn.invars[: eqn.invars.index(y)]
-    return Joint(readers[0], sum(x.aval.shape[0] for x in before))
+    return Joint(readers[0], _starts(eqn.invars)[eqn.invars.index(y)])
 
 
 def in_place(level: Level, place: int, loop: Loop, ends: Ends) -> list[Edit]:
@@ -135,7 +135,7 @@ def _written(new: LoopBuilder, entry: Atom, joint: Joint, whole: JaxprEqn) -> Va
 def _joined(joint: Joint, whole: JaxprEqn, y: Var, buffer: Var) -> Edit:
     """Writes of the other parts in place of a concatenation."""
     builder = Builder(whole)
-    parts = [(x, at) for x, at in zip(whole.invars, _starts(whole.invars), strict=True) if x is not y]
+    parts = [(x, at) for x, at in zip(whole.invars, _starts(whole.invars), strict=False) if x is not y]
 
     def write(buffer: Any, *parts_: Any) -> Any:
         for part, (_, at) in zip(parts_, parts, strict=True):
@@ -148,6 +148,5 @@ def _joined(joint: Joint, whole: JaxprEqn, y: Var, buffer: Var) -> Edit:
 
 
 def _starts(parts: Sequence[Atom]) -> list[int]:
-    """Where each of the joined arrays begins."""
-    sizes = [x.aval.shape[0] for x in parts]
-    return [sum(sizes[:k]) for k in range(len(sizes))]
+    """Where each of the joined arrays begins, and where the last one ends."""
+    return [0, *accumulate(x.aval.shape[0] for x in parts)]

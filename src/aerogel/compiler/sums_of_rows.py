@@ -199,10 +199,11 @@ def _joined(*values: Any, level: Level, one: SumOfRows, factors: Mapping[Var, Fa
 
     def step(carry: Any, _: None) -> Any:
         k, total = carry
+        first, *others = one.axes
         starts, left = {}, k
-        for d in reversed(one.axes):
-            starts[d] = left if len(one.axes) == 1 else left % shape[d]
-            left = left if len(one.axes) == 1 else left // shape[d]
+        for d in reversed(others):
+            starts[d], left = left % shape[d], left // shape[d]
+        starts[first] = left
         rows = zip(factors.items(), values, strict=True)
         known = {v: factor.row(x, starts, row) for (v, factor), x in rows}
         for place in one.chain:

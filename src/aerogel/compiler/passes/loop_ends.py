@@ -49,7 +49,11 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
             taken |= {joint.place for joint in ends.joints.values()}
             decisions += _decisions(loop, ends)
             edits += in_place(level, place, loop, ends)
-    return apply_edits(jaxpr, edits)[0] if edits else jaxpr
+    if not edits:
+        return jaxpr
+    new, made = apply_edits(jaxpr, edits)
+    assert made == len(edits), "a loop was made without what reads its outputs"
+    return new
 
 
 def _decisions(loop: Loop, ends: Ends) -> list[Decision]:
