@@ -87,6 +87,7 @@ from .program import convert_constvars as convert_constvars
 from .program import drop_dead as drop_dead
 from .program import has_effects as has_effects
 from .program import holds_high_types as holds_high_types
+from .program import host_array as host_array
 from .program import is_kept_for_xla as is_kept_for_xla
 from .program import join_effects as join_effects
 from .program import literal as literal

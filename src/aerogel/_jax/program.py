@@ -19,6 +19,12 @@ def literal(value: Any, aval: Any) -> Literal:
     return Literal(literals.TypedNdArray(np.asarray(value, aval.dtype), aval), aval)
 
 
+def host_array(value: Any) -> np.ndarray | None:
+    """A constant that NumPy made, with its memory as it is; None of what JAX made."""
+    value = value.val if isinstance(value, literals.TypedNdArray) else value
+    return value if type(value) is np.ndarray else None
+
+
 def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any = ()) -> Jaxpr:
     """A jaxpr with the argument and result names of `like` where their numbers still fit."""
     debug = like.debug_info

@@ -16,6 +16,7 @@ from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .closed_over import asks_nothing, without_closures
+from .equal_constants import equal_constants_once
 from .identities import simplify_equation
 from .late import written_out
 from .program import (
@@ -54,7 +55,7 @@ def normalize(program: Program, over_devices: bool = False) -> tuple[Program, li
     array may want it in different places. The decisions tell where a loop lost something that it stacked or carried:
     XLA does not do that.
     """
-    program = without_closures(program)
+    program = equal_constants_once(without_closures(program))
     jaxpr, decisions = program.jaxpr, list[Decision]()
     known = small_integers(dict(zip(program.jaxpr.constvars, program.consts, strict=True)))
     while True:
