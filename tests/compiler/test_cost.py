@@ -259,6 +259,20 @@ def test_what_a_dot_reads_is_written_and_read():
     assert found.peak_bytes == 4 * n * n * 2
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, jnp.bfloat16])
+def test_a_sum_of_entrywise_products_is_a_reduction(dtype):
+    """Of operands that have no dimension of their own, XLA makes no product: what they hold is not written."""
+    x, y = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((300, 1, 64), (1, 200, 64)))
+    with jax.enable_x64(True):
+        found = cost(lambda x, y: jnp.einsum("ijk,ijk->ij", x - y, x - y), x, y)
+        assert found.bytes_moved < 300 * 200 * 64
+        assert found.peak_bytes < 300 * 200 * 64
+        theirs = compiled(lambda x, y: jnp.einsum("ijk,ijk->ij", x - y, x - y), x, y)
+        assert theirs.memory_analysis().temp_size_in_bytes < 300 * 200 * 64
+        thin = cost(lambda x, y: jnp.einsum("ijk,ilk->ijl", x - y, x + y), x, y)
+        assert thin.bytes_moved > 300 * 200 * 64
+
+
 def test_a_dot_reads_through_a_transpose():
     """No copy is made of an operand that is only turned."""
     x = f32(64, 64)

@@ -341,6 +341,23 @@ def test_near_misses() -> None:
     assert "last bit" in reasons(lambda x, y: above(distances(x, y)), x, y)
 
 
+def test_distances_by_products_of_vectors_are_left() -> None:
+    """However a sum of squares is spelt: XLA makes each entry as it sums, and blocks took twice as long."""
+    x, y = (jax.ShapeDtypeStruct((2000, 128), np.float32) for _ in range(2))
+    dots = jax.vmap(jax.vmap(lambda a, b: jnp.vdot(a - b, a - b), (None, 0)), (0, None))
+    for f in (dots, lambda x, y: ((x[:, None] - y) ** 2).sum(-1)):
+        for g in (f, lambda x, y, f=f: f(x, y).min(1), lambda x, y, f=f: jnp.exp(-f(x, y)).sum(1)):
+            assert not streaming(g, x, y)
+            assert streaming(jax.value_and_grad(lambda x, y, g=g: g(x, y).sum()), x, y)
+
+
+def streaming(f: Formula, *args: Any) -> bool:
+    """Whether it fires among the other passes."""
+    found: list[Any] = []
+    jax.eval_shape(ag.optimize(f, on_report=found.append), *args)
+    return any(d.rule == "streaming" for d in found[0].fired)
+
+
 def test_a_loop_that_sums_up_its_whole_state() -> None:
     """What a loop makes beside its blocks would be made in each of them again: it stays whole."""
 

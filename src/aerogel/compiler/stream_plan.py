@@ -11,7 +11,7 @@ from .axes import Axis
 from .cost import Machine, jaxpr_seconds, nbytes
 from .cost.account import jaxpr_cost
 from .cost.vector_code import VECTOR_SECONDS, with_vector_code
-from .cost.work import dot_shape
+from .cost.work import dot_shape, is_sum_of_products
 from .exactness import Exactness
 from .level import Edit, Level
 from .levels import rewrite_levels
@@ -159,6 +159,8 @@ def _reads_memory(level: Level, place: int, sums: Collection[Var] = ()) -> bool:
     as slow as if it did, or slower: the mean of a Gaussian kernel of points takes four times as long as in blocks.
     """
     eqn = level.eqns[place]
+    if place >= 0 and is_sum_of_products(eqn):  # XLA sums up what it makes entry by entry
+        return False
     if place < 0 or eqn.primitive.name not in LIGHT:
         return True
     reduced = eqn.invars[0]

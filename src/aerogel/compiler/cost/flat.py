@@ -8,6 +8,7 @@ from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from ..late import lowered
 from .primitives import CALL_PARAMETER, KIND, Kind
 from .sizes import nbytes
+from .work import is_sum_of_products
 
 # A call of a program with more equations than this (once its own calls are inlined) is costed as one box, so that
 # calls of calls take no longer than they are long.
@@ -22,6 +23,8 @@ def open_jaxpr(program: Any) -> Jaxpr:
 def kind_of(eqn: JaxprEqn) -> Kind | None:
     """What kind of work an equation is; None if its primitive is in no table."""
     kind = KIND.get(eqn.primitive.name)
+    if kind is Kind.OPAQUE and is_sum_of_products(eqn):
+        return Kind.REDUCE
     return Kind.CALL if kind is None and lowered(eqn) is not None else kind
 
 

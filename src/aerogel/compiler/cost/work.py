@@ -52,6 +52,14 @@ def dot_shape(eqn: JaxprEqn) -> tuple[int, int, int, int]:
     return batch, m, n, k
 
 
+def is_sum_of_products(eqn: JaxprEqn) -> bool:
+    """Whether XLA makes a reduction of a `dot_general`: each entry of an operand is read for one of the result's."""
+    if eqn.primitive.name != "dot_general":
+        return False
+    (contract, _), (batch, _) = eqn.params["dimension_numbers"]
+    return all(len(x.aval.shape) == len(contract) + len(batch) for x in eqn.invars)
+
+
 def copied_operands(eqn: JaxprEqn) -> list[Any]:
     """The types of the operands that XLA copies for a `dot_general`."""
     contract, batch = eqn.params["dimension_numbers"]
