@@ -5,6 +5,7 @@ from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
 from .passes.excerpts import Excerpts
 from .passes.full_sums import FullSums
+from .passes.half_spectra import HalfSpectra
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_commoning import LoopCommoning
@@ -39,6 +40,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     FullSums(),
     ContractionOrder(),
     InverseProducts(),
+    HalfSpectra(),
     InPlace(),
     LoopSlots(),
     LoopLinear(),

@@ -155,9 +155,10 @@ def _fft(eqn: JaxprEqn) -> int:
     lengths = math.prod(eqn.params["fft_lengths"])
     size = max(elements(eqn.invars[0].aval), elements(eqn.outvars[0].aval))
     flops = 5 * size * max(1, math.ceil(math.log2(max(2, lengths))))
-    if eqn.outvars[0].aval.dtype.kind == "c":
-        flops //= 4
-    return flops
+    kinds = {x.aval.dtype.kind for x in (eqn.invars[0], eqn.outvars[0])}
+    if kinds != {"c"}:
+        flops //= 2
+    return flops // 4 if eqn.outvars[0].aval.dtype.kind == "c" else flops
 
 
 def _update(eqn: JaxprEqn) -> int:
