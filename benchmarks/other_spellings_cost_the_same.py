@@ -200,3 +200,30 @@ spelt(
     lambda: (normal(0, 200_000, 3), normal(1, 200_000, 3)),
     (0, 1),
 )
+
+# row 34: transforms of real numbers
+SIGNALS = lambda: (normal(0, 256, 4096), normal(1, 4096))  # noqa: E731
+spelt(
+    "half-spectra",
+    "a convolution by complex transforms",
+    lambda x, k: jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(k)).real,
+    lambda x, k: jnp.fft.irfft(jnp.fft.rfft(x) * jnp.fft.rfft(k), 4096),
+    SIGNALS,
+    (0, 1),
+)
+spelt(
+    "half-spectra",
+    "a correlation along columns",
+    lambda x, k: jnp.real(jnp.fft.ifft(jnp.fft.fft(x.T, axis=0) * jnp.conj(jnp.fft.fft(k))[:, None], axis=0)),
+    lambda x, k: jnp.fft.irfft(jnp.fft.rfft(x.T, axis=0) * jnp.conj(jnp.fft.rfft(k))[:, None], 4096, axis=0),
+    SIGNALS,
+    (0,),
+)
+spelt(
+    "half-spectra",
+    "a filter of frequencies",
+    lambda x, k: jnp.fft.ifftn(jnp.fft.fftn(x, axes=(1,)) * jnp.exp(-jnp.abs(jnp.fft.fftfreq(4096))), axes=(1,)).real,
+    lambda x, k: jnp.fft.irfft(jnp.fft.rfft(x) * jnp.exp(-jnp.fft.rfftfreq(4096)), 4096),
+    SIGNALS,
+    (0,),
+)

@@ -52,6 +52,10 @@ NEAR: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
         (lambda x: jnp.sort(lax.scan(lambda c, _: (jnp.sin(c),) * 2, x, None, length=20)[1], 0), (shape(5000),)),
         (lambda x: lax.scan(lambda c, _: (jnp.sin(c),) * 2, x, None, length=20)[1], (shape(5000),)),
     ],
+    "half-spectra": [
+        (lambda x: jnp.abs(jnp.fft.ifft(jnp.fft.fft(x) * 2)), (shape(64, 4096),)),
+        (lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.arange(4096)).real, (shape(64, 4096),)),
+    ],
     "small-axes": [
         (lambda x: jnp.sum(x, 0), (ROWS,)),
         (lambda x: jnp.linalg.norm(x, axis=-1), (shape(200_000, 32),)),

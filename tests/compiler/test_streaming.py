@@ -347,11 +347,11 @@ def test_distances_by_products_of_vectors_are_left() -> None:
     dots = jax.vmap(jax.vmap(lambda a, b: jnp.vdot(a - b, a - b), (None, 0)), (0, None))
     for f in (dots, lambda x, y: ((x[:, None] - y) ** 2).sum(-1)):
         for g in (f, lambda x, y, f=f: f(x, y).min(1), lambda x, y, f=f: jnp.exp(-f(x, y)).sum(1)):
-            assert not streaming(g, x, y)
-            assert streaming(jax.value_and_grad(lambda x, y, g=g: g(x, y).sum()), x, y)
+            assert not is_streamed(g, x, y)
+            assert is_streamed(jax.value_and_grad(lambda x, y, g=g: g(x, y).sum()), x, y)
 
 
-def streaming(f: Formula, *args: Any) -> bool:
+def is_streamed(f: Formula, *args: Any) -> bool:
     """Whether it fires among the other passes."""
     found: list[Any] = []
     jax.eval_shape(ag.optimize(f, on_report=found.append), *args)

@@ -23,6 +23,7 @@ from aerogel.compiler.passes import (
     branch_guard,
     excerpts,
     full_sums,
+    half_spectra,
     in_place,
     loop_hoist,
     loop_kernel,
@@ -34,7 +35,6 @@ from aerogel.compiler.rules import (
     convolution_rows,
     cumulative,
     extrema,
-    fourier,
     selection,
     small_products,
     small_solves,
@@ -47,7 +47,7 @@ elementary = import_module("aerogel.compiler.rules.elementary.rules")
 
 DIRECTIONS = ("into loops", "out of loops")
 # All rules that come with Aerogel; those that do not run by default come first.
-_BY_NAME = [rules.top_one, rules.searched_short, rules.real_convolution, rules.half_power, rules.inverse_times]
+_BY_NAME = [rules.top_one, rules.searched_short, rules.half_power, rules.inverse_times]
 CATALOGUE = rules.rule_set([*_BY_NAME, *rules.default])
 
 
@@ -167,7 +167,8 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (elementary, "FEWEST_ALONE", MANY),
     (elementary, "FEWEST_SINES_ALONE", MANY),
     (elementary, "FEWEST_POWERS_ALONE", MANY),
-    (fourier, "FEWEST", 1),
+    (half_spectra, "FEWEST", 1),
+    (half_spectra, "MARGIN", 1e9),
     (convolution_rows, "FEWEST_PRODUCTS", 1),
     (convolution_rows, "FEWEST_OF_A_ROW", 1),
     (convolution_rows, "SHORTEST_RUN", 1),

@@ -12,19 +12,9 @@ import aerogel as ag
 from rules.rules_under_test import fired, normal, refusals
 from rules.specials import bits_with, integers, rules_fired, specials
 
-END, SEARCH, CONVOLUTION, POWER = (
-    ag.rules.last_of_cumsum,
-    ag.rules.searched_short,
-    ag.rules.real_convolution,
-    ag.rules.half_power,
-)
-X, SIGNALS = normal(0, 20, 30), normal(1, 64, 1024) / 32
+END, SEARCH, POWER = ag.rules.last_of_cumsum, ag.rules.searched_short, ag.rules.half_power
+X = normal(0, 20, 30)
 TABLE = jnp.sort(normal(2, 20))
-
-
-def convolved(x: Any, k: Any) -> Any:
-    """A circular convolution."""
-    return jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(k)).real
 
 
 SPELLINGS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
@@ -34,9 +24,6 @@ SPELLINGS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "end of a count": (END, lambda x: jnp.cumsum(x > 0, 0)[-1], (X,)),
     "end in bfloat16": (END, lambda x: jnp.cumsum(x)[-1], (abs(X.astype("bfloat16")),)),
     "end in a scan": (END, lambda x: lax.scan(lambda c, r: (c + jnp.cumsum(r)[-1], c), 0.0, x), (X,)),
-    "convolution": (CONVOLUTION, convolved, (SIGNALS, SIGNALS[::-1])),
-    "convolution by one": (CONVOLUTION, lambda x, k: jnp.real(convolved(k, x)), (SIGNALS, SIGNALS[0])),
-    "convolution under vmap": (CONVOLUTION, jax.vmap(convolved, (0, None)), (SIGNALS, SIGNALS[0])),
     "power": (POWER, lambda x: x**1.5, (abs(X),)),
     "power below": (POWER, lambda x: jnp.power(x, -0.5), (abs(X),)),
     "power in a loop": (POWER, lambda x: lax.fori_loop(0, 2, lambda _, x: x**2.5, x), (abs(X) / 2,)),
@@ -69,15 +56,6 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
     "before the end": (END, lambda x: jnp.cumsum(x)[-2], (X,), "start_indices"),
     "the others are needed": (END, lambda x: (jnp.cumsum(x)[-1], jnp.cumsum(x)), (X,), "in the middle"),
     "the wrong end": (END, lambda x: lax.cumsum(x, 1, reverse=True)[:, -1], (X,), "`"),
-    "complex": (CONVOLUTION, convolved, (SIGNALS + 0j, SIGNALS), "`"),
-    "a modulus": (
-        CONVOLUTION,
-        lambda x, k: abs(jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(k))),
-        (SIGNALS, SIGNALS),
-        "abs",
-    ),
-    "few": (CONVOLUTION, convolved, (SIGNALS[0], SIGNALS[1]), "1024 elements, fewer than 65536"),
-    "a prime length": (CONVOLUTION, convolved, (normal(0, 70, 998),) * 2, "a length of 998"),
     "a quarter": (POWER, lambda x: x**0.25, (abs(X),), "an exponent of 0.25"),
     "a variable exponent": (POWER, lambda x, y: x**y, (abs(X), X), "number"),
     "a long table": (SEARCH, jnp.searchsorted, (jnp.arange(33.0), X), "33 entries, more than 32"),
@@ -91,14 +69,6 @@ def test_near_misses(name: str) -> None:
     rule, f, args, reason = NEAR_MISSES[name]
     found = refusals(f, rule, *args)
     assert not reason or any(reason in one for one in found)
-
-
-def test_gradient_of_a_convolution() -> None:
-    """The rule stands before derivatives: that of the real form agrees."""
-    loss = lambda f: jax.jit(jax.grad(lambda x, k: jnp.sum(jnp.sin(f(x, k))), (0, 1)))  # noqa: E731
-    ours = loss(ag.optimize(convolved, rules=[CONVOLUTION], passes=()))(SIGNALS, SIGNALS[0])
-    for got, want in zip(ours, loss(convolved)(SIGNALS, SIGNALS[0]), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("exponent", [-2.5, -1.5, -0.5, 1.5, 2.5, 3.5])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, JaxprEqn, Var
 
 from .axes import Axis, Mapped, along_output
 from .axes.elementwise import NAMES as ELEMENTWISE
@@ -20,6 +20,7 @@ from .counters import counted
 from .excerpt import Excerpt, Writer
 from .groups import Group
 from .level import Edit, Level
+from .picks import is_zeros
 from .program import Builder, is_var
 
 # f(conj(z)) is conj(f(z)), for whole arrays: these, of real numbers and complex ones.
@@ -58,7 +59,9 @@ def transform(eqn: JaxprEqn) -> tuple[int, ...] | None:
 
 def half_spectra(level: Level) -> list[Group]:
     """Transforms with real results, together with those that share spectra, and the edits that make halves."""
-    found = [s for k, eqn in enumerate(level.eqns) if transform(eqn) and (s := _Search(level, k).spectrum()) is not None]
+    found = [
+        s for k, eqn in enumerate(level.eqns) if transform(eqn) and (s := _Search(level, k).spectrum()) is not None
+    ]
     while True:
         inside = frozenset().union(*(s.places for s in found))
         kept = [s for s in found if all(_read_inside(level, k, inside) for k in s.roots | s.between)]
@@ -111,7 +114,7 @@ class _Search:
                 self.roots.add(place)
                 return True
             return False
-        before = _operands(eqn, dims, self.lengths) if _passes(eqn) else None
+        before = _operands(eqn, dims, self.lengths) if _passes(self.level, eqn) else None
         if before is None:
             return False
         symmetric = all(self._symmetric(v, d, depth + 1) for v, d in zip(eqn.invars, before, strict=True))
@@ -120,10 +123,10 @@ class _Search:
         return symmetric
 
 
-def _passes(eqn: JaxprEqn) -> bool:
+def _passes(level: Level, eqn: JaxprEqn) -> bool:
     """Whether conjugates of an equation's operands give the conjugate of its result."""
     if eqn.primitive.name == "complex":
-        return is_zero(eqn.invars[1])
+        return is_zeros(level, eqn.invars[1])
     names = CONJUGATED if eqn.outvars and eqn.outvars[0].aval.dtype.kind == "c" else EVEN
     return len(eqn.outvars) == 1 and not eqn.effects and eqn.primitive.name in names
 
@@ -150,7 +153,7 @@ def _is_known_symmetric(level: Level, x: Var, dims: Dims) -> bool:
     value = counted(level, x)
     if value is None:
         return False
-    there = [d for d in dims if d is not None]
+    there = tuple(d for d in dims if d is not None)
     turned = np.roll(np.flip(value, there), 1, there)
     return bool(np.array_equal(value, np.conj(turned)))
 
@@ -165,13 +168,8 @@ def is_real(level: Level, x: Atom) -> bool:
     if eqn is None:
         return False
     if eqn.primitive.name == "complex":
-        return is_zero(eqn.invars[1])
+        return is_zeros(level, eqn.invars[1])
     return eqn.primitive.name in CONJUGATED and all(is_real(level, v) for v in eqn.invars)
-
-
-def is_zero(x: Atom) -> bool:
-    """Whether an atom is a literal zero."""
-    return isinstance(x, Literal) and not np.any(x.val)
 
 
 def is_read_as_real(level: Level, x: Var) -> bool:
@@ -203,13 +201,12 @@ def _group(level: Level, found: Sequence[_Spectrum]) -> Group:
     ends = {s.end for s in found}
     places = frozenset().union(*(s.places for s in found))
     dims = {v: d for s in found for v, d in s.dims.items()}
-    lengths = transform(level.eqns[found[0].end]) or ()
+    *_, length = transform(level.eqns[found[0].end]) or (1,)
     builder = Builder(level.eqns[min(places)])
     writer, results = Writer(builder), dict[Var, Atom]()
-    half = lengths[-1] // 2 + 1
 
     def part(dim: int) -> Excerpt:
-        return Excerpt(Axis(dim), lengths[-1], 0, half)
+        return Excerpt(Axis(dim), length, 0, length // 2 + 1)
 
     for place in sorted(places):
         eqn = level.eqns[place]
@@ -221,8 +218,8 @@ def _group(level: Level, found: Sequence[_Spectrum]) -> Group:
         elif any(place in s.roots for s in found):
             (made,) = builder.call(_Transform(eqn).of_real, _real_part(level, builder, eqn.invars[0]))
             writer.made[out] = made, part(out.aval.ndim - 1)
-        elif dims[out][-1] is not None:
-            wanted = part(dims[out][-1])
+        elif (dim := dims[out][-1]) is not None:
+            wanted = part(dim)
             answer = along_output(eqn, {0: wanted.axis}, wanted.length)
             assert isinstance(answer, Mapped), "it was before"
             (made,) = writer.narrowed(eqn, answer, wanted)

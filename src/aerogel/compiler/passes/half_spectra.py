@@ -17,9 +17,8 @@ from ..report import Decision
 
 NAME = "half-spectra"
 WHAT = "spectra of real numbers"
-# Measured (docs/reference/catalogue-order.md): below, and for other lengths, the transforms of real numbers are slower.
+# Measured (docs/reference/catalogue-order.md): below, and for odd lengths, transforms of real numbers are slower.
 FEWEST = 1 << 16
-FACTORS = (2, 3, 5)
 MARGIN = 0.8
 
 
@@ -55,8 +54,8 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         saved: dict[str, Any] = {}
         if size < FEWEST:
             reason = f"{size} elements, fewer than {FEWEST}"
-        elif length % 2 or not _is_smooth(length):
-            reason = f"a length of {length}, which is odd or has a prime factor above {FACTORS[-1]}"
+        elif length % 2:
+            reason = f"an odd length of {length}"
         else:
             reason = f"{1e6 * before:.1f} us become {1e6 * after:.1f} us"
             if after <= MARGIN * before:
@@ -66,12 +65,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
                 saved["peak_bytes_saved"] = was.peak_bytes - now.peak_bytes
         fired = bool(saved)
         what = f"{WHAT} are made by half" if fired else f"{WHAT} are made whole"
-        decisions.append(Decision(NAME, what, where(ends[-1]), fired, reason, exactness=Exactness.REASSOCIATES, **saved))
+        decisions.append(
+            Decision(NAME, what, where(ends[-1]), fired, reason, exactness=Exactness.REASSOCIATES, **saved)
+        )
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
-
-
-def _is_smooth(n: int) -> bool:
-    for p in FACTORS:
-        while n % p == 0:
-            n //= p
-    return n == 1

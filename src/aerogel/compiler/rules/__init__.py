@@ -14,7 +14,6 @@ from .errors import RuleError as RuleError
 from .extrema import argmax_by_blocks as argmax_by_blocks
 from .extrema import argmin_by_blocks as argmin_by_blocks
 from .few_terms import few_term_convolution as few_term_convolution
-from .fourier import real_convolution as real_convolution
 from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
 from .lookups import searched_short as searched_short

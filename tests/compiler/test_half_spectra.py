@@ -1,0 +1,185 @@
+"""Half spectra: which transforms are made by halves, in which spellings, and which are left."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel.compiler.half_spectra import transform
+from aerogel.compiler.program import inner_levels
+from benchmarks._case import normal
+
+fft, ifft = jnp.fft.fft, jnp.fft.ifft
+Formula = Callable[..., Any]
+X, K = normal(0, 16, 4096), normal(1, 4096)
+Z = normal(2, 256, 256)
+COUNTED = jnp.fft.fftfreq  # of the size, under a trace
+
+
+def transforms(jaxpr: Any) -> tuple[int, int]:
+    """How many transforms of complex numbers a program has, and how many others."""
+    own = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "fft"]
+    whole = sum(transform(eqn) is not None for eqn in own)
+    counts = [(whole, len(own) - whole), *(transforms(inner) for inner in inner_levels(jaxpr))]
+    return sum(a for a, _ in counts), sum(b for _, b in counts)
+
+
+def convolved(x: Any, k: Any) -> Any:
+    """A circular convolution."""
+    return ifft(fft(x) * fft(k)).real
+
+
+def along_columns(x: Any, k: Any) -> Any:
+    """The same along the first axis."""
+    return ifft(fft(x.T, axis=0) * fft(k)[:, None], axis=0).real
+
+
+def in_a_step(x: Any, k: Any) -> Any:
+    """A filter in each step of a loop."""
+    return lax.scan(lambda c, _: (convolved(c, k) / 100, None), x, None, length=3)[0]
+
+
+def poisson(z: Any) -> Any:
+    """A solver that divides by the squares of frequencies."""
+    kx, ky = jnp.meshgrid(COUNTED(256), COUNTED(256), indexing="ij")
+    squares = kx**2 + ky**2
+    return jnp.real(jnp.fft.ifftn(jnp.fft.fftn(z) / jnp.where(squares == 0, 1.0, squares)))
+
+
+SPELLINGS: dict[str, tuple[Formula, tuple[Any, ...]]] = {
+    "a method": (convolved, (X, K)),
+    "jnp.real, the other way": (lambda x, k: jnp.real(ifft(fft(k) * fft(x))), (X, K)),
+    "under vmap": (lambda x, k: jax.vmap(lambda row: convolved(row, k))(x), (X, K)),
+    "columns": (along_columns, (X, K)),
+    "complex beforehand": (lambda x, k: convolved(x.astype(jnp.complex64), lax.complex(k, jnp.zeros_like(k))), (X, K)),
+    "padded": (lambda x, k: ifft(fft(x, 8192) * fft(k, 8192)).real[:, :4096], (X, K)),
+    "a correlation": (lambda x, k: ifft(fft(x) * jnp.conj(fft(k))).real, (X, K)),
+    "with itself": (lambda x, k: ifft(fft(x) * fft(x).conj()).real + k, (X, K)),
+    "powers": (lambda x, k: ifft(abs(fft(x)) ** 2 / (1 + fft(k).real ** 2)).real, (X, K)),
+    "a filter of frequencies": (lambda x, k: ifft(fft(x) * jnp.exp(-abs(COUNTED(4096)))).real * k, (X, K)),
+    "matrices": (lambda z: jnp.fft.ifft2(jnp.fft.fft2(z) * jnp.fft.fft2(z.T)).real, (Z,)),
+    "Poisson's equation": (poisson, (Z,)),
+    "a product over channels": (
+        lambda x, k: ifft(jnp.einsum("ck,ock->ok", fft(x), fft(x[:, None] * k))).real,
+        (X, K),
+    ),
+    "a loop": (in_a_step, (X, K)),
+    "the other kind": (lambda x, k: fft(ifft(x) * ifft(k)).real, (X, K)),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings(name: str) -> None:
+    """No whole spectrum is left, in the value and in the gradient, and both are as near to float64 as before."""
+    f, args = SPELLINGS[name]
+    gradient = jax.grad(lambda *a: (f(*a) ** 2).sum(), tuple(range(len(args))))
+    for g in [f] if name == "a loop" else [f, gradient]:
+        before, after = (transforms(jax.make_jaxpr(h)(*args).jaxpr) for h in (g, ag.optimize(g)))
+        assert before[0] >= 2
+        assert before[1] == 0
+        assert after[0] == 0
+        assert after[1] >= 2
+        agrees(g, args)
+
+
+def agrees(f: Formula, args: tuple[Any, ...]) -> None:
+    """Within twice the error of plain JAX, and a few units in the last place of the largest."""
+    plain, ours = jax.jit(f)(*args), jax.jit(ag.optimize(f))(*args)
+    with jax.enable_x64(True):
+        truth = jax.jit(f)(*(jnp.asarray(np.asarray(a), np.float64) for a in args))
+    for a, b, t in zip(*map(jax.tree.leaves, (plain, ours, truth)), strict=True):
+        assert a.dtype == b.dtype
+        error, size = float(np.abs(a - np.asarray(t)).max()), float(np.abs(t).max())
+        assert float(np.abs(b - np.asarray(t)).max()) <= 2 * error + 1e-6 * size
+
+
+TURN = np.exp(1j * np.arange(4096)).astype(np.complex64)
+NEAR: dict[str, tuple[Formula, tuple[Any, ...]]] = {
+    "a modulus": (lambda x, k: abs(ifft(fft(x) * fft(k))), (X, K)),
+    "the imaginary part": (lambda x, k: ifft(fft(x) * fft(k)).imag, (X, K)),
+    "complex numbers": (lambda x, k: ifft(fft(x + 1j * k) * fft(k)).real, (X, K)),
+    "a spectrum that is a result": (lambda x, k: (convolved(x, k), fft(x)), (X, K)),
+    "a phase": (lambda x, k: ifft(fft(x) * TURN * fft(k)).real, (X, K)),
+    "a derivative: 1j times frequencies": (lambda x, k: ifft(1j * COUNTED(4096) * fft(x) * k[0]).real, (X, K)),
+    "an analytic signal": (lambda x, k: ifft(fft(x) * jnp.where(COUNTED(4096) > 0, 2.0, 0.0)).real * k, (X, K)),
+    "a mask of the first half": (lambda x, k: ifft(fft(x) * (jnp.arange(4096) < 9)).real * k, (X, K)),
+    "an unknown filter": (lambda x, k: ifft(fft(x) * k).real, (X, K)),
+    "turned": (lambda x, k: ifft(fft(x)[:, ::-1] * fft(k)).real, (X, K)),
+    "shifted": (lambda x, k: ifft(jnp.roll(fft(x), 1, 1) * fft(k)).real, (X, K)),
+    "another axis": (lambda z: ifft(fft(z).T).real, (Z,)),
+    "cumulated": (lambda x, k: ifft(jnp.cumsum(fft(x), 1) * fft(k)).real, (X, K)),
+    "summed over frequencies": (lambda x, k: ifft(fft(x) * fft(k).sum()).real, (X, K)),
+    "few": (convolved, (X[:2], K)),
+    "an odd length": (convolved, (normal(0, 20, 4095), K[1:])),
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_near_misses(name: str) -> None:
+    """What is no spectrum of real numbers, is read otherwise, or is faster as it is, is left whole."""
+    f, args = NEAR[name]
+    found: list[Any] = []
+    after = transforms(jax.make_jaxpr(ag.optimize(f, on_report=found.append))(*args).jaxpr)
+    assert after == transforms(jax.make_jaxpr(f)(*args).jaxpr)
+    assert after[0] >= 2
+    assert "half-spectra" not in {d.rule for d in found[0].fired}
+    if name in ("few", "an odd length"):
+        (decision,) = [d for d in found[0].decisions if d.rule == "half-spectra"]
+        assert name.split()[-1] in decision.reason
+    strict = ag.optimize(convolved, numerics="strict")
+    assert transforms(jax.make_jaxpr(strict)(X, K).jaxpr) == (3, 0)
+
+
+# What may be done to a spectrum `s` with another one, `t`, and what it is with real numbers only: half of these keep
+# the symmetry.
+STEPS: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda s, t: s * t,
+    lambda s, t: s - t.conj(),
+    lambda s, t: s / (2 + abs(t) ** 2),
+    lambda s, t: s + t.real,
+    lambda s, t: jnp.where(abs(t) > 1, s, t),
+    lambda s, t: s * jnp.cos(jnp.fft.fftfreq(s.shape[-1])),
+    lambda s, t: s**2 + t.mean(0),
+    lambda s, t: s * jnp.arange(s.shape[-1]),
+    lambda s, t: s + 1j * t,
+    lambda s, t: s.at[:, 3].set(1.0),
+    lambda s, t: s + t.imag,
+    lambda s, t: s[:, ::-1] * t,
+    lambda s, t: s * jnp.sin(jnp.fft.fftfreq(s.shape[-1])),
+    lambda s, t: jnp.tril(s) + t,
+)
+
+
+def test_random_programs_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains of steps that keep the symmetry, and that break it: both are as they were."""
+    from aerogel.compiler.passes import half_spectra
+
+    monkeypatch.setattr(half_spectra, "FEWEST", 1)
+    monkeypatch.setattr(half_spectra, "MARGIN", 10.0)
+    drawn, fired, left = np.random.default_rng(0), 0, 0
+    x, y = np.asarray(normal(0, 5, 12)) / 4, np.asarray(normal(1, 5, 12)) / 4
+    for _ in range(60):
+        steps = [STEPS[k] for k in drawn.integers(0, len(STEPS) if drawn.random() < 0.5 else 7, 3)]
+        back = ifft if drawn.random() < 0.7 else fft
+
+        def f(x: Any, y: Any, steps: Any = steps, back: Any = back) -> Any:
+            s, t = fft(x), ifft(y) if back is fft else fft(y)
+            for k, step in enumerate(steps):
+                s, t = (step(s, t), t) if k % 2 else (step(t, s), s)
+            return back(s + t).real
+
+        found: list[Any] = []
+        ours = ag.optimize(f, on_report=found.append)(x, y)
+        with jax.enable_x64(True):
+            truth = np.asarray(f(x.astype(np.float64), y.astype(np.float64)))
+        scale = float(np.abs(truth).max()) + 1
+        assert float(np.abs(np.asarray(ours) - truth).max()) <= 1e-5 * scale
+        acted = any(d.rule == "half-spectra" for d in found[0].fired)
+        fired, left = fired + acted, left + (not acted)
+    assert fired >= 15
+    assert left >= 10
