@@ -221,6 +221,11 @@ def layers(ws: Any, x: Any) -> Any:
     return jnp.mean(x**2)
 
 
+def convolved(x: Any, k: Any) -> Any:
+    """The energy of a circular convolution."""
+    return (jnp.fft.ifft(jnp.fft.fft(x) * jnp.fft.fft(k)).real ** 2).mean()
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -248,6 +253,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["pairs"] = pairs, (normal(0, 1031, 3), normal(1, 4099, 3), normal(2, 4099))
     found["forces"] = forces, (normal(0, 40, 3),)
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
+    found["spectra"] = jax.value_and_grad(convolved, (0, 1)), (normal(0, 16, 4096), normal(1, 4096))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
     lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
