@@ -94,10 +94,11 @@ def refusal(eqn: JaxprEqn) -> str | None:
 
 
 def _written_bytes(body: Jaxpr) -> int:
-    """The size of the largest carry that steps write parts of."""
+    """The size of the largest carry that steps write parts of, in calls and loops that they hold as well."""
     given = set(body.invars)
     writes = (one for one in body.eqns if one.primitive.name == "dynamic_update_slice")
-    return max((nbytes(one.outvars[0].aval) for one in writes if one.invars[0] in given), default=0)
+    own = (nbytes(one.outvars[0].aval) for one in writes if one.invars[0] in given)
+    return max((*own, *map(_written_bytes, inner_levels(body))), default=0)
 
 
 def _why_not(eqn: JaxprEqn) -> str | None:
