@@ -112,12 +112,6 @@ def test_what_it_leaves_alone(name: str) -> None:
     assert fired(ALONE[name], x, y, s) == 0
 
 
-def test_what_is_small_is_refused_with_a_reason() -> None:
-    """One decision, which says why."""
-    refused = [d.reason for d in ag.explain(ALONE["small"])(x, y, s).refused if d.rule == NAME]
-    assert refused == ["what XLA writes for it is small"]
-
-
 def test_strict_keeps_quotients() -> None:
     """By a divisor of its own XLA would multiply with the reciprocal; the rest is set apart, with the same bits."""
     assert fired(SHARED["a divisor"][0], x, y, s, numerics="strict") == 0

@@ -18,6 +18,7 @@ from jax import lax
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
+from .axes.rebind import dtype_name
 from .cost import Machine, nbytes
 from .cost.seconds import transfer_seconds
 from .level import Level
@@ -77,6 +78,10 @@ class Sums:
     homes: dict[int, Homes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        sizes = [nbytes(eqn.invars[0].aval) for eqn in self.level.eqns if _is_sum(eqn)]
+        most = max(sizes, default=0)
+        if transfer_seconds((1 + len(sizes)) * most, most, self.machine) <= LEAST_SECONDS:
+            return  # whatever they share, it is small
         marked = self._small()
         for place in reversed(range(len(self.level.eqns))):
             self.homes[place] = self._homes(place, place in marked)
@@ -128,6 +133,8 @@ class Sums:
     @cached_property
     def shared(self) -> list[Shared]:
         """What is repeated within several sums, in order."""
+        if not self.homes:
+            return []
         uses: dict[Hashable, dict[int, tuple[int, ...]]] = {}
         values: dict[Hashable, Atom] = {}
         for place, x, shape in self._repeats():
@@ -177,7 +184,7 @@ def _is_sum(eqn: JaxprEqn) -> bool:
 
 
 def _is_float(x: Atom) -> bool:
-    return str(getattr(x.aval, "dtype", "")) in TYPES
+    return dtype_name(x) in TYPES
 
 
 def set_apart(sums: Sums, chosen: Sequence[Shared]) -> Jaxpr:
