@@ -15,7 +15,7 @@ import aerogel as ag
 from aerogel.compiler import own_broadcasts
 from aerogel.compiler.passes.own_broadcasts import NAME
 
-SHAPE = (256, 512)
+SHAPE = (528, 1024)
 
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> Any:
@@ -102,6 +102,17 @@ ALONE: dict[str, Callable[..., Any]] = {
     "a result": lambda x, y, s: (lambda d: (d, jnp.abs(d).sum(1)))(x - y[0]),
     "dear": lambda x, y, s: (lambda d: ((d * d).sum(1), jnp.abs(d).sum(1)))(jnp.exp(x)),
     "of integers": lambda x, y, s: (lambda a, b: ((a * 3).sum(1), (b * 3).sum(1)))(x.astype(int), y.astype(int)),
+    "short rows": lambda x, y, s: (
+        jnp.abs(x.reshape(-1, 8) - y[0, :8]).sum(0),
+        jnp.exp(y.reshape(-1, 8) - y[0, :8]).sum(0),
+    ),
+    "sums of short rows": lambda x, y, s: (
+        jnp.exp(x.reshape(-1, 32) * s).sum(1),
+        jnp.exp(y.reshape(-1, 32) * s).max(1),
+    ),
+    "pairs of points": lambda x, y, s: (lambda d: (jnp.abs(d).sum((0, 1)), jnp.exp(d).sum((0, 1))))(
+        x[:, None, :3] - y[None, :, :3]
+    ),
     "small": lambda x, y, s: jnp.exp(x[:20] * s).sum() + jnp.exp(y[:20] * s).sum(),
 }
 
@@ -177,5 +188,7 @@ def test_any_sizes_and_uses(rows: int, columns: int, uses: list[str], what: str)
         return [take[use](value((x, y)[k % 2] if k else x, s)) for k, use in enumerate(uses)]
 
     with pytest.MonkeyPatch.context() as at_no_price:
-        at_no_price.setattr(own_broadcasts, "LEAST_SECONDS", -1.0)
+        for name in ("LEAST_SECONDS", "LEAST_ROW", "LONG_ROW"):
+            at_no_price.setattr(own_broadcasts, name, -1)
+        at_no_price.setattr(own_broadcasts.Sums, "_seconds", lambda *_: 1.0)
         agree(f, x, y, s)
