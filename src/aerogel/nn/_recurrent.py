@@ -46,9 +46,11 @@ class Recurrent(Module):
         # The gradient of a weight is a sum over time, in the dtype that the weight has outside of the loop.
         wide = unhalved(self.cell)
 
+        def narrowed(one: Any, as_it_is: Any) -> Any:
+            return one if one is as_it_is else one.astype(as_it_is.dtype)
+
         def step(state: Any, x: Any) -> tuple[Any, jax.Array]:
-            stand_in = StandIn(jax.tree.map(lambda one, as_it_is: one.astype(as_it_is.dtype), wide, self.cell), "cell")
-            after = stand_in.layer(x, state)
+            after = StandIn(jax.tree.map(narrowed, wide, self.cell), "cell").layer(x, state)
             self._check_carried(state, after)
             return after, after[0] if isinstance(after, tuple) else after
 
