@@ -29,6 +29,7 @@ CLAIMS = (
     "sums_of_products_cost_their_cheapest_order",
     "wide_products_are_read_along_their_rows",
     "a_sum_of_rows_reads_them_once",
+    "what_several_sums_repeat_is_not_written_out",
     "gates_of_an_input_are_read_one_by_one",
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "other_spellings_cost_the_same",

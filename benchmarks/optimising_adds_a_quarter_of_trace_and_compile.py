@@ -13,6 +13,7 @@ of its own, which is ended after `COMPILE_LIMIT_S`: a compilation that ran out c
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ from ._timing import Quartiles
 BOUND_ADDED = 0.25
 BOUND_WHOLE = 1.25
 BOUND_LINEAR = 1.5  # added seconds per equation, at 10,000 equations over at 1,000
-ROUNDS = {100: 10, 1_000: 4, 10_000: 1}
+ROUNDS = {100: 10, 1_000: 4, 10_000: 3}
 COMPILED = {100: 10, 1_000: 3, 10_000: 0}  # in so many of the rounds; what is compiled in none, in a process apart
 COMPILE_LIMIT_S = 20.0
 
@@ -134,7 +135,8 @@ class Seconds:
         return np.array(self.trace[: len(self.compile)]) + np.array(self.compile)
 
     def add(self, f: Callable, args: tuple, compiled: bool) -> None:
-        """Times one more round."""
+        """Times one more round; what the last one left is collected before."""
+        gc.collect()
         start = time.perf_counter()
         lowered = jax.jit(f).lower(*args)
         traced = time.perf_counter()

@@ -254,6 +254,17 @@ def test_what_xla_cannot_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert any(reason in said for said in refused), refused
 
 
+def test_a_buffer_that_calls_of_its_steps_write_into_is_not_copied() -> None:
+    """The outputs that a thinned loop keeps for its gradient: each of 50 kernels had a copy of all of them."""
+
+    def thinned(x: Any) -> Any:
+        ys = lax.scan(lambda c, _: (c - 0.05 * c * c, jnp.tanh(2.0 * c + 1.0)), x, None, length=500)[1]
+        return jnp.mean(ys[9::10] ** 2)
+
+    refused = [d.reason for d in ag.explain(jax.grad(thinned))(normal(0, 20_000)).refused if d.rule == "loop-kernel"]
+    assert any("would have a copy" in reason for reason in refused), refused
+
+
 def test_products_that_a_library_would_take_are_sums() -> None:
     """Batched, of several terms and of integers; XLA would not compile the kernel with one that it hands on."""
     a, b = normal(0, 2, 8, 9), normal(1, 2, 9, 10)

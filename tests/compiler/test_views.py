@@ -88,3 +88,12 @@ def test_a_slice_alone_is_a_change() -> None:
     """The report says so, and the program is kept."""
     report = ag.explain(lambda x: jnp.tanh(x[:, jnp.arange(1, 3)]))(X)
     assert {decision.rule for decision in report.fired} == {"views"}
+
+
+def test_constants_that_are_no_arrays_are_not_looked_at() -> None:
+    """A ref, which gives its entries one by one and forever, and the shape of an array, which has none."""
+    ref = jax.new_ref(jnp.arange(3))
+    assert np.array_equal(jax.jit(ag.optimize(lambda x: ref[...] + x))(1), [1, 2, 3])
+    shape = jax.ShapeDtypeStruct((3,), jnp.int32)
+    with pytest.raises(Exception, match="ShapeDtypeStruct does not have a value"):
+        jax.jit(ag.optimize(lambda x: (x, shape)))(jnp.arange(3))

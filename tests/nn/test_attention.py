@@ -77,6 +77,23 @@ def test_decoding_with_a_cache_is_the_whole_at_once() -> None:
         decode(cached, XS[:1])
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_full_cache_is_told_of(stacked: bool) -> None:
+    """Results of tokens beyond its end, and all after, are NaN: never something that looks like a result."""
+    model = Language() if stacked else Language().blocks[0]
+    decode = ag.stateful(type(model).__call__)
+    start = nn.with_cache(model, 5, (2,))
+    compiled = jax.jit(decode)
+    out, cached = compiled(start, XS[:, :4])
+    assert not jnp.isnan(out).any()
+    last, full = compiled(cached, XS[:, 4:5])
+    assert not jnp.isnan(last).any()
+    beyond, after = compiled(full, XS[:, 5:6])
+    assert jnp.isnan(beyond).all()
+    assert jnp.isnan(compiled(cached, XS[:, 4:6])[0]).all()
+    assert jnp.isnan(compiled(after, XS[:, 5:6])[0]).all()
+
+
 def test_relative_positions_are_all_that_rotations_show() -> None:
     """The product of a rotated query and key depends on the difference of their positions only."""
     rotary = nn.RotaryPositionalEmbedding(8)

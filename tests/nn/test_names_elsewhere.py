@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import pytest
 
+import aerogel as ag
 from aerogel import nn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "nn.md").read_text(encoding="utf-8")
@@ -27,11 +28,15 @@ def of_equinox() -> set[str]:
 
 def of_nnx() -> set[str]:
     """What `flax.nnx` imports from its layers, read from the file: importing Flax takes seconds."""
+    text = _source_of_nnx()
+    return set(re.findall(r"^from \.(?:nn\.\w+|helpers) import (\w+) as", text, re.MULTILINE))
+
+
+def _source_of_nnx() -> str:
     spec = find_spec("flax")
     assert spec is not None
     assert spec.submodule_search_locations is not None
-    text = (Path(spec.submodule_search_locations[0]) / "nnx" / "__init__.py").read_text(encoding="utf-8")
-    return set(re.findall(r"^from \.(?:nn\.\w+|helpers) import (\w+) as", text, re.MULTILINE))
+    return (Path(spec.submodule_search_locations[0]) / "nnx" / "__init__.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("title", "names"), [("Equinox", of_equinox()), ("Flax NNX", of_nnx())])
@@ -49,6 +54,18 @@ def test_every_layer_elsewhere_has_its_line(title: str, names: set[str]) -> None
         else:
             assert here.count("`") > 1
             assert {each for each in re.findall(r"`([A-Z]\w+)", here) if not hasattr(nn, each)} == set()
+
+
+def test_every_name_of_nnx_has_its_line() -> None:
+    """What `flax.nnx` imports as its own, layer or not, stands in one of its two tables; what they name is there."""
+    text = _source_of_nnx()
+    names = set(re.findall(r"^from [\w.]+ import \w+ as (\w+)", text, re.MULTILINE))
+    assert len(names) > 150
+    beside = table("Flax NNX, beside layers")
+    assert {name for name in names if name not in beside and name not in table("Flax NNX")} - set(vars(jax.nn)) == set()
+    for here, *_ in beside.values():
+        for owner, name in re.findall(r"\b(ag|nn)\.(\w+)", here):
+            assert hasattr({"ag": ag, "nn": nn}[owner], name), name
 
 
 def _family(name: str) -> str:

@@ -68,6 +68,7 @@ from .names import check_jaxpr as check_jaxpr
 from .names import computed_on as computed_on
 from .names import convert_element_type as convert_element_type
 from .names import dtypes as dtypes
+from .names import is_known_array as is_known_array
 from .names import jaxpr_as_fun as jaxpr_as_fun
 from .names import jaxprs_in_params as jaxprs_in_params
 from .names import mlir as mlir

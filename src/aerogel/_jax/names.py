@@ -1,6 +1,9 @@
 """The classes, primitives and functions of JAX that are used as they are."""
 
+from typing import Any
+
 import jax
+import numpy as np
 from jax._src import core, util
 from jax._src import dtypes as dtypes
 from jax._src.compute_on import extend_compute_type
@@ -52,3 +55,9 @@ def _named_primitives() -> dict[str, Primitive]:
 # JAX's primitives by their names in printed programs, for tables over primitives. `jax.lax` exports most of them,
 # but not random_wrap, random_unwrap, optimization_barrier and the linear algebra ones.
 primitives = _named_primitives()
+
+
+def is_known_array(x: Any) -> bool:
+    """Whether the entries of a constant can be looked at: no tracer, ref or shape, and no part in another process."""
+    is_array = isinstance(x, (np.ndarray, np.generic, jax.Array)) and not isinstance(x, Tracer)
+    return is_array and getattr(x, "is_fully_addressable", True)

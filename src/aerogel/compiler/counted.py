@@ -9,6 +9,7 @@ import math
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
+from .axes.rebind import dtype_name
 from .cost.account import nested_programs
 from .cost.flat import kind_of
 from .cost.primitives import ELEMENTWISE_FLOPS, REDUCE, Kind
@@ -38,7 +39,7 @@ def counted_in(eqn: JaxprEqn) -> float:
         return max(inner) if kind is Kind.BRANCH else sum(inner) + (_OF_COUNTER if kind is Kind.LOOP else 0)
     if kind is Kind.VIEW or not eqn.outvars:
         return 0
-    if not all(str(getattr(x.aval, "dtype", "")) in TYPES for x in (*eqn.invars, *eqn.outvars)):
+    if not all(dtype_name(x) in TYPES for x in (*eqn.invars, *eqn.outvars)):
         return math.inf  # complex numbers and short floats are taken apart
     result = elements(eqn.outvars[0].aval)
     if name in ELEMENTWISE_FLOPS:

@@ -23,6 +23,7 @@ from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
+from .passes.own_broadcasts import OwnBroadcasts
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
 from .passes.seams import Seams
@@ -65,4 +66,5 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     ShortRows(),
     ShortCalls(),
     LoopKernel(),
+    OwnBroadcasts(),
 )

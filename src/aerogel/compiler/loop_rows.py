@@ -117,10 +117,11 @@ def in_long_rows(eqn: JaxprEqn, with_sums: bool) -> tuple[list[JaxprEqn], list[R
         eqn: any equation.
         with_sums: whether sums of all entries may be taken in another order.
     """
-    new, found, before, after = eqn, list[Rows](), Builder(eqn), list[JaxprEqn]()
     ends = _ends(eqn)
-    shapes = dict.fromkeys(shape_of(x) for x in ends.body.outvars) if ends is not None else {}
-    for shape in shapes:
+    if ends is None:
+        return [eqn], []
+    new, found, before, after = eqn, list[Rows](), Builder(eqn), list[JaxprEqn]()
+    for shape in dict.fromkeys(shape_of(x) for x in ends.body.outvars):
         ends = _ends(new)
         assert ends is not None, "it was a loop"
         use = _Use(ends, shape, with_sums)

@@ -23,6 +23,7 @@ from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 
 from . import kernel_products
 from .axes.elementwise import NAMES as ELEMENTWISE
+from .axes.rebind import dtype_name
 from .cost import Machine, nbytes
 from .cost.account import body_kernels, carry_slice
 from .cost.kernels import Kernel
@@ -30,7 +31,7 @@ from .cost.primitives import CUMULATIVE, DEAR, REDUCE
 from .cost.seconds import kernel_seconds
 from .cost.work import dot_shape
 from .loop import is_float
-from .program import Builder, copy_equation, inner_jaxprs, inner_levels, is_var, substitute
+from .program import Builder, copy_equation, count_equations, inner_jaxprs, inner_levels, is_var, substitute
 
 SHAPING = (
     "broadcast_in_dim reshape squeeze expand_dims transpose slice concatenate pad rev iota dynamic_slice "
@@ -44,6 +45,7 @@ MOST_REDUCED = 2048
 # Together they are one function for LLVM: 10 sums of 100 entries took it 0.8 s instead of 0.2, 20 2.3 s, and 40 9 s.
 MOST_REDUCTIONS = 8
 MOST_EQUATIONS = 300
+TOO_MUCH = "it is too much for one kernel: XLA would take long to compile it"
 # Half precision is twice as slow in such a kernel; complex numbers were not looked at.
 TYPES = frozenset("float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
 
@@ -89,20 +91,26 @@ def refusal(eqn: JaxprEqn) -> str | None:
         return f"it writes into {written / 1e3:.0f} kB, of which one kernel would have a copy"
     held = list(_all(eqn))
     if len(held) > MOST_EQUATIONS or sum(one.primitive.name in REDUCTIONS for one in held) > MOST_REDUCTIONS:
-        return "it is too much for one kernel: XLA would take long to compile it"
+        return TOO_MUCH
     return next((reason for reason in map(_why_not, held) if reason is not None), None)
 
 
+def is_too_much(eqn: JaxprEqn) -> bool:
+    """Whether a loop holds so many equations that its price need not be asked."""
+    return sum(map(count_equations, inner_jaxprs(eqn))) > MOST_EQUATIONS
+
+
 def _written_bytes(body: Jaxpr) -> int:
-    """The size of the largest carry that steps write parts of."""
+    """The size of the largest carry that steps write parts of, in calls and loops that they hold as well."""
     given = set(body.invars)
     writes = (one for one in body.eqns if one.primitive.name == "dynamic_update_slice")
-    return max((nbytes(one.outvars[0].aval) for one in writes if one.invars[0] in given), default=0)
+    own = (nbytes(one.outvars[0].aval) for one in writes if one.invars[0] in given)
+    return max((*own, *map(_written_bytes, inner_levels(body))), default=0)
 
 
 def _why_not(eqn: JaxprEqn) -> str | None:
     name = eqn.primitive.name
-    strange = next((x.aval for x in (*eqn.invars, *eqn.outvars) if _dtype(x) not in TYPES), None)
+    strange = next((x.aval for x in (*eqn.invars, *eqn.outvars) if dtype_name(x) not in TYPES), None)
     if strange is not None:
         return f"it holds values of type {strange}"
     if name in REDUCTIONS:
@@ -129,10 +137,6 @@ def _compares_in(body: Jaxpr) -> bool:
             if running or one.primitive.name == "eq":
                 return True
     return any(map(_compares_in, inner_levels(body)))
-
-
-def _dtype(x: _jax.Atom) -> str:
-    return getattr(getattr(x.aval, "dtype", None), "name", "")
 
 
 def reorders_sums(eqn: JaxprEqn) -> bool:

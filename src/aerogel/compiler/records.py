@@ -172,7 +172,10 @@ R = TypeVar("R", bound=Record)
 
 def the(kind: type[R], known: Iterable[Record]) -> R | None:
     """The record of a kind, if there is one."""
-    return next((r for r in known if isinstance(r, kind)), None)
+    for r in known:
+        if isinstance(r, kind):
+            return r
+    return None
 
 
 class Facts:
@@ -197,8 +200,16 @@ class Facts:
             self._found[var] = known
 
 
+# What something follows from.
+LEADING = frozenset((Constant, Counted, Identity, Shifted, OneHot, Positive))
+
+
 def closed(known: Known, aval: Any) -> Known:
     """With what follows: a constant is repeated everywhere, an identity is diagonal and symmetric."""
+    return known if LEADING.isdisjoint(map(type, known)) else _closed(known, aval)
+
+
+def _closed(known: Known, aval: Any) -> Known:
     found = set(known)
     for r in known:
         match r:

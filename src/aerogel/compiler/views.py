@@ -240,11 +240,10 @@ def small_integers(values: Mapping[Var, Any]) -> dict[Var, np.ndarray]:
     """Those of some arrays that are small and hold integers, in 64 bits."""
     found: dict[Var, np.ndarray] = {}
     for var, value in values.items():
-        dtype = getattr(value, "dtype", None)
-        if isinstance(value, _jax.Tracer) or not isinstance(dtype, np.dtype) or value.size > LARGEST_KNOWN:
+        if not _jax.is_known_array(value) or not isinstance(value.dtype, np.dtype) or value.size > LARGEST_KNOWN:
             continue
-        if dtype.kind in "iub" and dtype != np.uint64:
-            found[var] = np.asarray(value) if dtype.kind == "b" else np.asarray(value).astype(np.int64)
+        if value.dtype.kind in "iub" and value.dtype != np.uint64:
+            found[var] = np.asarray(value) if value.dtype.kind == "b" else np.asarray(value).astype(np.int64)
     return found
 
 

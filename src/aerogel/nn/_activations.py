@@ -9,6 +9,7 @@ from aerogel.module import Module
 
 from ._adapter import Parameter, value_of
 from ._check import check_channels
+from ._half import unhalved
 from ._init import default_dtype
 from ._ranks import aligned
 
@@ -47,4 +48,6 @@ class PReLU(Module):
         if self.channels is not None:
             check_channels(self, x, self.channels, self.num_spatial_dims)
             slope = aligned(x, slope, self.num_spatial_dims)
-        return jnp.where(jnp.asarray(x) > 0, x, slope * x)
+        x, dtype = jnp.asarray(x), jnp.result_type(x, slope)
+        below = jnp.multiply(*unhalved((slope, x))).astype(dtype)
+        return jnp.where(x > 0, x, below)

@@ -10,6 +10,7 @@ import numpy as np
 from aerogel.module import Module
 
 from ._check import check_last_axes, check_windows
+from ._half import is_half, unhalved
 from ._windows import Each, each_axis
 
 
@@ -43,10 +44,10 @@ class AdaptivePool(Module):
         """The result for `x`; `key` is not used."""
         check_last_axes(self, x, *["space"] * self.num_spatial_dims)
         check_windows(self, x, [1] * self.num_spatial_dims, [(0, 0)] * self.num_spatial_dims)
-        x = jnp.asarray(x)
+        dtype, x = jnp.result_type(x), unhalved(jnp.asarray(x))
         for axis, target in zip(range(x.ndim - self.num_spatial_dims, x.ndim), self.target_shape, strict=True):
             x = self._along(x, axis, target)
-        return x
+        return x.astype(dtype) if is_half(dtype) and x.dtype == jnp.float32 else x
 
     def _along(self, x: jax.Array, axis: int, target: int) -> jax.Array:
         size = x.shape[axis]

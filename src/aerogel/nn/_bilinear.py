@@ -9,8 +9,8 @@ from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_broadcasts, check_last_axes
+from ._half import biased
 from ._init import Initializer, default_dtype, drawn
-from ._ranks import aligned
 
 
 class Bilinear(Module):
@@ -67,4 +67,4 @@ class Bilinear(Module):
         check_last_axes(self, x2, self.in2_features, name="second input")
         check_broadcasts(self, x2, (*jnp.shape(x1)[:-1], self.in2_features), 1, "second input")
         out = jnp.einsum("...i,oij,...j->...o", x1, value_of(self.weight), x2)
-        return out if self.bias is None else out + aligned(out, value_of(self.bias))
+        return out if self.bias is None else biased(out, value_of(self.bias))

@@ -22,8 +22,8 @@ class KVCache(Module):
     Attributes:
         keys: variable of [..., max_length, heads, qk_size].
         values: variable of [..., max_length, heads, vo_size].
-        length: variable of [], the number of places that are filled. More than `max_length` overwrite the last ones:
-            nothing that depends on a number can be refused while tracing.
+        length: variable of [], the number of places that are filled. Beyond `max_length` results are NaN: nothing
+            that depends on a number can be refused while tracing.
 
     Args:
         shape: [..., max_length, heads].
@@ -64,8 +64,10 @@ class KVCache(Module):
                     wanted=shown(old),
                     to_fix="make one for this batch and length: nn.with_cache(model, max_length, batch_shape)",
                 )
-            at = (*[0] * len(batch), start, 0, 0)
-            whole.append(jax.lax.dynamic_update_slice(old, new.astype(old.dtype), at))
+            # Else they would take the last places, whatever stands there. `stateful` traces: no number is known here.
+            has_room = start + new.shape[-3] <= old.shape[-3]
+            new = jnp.where(has_room, new, jnp.asarray(jnp.nan, new.dtype)).astype(old.dtype)
+            whole.append(jax.lax.dynamic_update_slice(old, new, (*[0] * len(batch), start, 0, 0)))
             variable.set(whole[-1])
         self.length.set(start + keys.shape[-3])
         return whole[0], whole[1]

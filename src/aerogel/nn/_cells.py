@@ -13,6 +13,7 @@ from ._adapter import Parameter, value_of
 from ._check import check_broadcasts, check_last_axes, shown
 from ._errors import InputError
 from ._explicit import beside
+from ._half import unhalved
 from ._init import Initializer, default_dtype, drawn
 from ._position import position_of
 from ._ranks import aligned
@@ -66,13 +67,16 @@ class _Gates(AbstractCell):
         )
         self.bias = bias if use_bias else None
 
-    def _gates(self, x: Any, hidden: Any) -> tuple[jax.Array, jax.Array]:
-        """What input and hidden state give to the gates."""
+    def _gates(self, x: Any, hidden: Any) -> tuple[jax.Array, jax.Array, Any]:
+        """What input and hidden state give to the gates, in 32 bits at least, and the dtype of what comes of them."""
         check_last_axes(self, x, self.input_size)
         self._check_state(x, hidden)
         of_input = x @ value_of(self.weight_ih).T
-        of_input = of_input if self.bias is None else of_input + aligned(of_input, value_of(self.bias))
-        return of_input, hidden @ value_of(self.weight_hh).T
+        of_state = hidden @ value_of(self.weight_hh).T
+        biases = () if self.bias is None else (value_of(self.bias),)
+        dtype = jnp.result_type(of_input, of_state, *biases)
+        of_input, of_state, *biases = unhalved((of_input, of_state, *biases))
+        return sum((aligned(of_input, bias) for bias in biases), of_input), of_state, dtype
 
     def _check_state(self, x: Any, state: Any) -> None:
         check_last_axes(self, state, self.hidden_size, name="state")
@@ -130,8 +134,9 @@ class RNNCell(_Gates):
 
     def __call__(self, x: Any, state: Any, *, key: jax.Array | None = None) -> jax.Array:
         """The next state; `key` is not used."""
-        total = sum(self._gates(x, state))
-        return jnp.tanh(total) if self.activation == "tanh" else jax.nn.relu(total)
+        of_input, of_state, dtype = self._gates(x, state)
+        total = of_input + of_state
+        return (jnp.tanh(total) if self.activation == "tanh" else jax.nn.relu(total)).astype(dtype)
 
     def initial_state(self, x: Any) -> jax.Array:
         """Zeros."""
@@ -176,11 +181,13 @@ class GRUCell(_Gates):
 
     def __call__(self, x: Any, state: Any, *, key: jax.Array | None = None) -> jax.Array:
         """The next state; `key` is not used."""
-        of_input, of_state = (jnp.split(each, 3, axis=-1) for each in self._gates(x, state))
+        *of_both, dtype = self._gates(x, state)
+        of_input, of_state = (jnp.split(each, 3, axis=-1) for each in of_both)
         reset, update = (jax.nn.sigmoid(of_input[i] + of_state[i]) for i in (0, 1))
-        remembered = of_state[2] if self.bias_n is None else of_state[2] + aligned(of_state[2], value_of(self.bias_n))
+        bias, state = unhalved((None if self.bias_n is None else value_of(self.bias_n), state))
+        remembered = of_state[2] if bias is None else of_state[2] + aligned(of_state[2], bias)
         new = jnp.tanh(of_input[2] + reset * remembered)
-        return new + update * (state - new)
+        return (new + update * (state - new)).astype(dtype)
 
     def initial_state(self, x: Any) -> jax.Array:
         """Zeros."""
@@ -232,9 +239,11 @@ class LSTMCell(_Gates):
             )
         hidden, memory = state
         self._check_state(x, memory)
-        enter, forget, new, leave = jnp.split(sum(self._gates(x, hidden)), 4, axis=-1)
-        memory = jax.nn.sigmoid(forget) * memory + jax.nn.sigmoid(enter) * jnp.tanh(new)
-        return jax.nn.sigmoid(leave) * jnp.tanh(memory), memory
+        of_input, of_state, dtype = self._gates(x, hidden)
+        enter, forget, new, leave = jnp.split(of_input + of_state, 4, axis=-1)
+        of_memory = jnp.result_type(dtype, memory)
+        memory = jax.nn.sigmoid(forget) * unhalved(memory) + jax.nn.sigmoid(enter) * jnp.tanh(new)
+        return (jax.nn.sigmoid(leave) * jnp.tanh(memory)).astype(dtype), memory.astype(of_memory)
 
     def initial_state(self, x: Any) -> tuple[jax.Array, jax.Array]:
         """Zeros, twice."""

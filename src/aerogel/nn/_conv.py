@@ -11,8 +11,8 @@ from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_channels, check_windows
+from ._half import biased
 from ._init import Initializer, default_dtype, drawn
-from ._ranks import aligned
 from ._windows import Each, Pads, each_axis, pads_of
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
@@ -222,4 +222,4 @@ def promoted(*arrays: Any) -> tuple[jax.Array, ...]:
 
 def with_bias(x: jax.Array, bias: Any, num_spatial_dims: int) -> jax.Array:
     """The sum of [..., channels, *space] and [channels], or [channels, 1, ...], as Equinox has it."""
-    return x if bias is None else x + aligned(x, value_of(bias).reshape(-1), num_spatial_dims)
+    return x if bias is None else biased(x, value_of(bias).reshape(-1), num_spatial_dims)

@@ -12,8 +12,8 @@ from aerogel.module import Module
 
 from ._adapter import Parameter, value_of
 from ._check import check_axes, check_last_axes
+from ._half import biased
 from ._init import Initializer, axes_of, default_dtype, drawn
-from ._ranks import aligned
 
 
 class Einsum(Module):
@@ -77,7 +77,7 @@ class Einsum(Module):
         axes = ("..." if axis == "." else sizes.get(axis, axis) for axis in of_input.replace("...", "."))
         check_axes(self, x, *axes)
         out = jnp.einsum(self.equation, x, value_of(self.weight))
-        return out if self.bias is None else out + aligned(out, value_of(self.bias))
+        return out if self.bias is None else biased(out, value_of(self.bias))
 
 
 def _check_bias(shape: Sequence[int], result: str, sizes: dict[str, int]) -> None:
@@ -138,4 +138,4 @@ class LinearGeneral(Module):
         """The result for `x`; `key` is not used."""
         check_last_axes(self, x, *self.in_features)
         out = jnp.tensordot(x, value_of(self.weight), len(self.in_features))
-        return out if self.bias is None else out + aligned(out, value_of(self.bias))
+        return out if self.bias is None else biased(out, value_of(self.bias))

@@ -9,8 +9,8 @@ from aerogel.module import Module, field
 
 from ._adapter import Parameter, value_of
 from ._check import check_last_axes
+from ._half import biased
 from ._init import Initializer, default_dtype, drawn
-from ._ranks import aligned
 
 T = TypeVar("T")
 Size = int | Literal["scalar"]
@@ -75,7 +75,7 @@ class Linear(Module):
         check_last_axes(self, x, self.weight.shape[1])
         out = x @ value_of(self.weight).T
         if self.bias is not None:
-            out = out + aligned(out, value_of(self.bias))
+            out = biased(out, value_of(self.bias))
         return out[..., 0] if self.out_features == "scalar" else out
 
 

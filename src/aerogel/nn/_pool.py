@@ -14,6 +14,7 @@ from aerogel._errors import UsageError
 from aerogel.module import Module
 
 from ._check import check_last_axes, check_windows
+from ._half import is_half, unhalved
 from ._ranks import aligned
 from ._windows import Each, Pads, each_axis, pads_of
 
@@ -175,6 +176,7 @@ class AvgPool(Module):
 
     def __call__(self, x: Any, *, key: jax.Array | None = None) -> jax.Array:
         """The result for `x`; `key` is not used."""
+        dtype, x = jnp.result_type(x), unhalved(x)
         sums = self.windows(x)
         lead = sums.ndim - self.windows.num_spatial_dims
         counts: Any = 1
@@ -182,7 +184,8 @@ class AvgPool(Module):
             along = self._counts(axis, jnp.shape(x)[lead + axis], sums.shape[lead + axis])
             along = along[:1] if (along == along[:1]).all() else along  # mostly one number: no array in the program
             counts = counts * along.reshape(-1, *[1] * (self.windows.num_spatial_dims - 1 - axis))
-        return sums / aligned(sums, jnp.asarray(counts, sums.dtype))
+        means = sums / aligned(sums, jnp.asarray(counts, sums.dtype))
+        return means.astype(dtype) if is_half(dtype) else means
 
     def _counts(self, axis: int, size: int, steps: int) -> np.ndarray:
         """The number of entries of each window along one axis."""

@@ -12,8 +12,9 @@ from ._cells import AbstractCell, GRUCell, LSTMCell, RNNCell
 from ._check import check_last_axes, shown, types_of
 from ._dropout import Dropout
 from ._errors import InputError
+from ._half import unhalved
 from ._init import Options
-from ._position import position_of
+from ._position import StandIn, position_of
 
 
 class Recurrent(Module):
@@ -42,8 +43,14 @@ class Recurrent(Module):
         if state is None:
             state = self.cell.initial_state(jax.eval_shape(lambda steps: steps.sum(0, steps.dtype), steps))
 
+        # The gradient of a weight is a sum over time, in the dtype that the weight has outside of the loop.
+        wide = unhalved(self.cell)
+
+        def narrowed(one: Any, as_it_is: Any) -> Any:
+            return one if one is as_it_is else one.astype(as_it_is.dtype)
+
         def step(state: Any, x: Any) -> tuple[Any, jax.Array]:
-            after = self.cell(x, state)
+            after = StandIn(jax.tree.map(narrowed, wide, self.cell), "cell").layer(x, state)
             self._check_carried(state, after)
             return after, after[0] if isinstance(after, tuple) else after
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
+import jax
+
 from aerogel._errors import UsageError
 
 from ._file_store import FileStore
@@ -78,6 +80,7 @@ class Checkpoints:
         os.makedirs(path, exist_ok=True)
         self._every = every
         self._store = BACKENDS[backend](path, keep)
+        self._last = (self.steps or (None,))[-1]
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -85,8 +88,8 @@ class Checkpoints:
         return self._store.steps()
 
     def is_due(self, step: int) -> bool:
-        """Whether `every` steps have passed since the last checkpoint."""
-        return step - (self.steps or (0,))[-1] >= self._every
+        """Whether `every` steps have passed since the last checkpoint. Processes that save together agree on it."""
+        return step - (self._last or 0) >= self._every
 
     def save(self, step: int, state: Any, position: Any = None) -> None:
         """Keeps a state; of the older ones, the first go when it is there.
@@ -101,7 +104,9 @@ class Checkpoints:
             SaveError: a leaf cannot be written.
             TypeError: the position is neither bytes nor JSON.
         """
-        last = (self.steps or (None,))[-1]
+        # Where a process is behind the one that writes, what it sees in the folder may be the very checkpoint.
+        there = self.steps[-1:] if jax.process_count() == 1 else ()
+        last = there[0] if there else self._last
         if last is not None and step <= last:
             raise UsageError(
                 argument="step",
@@ -111,6 +116,7 @@ class Checkpoints:
                 to_fix="go on from the last checkpoint, `restore`, or give a new run a folder of its own",
             )
         self._store.write(step, state, _encoded(position))
+        self._last = step
 
     def restore(self, like: S, step: int | None = None) -> Checkpoint[S] | None:
         """The last checkpoint, or that of a step; None if there is none at all.

@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from aerogel.module import load, save
+from aerogel.module.files._together import is_divided
 
 NAME = re.compile(r"step-(\d{10,})\.safetensors")
 POSITION = "position"
@@ -18,8 +20,6 @@ class FileStore:
     def __init__(self, folder: str, keep: int) -> None:
         self._folder = Path(folder)
         self._keep = keep
-        for left in self._folder.glob(".aerogel-*.tmp"):  # of a process that was killed while it wrote
-            left.unlink(missing_ok=True)
 
     def steps(self) -> tuple[int, ...]:
         """The steps of the files that are there, in their order."""
@@ -27,10 +27,21 @@ class FileStore:
         return tuple(sorted(int(match[1]) for match in found if match))
 
     def write(self, step: int, state: Any, position: str) -> None:
-        """Writes one, then deletes those that are too many."""
+        """Writes one, then deletes those that are too many.
+
+        A state of several processes is written by all that have a part of it; if each has all of it, by the first.
+        """
+        leaves = jax.tree.leaves(state)
+        is_everywhere = any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in leaves)
+        is_first = jax.process_index() == 0
+        if is_everywhere and not is_first and not any(map(is_divided, leaves)):
+            return
+        if is_first and (is_everywhere or jax.process_count() == 1):
+            for left in self._folder.glob(".aerogel-*.tmp"):  # of a process that was killed while it wrote
+                left.unlink(missing_ok=True)
         save(self._path(step), {"state": state, POSITION: np.frombuffer(position.encode(), np.uint8)})
         for old in self.steps()[: -self._keep]:
-            self._path(old).unlink()
+            self._path(old).unlink(missing_ok=True)  # another process deletes them, too
 
     def read(self, step: int, like: Any) -> tuple[Any, str]:
         """A state and its position."""

@@ -3,6 +3,8 @@
 import csv
 import io
 import os
+import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,7 +119,10 @@ class CSVLog(AbstractLog):
 
 
 class TensorBoardLog(AbstractLog):
-    """Numbers for TensorBoard, one curve for each name, written by tensorboardX.
+    """Numbers for TensorBoard, one curve for each name, in a file of tensorboardX's for each run and each going on.
+
+    A run that goes on from a checkpoint goes on in its folder: TensorBoard shows no more of an earlier file than what
+    stands before the first report of a later one. The points are on the disk when `write` returns.
 
     Args:
         folder: where TensorBoard looks for the run.
@@ -127,15 +132,39 @@ class TensorBoardLog(AbstractLog):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._writer = imported("tensorboardX", "ag.TensorBoardLog").SummaryWriter(os.fsdecode(folder))
+        self._board = imported("tensorboardX", "ag.TensorBoardLog")
+        self._folder = os.path.abspath(os.fsdecode(folder))
+        self._records: Any = None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds a point to each curve."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, number(value), step)
+        numbers = {name: number(value) for name, value in values.items()}
+        if self._records is None:
+            self._records = self._opened(step)
+        for name, value in numbers.items():
+            self._add(step, summary=self._board.summary.scalar(name, value))
+        self._records.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._records is not None:
+            self._records.close()
+
+    def _opened(self, step: int) -> Any:
+        """A new file, last by its name, whose beginning says that what others have from `step` on is done again.
+
+        Not `SummaryWriter`: what it is given waits in a queue, up to two minutes, and is lost where a run is killed.
+        """
+        os.makedirs(self._folder, exist_ok=True)
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{now}"
+        self._records = self._board.RecordWriter(os.path.join(self._folder, name))
+        self._add(0, file_version="brain.Event:2")
+        self._add(step, session_log={"status": "START"})
+        return self._records
+
+    def _add(self, step: int, **what: Any) -> None:
+        event = self._board.proto.event_pb2.Event(step=step, wall_time=time.time(), **what)
+        self._records.write(event.SerializeToString())
 
 
 def number(value: Any) -> float:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aerogel.module._paths import show_path
+from aerogel.module.files._spec import implementation, is_key
 from aerogel.transform._static import is_static
 
 from ._errors import imported
@@ -51,14 +52,20 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and is_key(leaf)
 
 
 def _data(leaf: Any) -> Any:
     """What stands for a leaf in a checkpoint: the data of keys, arrays for numbers."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        return _key_shape(leaf) if _is_key(leaf) else leaf
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+
+
+def _key_shape(keys: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """That of the keys' data, whose own axes come last, where no sharding divides them."""
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(keys.shape, keys.dtype))
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=keys.sharding)
 
 
 def _shape(data: Any) -> jax.ShapeDtypeStruct:
@@ -70,7 +77,7 @@ def _like(leaf: Any, found: Any) -> Any:
     if is_static(leaf):
         return leaf
     if _is_key(leaf):
-        return jax.random.wrap_key_data(found, impl=jax.random.key_impl(leaf))
+        return jax.random.wrap_key_data(found, impl=implementation(leaf))
     if isinstance(leaf, np.ndarray | np.generic):
         return np.asarray(found)
     return jnp.asarray(found) if hasattr(leaf, "dtype") else type(leaf)(found)

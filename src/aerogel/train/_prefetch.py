@@ -7,6 +7,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from aerogel._errors import UsageError
 from aerogel.transform._static import is_static
@@ -23,7 +25,9 @@ def prefetch(batches: Iterable[Any], size: int = 2, *, sharding: Any = None) -> 
     Args:
         batches: any iterable: a generator, a loader of PyTorch's, a `grain` dataset.
         size: how many batches may wait.
-        sharding: a device or sharding for their arrays; by default JAX's own choice.
+        sharding: a device or sharding for their arrays; by default JAX's own choice, and arrays that are spread over
+            several processes stay where they are. Of a sharding over several processes, each puts the parts of its
+            own devices there: all of them have the same batch, of which they need to know no more than these.
 
     Raises:
         UsageError: `size` is less than one.
@@ -102,5 +106,22 @@ def _fill(channel: _Channel, batches: Iterable[Any], sharding: Any) -> None:
 
 def _placed(batch: Any, sharding: Any) -> Any:
     leaves, structure = jax.tree.flatten(batch)
-    arrays = iter(jax.device_put([x for x in leaves if not is_static(x)], sharding))
-    return structure.unflatten([x if is_static(x) else next(arrays) for x in leaves])
+    put = iter(jax.device_put([x for x in leaves if _is_for_here(x, sharding)], sharding))
+    return structure.unflatten([next(put) if _is_for_here(x, sharding) else _spread(x, sharding) for x in leaves])
+
+
+def _is_for_here(x: Any, sharding: Any) -> bool:
+    """Whether an array is and will be on devices of this process alone."""
+    return not is_static(x) and all(getattr(each, "is_fully_addressable", True) for each in (x, sharding))
+
+
+def _spread(x: Any, sharding: Any) -> Any:
+    """A leaf that is no array, or one of several processes.
+
+    `device_put` would first compare what they have: a word between processes, here in a thread beside the steps, whose
+    own words to each other it would meet in another order in each of them.
+    """
+    if is_static(x) or sharding is None or isinstance(x, jax.Array):
+        return x if is_static(x) or sharding is None else jax.device_put(x, sharding)
+    x = np.asarray(x, jnp.result_type(x))
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])

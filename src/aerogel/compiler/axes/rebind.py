@@ -1,6 +1,7 @@
 """Running an equation's own primitive on blocks."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from ..._jax import JaxprEqn, bound_like
@@ -25,6 +26,16 @@ def bind(eqn: JaxprEqn, inputs: Any, params: dict[str, Any]) -> list[Any]:
     with bound_like(eqn):
         out = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+@lru_cache
+def _name(dtype: Any) -> str:
+    return getattr(dtype, "name", "")
+
+
+def dtype_name(atom: Any) -> str:
+    """The name of the type of an equation's input or output; "" for values that have none."""
+    return _name(getattr(atom.aval, "dtype", None))
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..exactness import Exactness
 from ..levels import rewrite_levels
-from ..one_kernel import FEWEST_STEPS, Price, as_one_kernel, price, refusal, reorders_sums
+from ..one_kernel import FEWEST_STEPS, TOO_MUCH, Price, as_one_kernel, is_too_much, price, refusal, reorders_sums
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision
@@ -42,6 +42,11 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
 def _equation(eqn: JaxprEqn, level: Jaxpr, context: Context, decisions: list[Decision]) -> JaxprEqn:
     is_loop = eqn.primitive.name in ("scan", "while")
     if not is_loop or eqn.params.get("length", FEWEST_STEPS) < FEWEST_STEPS:
+        return eqn
+    if is_too_much(eqn):
+        decisions.append(
+            Decision(NAME, f"the steps of `{eqn.primitive.name}` are one kernel", where(eqn), False, TOO_MUCH)
+        )
         return eqn
     found = price(eqn, context.machine)
     if found.kernels <= found.inside or not any(not isinstance(v, _jax.DropVar) for v in eqn.outvars):

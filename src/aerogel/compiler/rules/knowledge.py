@@ -66,6 +66,8 @@ class _Walk:
 
     def _hold(self, jaxpr: Jaxpr, consts: Any) -> None:
         for v, value in zip(jaxpr.constvars, consts, strict=True):
+            if not _jax.is_known_array(value):
+                continue
             self.values[v] = value
             if value.size <= SMALL:
                 self.facts.learn(v, records_of(facts_of(value), v.aval))

@@ -59,7 +59,7 @@ def spec_of(leaf: Any) -> Spec | None:
     if kind_of(leaf) is not Kind.ARRAY:
         return None
     if is_key(leaf):
-        return Spec("key", _implementation(leaf), tuple(leaf.shape))
+        return Spec("key", implementation(leaf), tuple(leaf.shape))
     dtype = leaf.dtype
     if isinstance(leaf, jax.ShapeDtypeStruct):
         dtype = jax.dtypes.canonicalize_dtype(dtype)
@@ -71,7 +71,7 @@ def is_key(leaf: Any) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _implementation(keys: Any) -> str:
+def implementation(keys: Any) -> str:
     """The name of the keys' implementation. Only a value can be asked for it; a shape becomes one under a trace."""
     found: list[str] = []
 

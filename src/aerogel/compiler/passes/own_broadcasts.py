@@ -1,0 +1,62 @@
+"""Own broadcasts: what several sums repeat along their axes, each repeats for itself (see `own_broadcasts.py`)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aerogel._jax import Jaxpr
+
+from ..exactness import Exactness
+from ..level import Level
+from ..levels import rewrite_levels
+from ..own_broadcasts import ELSEWHERE, Shared, Sums, set_apart
+from ..pipeline import Context
+from ..program import Program, where
+from ..report import Decision
+
+NAME = "own-broadcasts"
+
+
+@dataclass(frozen=True)
+class OwnBroadcasts:
+    """The pass. Bound: each equation is looked at a few times. It runs last: others do not see through its barriers."""
+
+    keeps_devices: ClassVar = True
+    after_rules: ClassVar = True
+
+    name: str = NAME
+    exactness: Exactness = Exactness.REASSOCIATES
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such values set apart, and a decision for each."""
+        if context.platform != "cpu" or context.before_differentiation:
+            return program, []
+        decisions: list[Decision] = []
+
+        def level(jaxpr: Jaxpr) -> Jaxpr:
+            sums = Sums(Level(jaxpr), context.machine)
+            chosen = []
+            for one in sums.shared:
+                fires = one.seconds > 0 and _exactness(one) in context.allowed
+                decisions.append(_decision(sums.level, one, fires))
+                if fires:
+                    chosen.append(one)
+            return set_apart(sums, chosen) if chosen else jaxpr
+
+        return rewrite_levels(program, level), decisions
+
+
+def _exactness(one: Shared) -> Exactness:
+    return Exactness.REASSOCIATES if one.divides else Exactness.NO_WORSE
+
+
+def _decision(level: Level, one: Shared, fires: bool) -> Decision:
+    eqn = level.eqns[one.place]
+    sums = len(one.homes - {ELSEWHERE})
+    others = " and others" if ELSEWHERE in one.homes else ""
+    what = f"what {'a sum' if sums == 1 else f'{sums} sums'}{others} repeat, each has for itself"
+    reason = f"XLA would write it out, {one.written / 1e6:.1f} MB; saves up to {1e6 * one.seconds:.0f} us"
+    if not one.seconds:
+        reason = "what XLA writes for it is small"
+    elif not fires:
+        reason = "one divides by it, for which XLA would then multiply by a reciprocal"
+    return Decision(NAME, what, where(eqn), fires, reason, exactness=_exactness(one))

@@ -1,0 +1,68 @@
+"""Scalar arithmetic on literals is done, and only where every backend gives the same bits."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel._jax import evaluate
+from aerogel.compiler.normalize import normalize
+from compiler.programs_of import bits, traced
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+OPERATIONS = {"add": lax.add, "sub": lax.sub, "mul": lax.mul, "neg": lambda x, _: lax.neg(x), "gt": lax.gt}
+NUMBERS = (0.0, -0.0, 1.0, -3.0, 1 / 3, 1e-3, 60000.0, 3e38, 1e-39, 5e-8, np.inf, np.nan)
+
+
+def is_normal(x: Any) -> bool:
+    """Whether x is a number that is as it is on all backends."""
+    if x.dtype == bool:
+        return True
+    return bool(np.isfinite(x) and (x == 0 or abs(x) >= jnp.finfo(x.dtype).tiny))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_folded_literals_are_what_is_computed(name: str, dtype: str) -> None:
+    """The same bits, signs of zeros included; what is or becomes no normal number stays an equation."""
+    operation = OPERATIONS[name]
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        for a in NUMBERS:
+            for b in NUMBERS:
+                x, y = (np.asarray(v).astype(jnp.dtype(dtype))[()] for v in (a, b))
+                program = traced(lambda x=x, y=y: operation(x, y))
+                assert program.jaxpr.eqns
+                normal = normalize(program)[0]
+                want = evaluate(program, [])
+                assert bits(evaluate(normal, [])) == bits(want)
+                read = (x,) if name == "neg" else (x, y)
+                assert bool(normal.jaxpr.eqns) != all(map(is_normal, (*read, np.asarray(want[0]))))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_what_is_out_of_range_is_not_converted(dtype: str) -> None:
+    """Backends differ there."""
+    program = traced(lambda: lax.convert_element_type(lax.add(np.float32(3e9), np.float32(0)), dtype))
+    assert len(normalize(program)[0].jaxpr.eqns) == 1
+    narrowed = traced(lambda: lax.convert_element_type(lax.mul(np.float32(1e5), np.float32(1)), "float16"))
+    assert normalize(narrowed)[0].jaxpr.eqns
+    rounded = traced(lambda: lax.convert_element_type(lax.mul(np.float32(1 / 3), np.float32(1)), "float16"))
+    assert not normalize(rounded)[0].jaxpr.eqns
+    assert bits(evaluate(normalize(rounded)[0], [])) == bits(evaluate(rounded, []))
+
+
+@pytest.mark.parametrize("ddof", [0, 1, 0.5])
+def test_a_variance_asks_nothing_at_run_time(ddof: float) -> None:
+    """`jnp.var` divides by `n - ddof` where that is above zero, which is known."""
+
+    def f(x: Any) -> Any:
+        return jnp.sin(jnp.var(x, 1, ddof=ddof))
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((300, 400)), "float32")
+    assert "cond" not in str(jax.make_jaxpr(ag.optimize(f))(x))
+    assert not any(d.rule == "branch-guard" for d in ag.explain(f)(x).decisions)
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(x), f(x), rtol=1e-5)
