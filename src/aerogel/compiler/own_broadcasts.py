@@ -224,7 +224,9 @@ def set_apart(sums: Sums, chosen: Sequence[Shared]) -> Jaxpr:
         for home in homes[1:]:
             env: dict[Var, Atom] = {}
             eqns.append(copy_equation(renamed(eqn, home), env))
-            own.setdefault(home, {}).update(env)
+            mine = own.setdefault(home, {})
+            for v, x in env.items():
+                mine[v] = x
     return with_equations(level.jaxpr, eqns)
 
 

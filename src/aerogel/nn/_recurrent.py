@@ -50,7 +50,8 @@ class Recurrent(Module):
             return one if one is as_it_is else one.astype(as_it_is.dtype)
 
         def step(state: Any, x: Any) -> tuple[Any, jax.Array]:
-            after = StandIn(jax.tree.map(narrowed, wide, self.cell), "cell").layer(x, state)
+            stand_in = StandIn(jax.tree.map(narrowed, wide, self.cell), "cell")
+            after = stand_in.layer(x, state)
             self._check_carried(state, after)
             return after, after[0] if isinstance(after, tuple) else after
 
