@@ -119,3 +119,23 @@ def test_settings() -> None:
     """Under `strict` nothing is done: a product of fewer rows may be added up in another order."""
     f, args = PARTS["a row"]
     assert flops(ag.optimize(f, numerics="strict"), args) == flops(f, args)
+
+
+def test_a_function_with_rules_may_close_over_an_array() -> None:
+    """Of its own, and in a call: what such a call makes is made whole."""
+    weight = np.arange(49.0, dtype=np.float32).reshape(7, 7) / 50
+
+    @jax.custom_vjp
+    def settled(x: Any) -> Any:
+        return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ weight)), (0, x))[1]
+
+    settled.defvjp(lambda x: (settled(x), x), lambda x, ct: (ct * x,))
+    in_a_call = jax.jit(lambda x: (settled(x), jnp.sin(settled(x))))
+    x = jnp.ones((200, 7))
+    for f in (
+        lambda x: jax.vmap(settled)(x)[-1],
+        lambda x: jax.vmap(in_a_call)(x)[0][1:2],
+        jax.grad(lambda x: jax.vmap(settled)(x)[-1].sum()),
+    ):
+        assert not ag.explain(f)(x).failed
+        np.testing.assert_allclose(jax.jit(ag.optimize(f))(x), f(x), rtol=1e-6)

@@ -74,7 +74,10 @@ def backward_rule(eqn: JaxprEqn) -> BackwardRule | None:
     smooth = all(dtypes.issubdtype(v.aval.dtype, np.inexact) for v in eqn.outvars)
     if p["num_consts"] or p["symbolic_zeros"] or not smooth:
         return None
-    forward, consts = p["fwd_jaxpr_thunk"].call_wrapped(*[True] * len(eqn.invars))
+    try:
+        forward, consts = p["fwd_jaxpr_thunk"].call_wrapped(*[True] * len(eqn.invars))
+    except ad.CustomVJPException:  # the function closes over an array, which is one of the inputs here
+        return None
     _, residuals, forwarded = p["out_trees"]()
     made = residuals.num_leaves - sum(k is not None for k in forwarded)
     made_avals = iter([v.aval for v in forward.outvars[:made]])

@@ -6,7 +6,7 @@ index (`axes`); then it is done for the excerpt alone, from excerpts of what it 
 
 from dataclasses import dataclass, field
 
-from aerogel._jax import Atom, JaxprEqn, Var
+from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Var
 
 from .axes import Axis, Mapped, along_output
 from .excerpt import Excerpt, Writer
@@ -48,7 +48,7 @@ class _Asked:
 
     def _answer(self, eqn: JaxprEqn) -> Mapped | None:
         wanted = self.wanted(eqn)
-        if not wanted or eqn.effects or any(v in self.whole for v in eqn.outvars):
+        if not wanted or eqn.effects or holds_constants(eqn) or any(v in self.whole for v in eqn.outvars):
             return None
         first = next(iter(wanted.values()))
         if any(other.on(first.axis) != first for other in wanted.values()):
@@ -64,6 +64,12 @@ class _Asked:
             self.whole.add(x)
         if excerpt is not None:
             self.excerpts[x] = both or excerpt
+
+
+def holds_constants(eqn: JaxprEqn) -> bool:
+    """Whether a program in an equation closes over arrays: to bind it anew would make them constants of another one."""
+    programs = [p for p in eqn.params.values() if isinstance(p, ClosedJaxpr)]
+    return any(p.consts or any(map(holds_constants, p.jaxpr.eqns)) for p in programs)
 
 
 def cut_of(eqn: JaxprEqn) -> Excerpt | None:
