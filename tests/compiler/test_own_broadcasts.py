@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import aerogel as ag
 from aerogel.compiler import own_broadcasts
@@ -145,6 +147,27 @@ def test_a_derivative_that_is_taken_of_it() -> None:
     np.testing.assert_allclose(outside, jax.grad(f, 2)(x, y, s), rtol=2e-4)
     batched = jax.vmap(ag.optimize(f), (None, None, 0))(x, y, jnp.arange(3.0))
     np.testing.assert_allclose(batched, jax.vmap(f, (None, None, 0))(x, y, jnp.arange(3.0)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_over_devices_it_adds_no_words_between_them(kind: AxisType) -> None:
+    """The same collectives, shardings and numbers."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(kind,))
+    with jax.set_mesh(mesh):
+        spread = jax.device_put((x, y), NamedSharding(mesh, P("d")))
+
+        def f(x: Any, y: Any) -> Any:
+            d = x - x.mean(0)
+            return jnp.exp(x * s).sum(0), jnp.exp(y * s).sum(), (d * d).sum(0), jnp.abs(d).sum(0)
+
+        assert fired(f, *spread) == 2
+        forms = [jax.jit(f), jax.jit(ag.optimize(f))]
+        texts = [form.lower(*spread).compile().as_text() for form in forms]
+        words = [sum(text.count(f" {name}(") for name in ("all-reduce", "all-gather")) for text in texts]
+        assert words[0] == words[1] > 0
+        for want, got in zip(*(form(*spread) for form in forms), strict=True):
+            assert got.sharding == want.sharding
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * float(jnp.max(jnp.abs(want))))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
