@@ -14,7 +14,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import aerogel as ag
+from aerogel._jax import ClosedJaxpr, evaluate
 from aerogel.compiler import own_broadcasts
+from aerogel.compiler.cost.machine import table
+from aerogel.compiler.level import Level
+from aerogel.compiler.normalize import drop_dead
 from aerogel.compiler.passes.own_broadcasts import NAME
 
 SHAPE = (528, 1024)
@@ -179,6 +183,22 @@ def test_other_types(dtype: str) -> None:
         assert fired(f, *args) == (dtype != "float16")
         for got, want in zip(*(jax.jit(h)(*args) for h in (ag.optimize(f), f)), strict=True):
             np.testing.assert_array_equal(np.asarray(got, "float64"), np.asarray(want, "float64"))
+
+
+def test_what_nobody_reads_is_no_hindrance() -> None:
+    """Equations that a pass before has left, and copies of which all readers read others: these go."""
+
+    def f(x: Any, y: Any, s: Any) -> Any:
+        _ = lax.broadcast_in_dim(s, SHAPE, ()), x - s
+        d = x - lax.broadcast_in_dim(s, SHAPE, ())
+        return jnp.exp(d).sum(1), jnp.abs(d).sum(1), jnp.exp(y * s).sum()
+
+    program = jax.make_jaxpr(f)(x, y, s)
+    sums = own_broadcasts.Sums(Level(program.jaxpr), table("cpu"))
+    new = own_broadcasts.set_apart(sums, sums.shared)
+    assert drop_dead(new) is new
+    for got, want in zip(evaluate(ClosedJaxpr(new, program.consts), [x, y, s]), f(x, y, s), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 @given(

@@ -90,14 +90,14 @@ def refusal(eqn: JaxprEqn) -> str | None:
     if written > MOST_WRITTEN_BYTES:
         return f"it writes into {written / 1e3:.0f} kB, of which one kernel would have a copy"
     held = list(_all(eqn))
-    if len(held) > MOST_EQUATIONS or sum(one.primitive.name in REDUCTIONS for one in held) > MOST_REDUCTIONS:
+    if is_too_much(eqn) or sum(one.primitive.name in REDUCTIONS for one in held) > MOST_REDUCTIONS:
         return TOO_MUCH
     return next((reason for reason in map(_why_not, held) if reason is not None), None)
 
 
 def is_too_much(eqn: JaxprEqn) -> bool:
     """Whether a loop holds so many equations that its price need not be asked."""
-    return sum(map(count_equations, inner_jaxprs(eqn))) > MOST_EQUATIONS
+    return sum(map(count_equations, inner_jaxprs(eqn))) >= MOST_EQUATIONS
 
 
 def _written_bytes(body: Jaxpr) -> int:

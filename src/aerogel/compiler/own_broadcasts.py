@@ -22,6 +22,7 @@ from .axes.rebind import dtype_name
 from .cost import Machine, nbytes
 from .cost.seconds import transfer_seconds
 from .level import Level
+from .normalize import drop_dead
 from .program import Builder, copy_equation, is_var, with_equations
 from .same import literal_key
 
@@ -98,6 +99,8 @@ class Sums:
             return elsewhere
         readers = self.level.readers(eqn.outvars[0])
         homes = frozenset[Home]().union(*(elsewhere if k < 0 else self.homes[k] for k in readers))
+        if not homes:
+            return elsewhere  # nobody reads it
         if len(homes) == 1 or eqn.primitive.name == "broadcast_in_dim":
             return homes
         return homes if is_marked and self._is_copied(eqn, readers) else elsewhere
@@ -227,7 +230,7 @@ def set_apart(sums: Sums, chosen: Sequence[Shared]) -> Jaxpr:
             mine = own.setdefault(home, {})
             for v, x in env.items():
                 mine[v] = x
-    return with_equations(level.jaxpr, eqns)
+    return drop_dead(with_equations(level.jaxpr, eqns))
 
 
 def _apart(builder: Builder, one: Shared) -> list[Atom]:

@@ -43,15 +43,13 @@ def _equation(eqn: JaxprEqn, level: Jaxpr, context: Context, decisions: list[Dec
     is_loop = eqn.primitive.name in ("scan", "while")
     if not is_loop or eqn.params.get("length", FEWEST_STEPS) < FEWEST_STEPS:
         return eqn
+    what = f"the steps of `{eqn.primitive.name}` are one kernel"
     if is_too_much(eqn):
-        decisions.append(
-            Decision(NAME, f"the steps of `{eqn.primitive.name}` are one kernel", where(eqn), False, TOO_MUCH)
-        )
+        decisions.append(Decision(NAME, what, where(eqn), False, TOO_MUCH))
         return eqn
     found = price(eqn, context.machine)
     if found.kernels <= found.inside or not any(not isinstance(v, _jax.DropVar) for v in eqn.outvars):
         return eqn
-    what = f"the steps of `{eqn.primitive.name}` are one kernel"
     exactness = Exactness.REASSOCIATES if reorders_sums(eqn) else Exactness.NO_WORSE
     reason = refusal(eqn)
     if reason is None and exactness not in context.allowed:
