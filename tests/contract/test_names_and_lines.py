@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax import lax
+from jax.extend.core import jaxprs_in_params
 
 import aerogel as ag
 
@@ -168,3 +169,22 @@ def test_lines_are_the_users_and_not_a_librarys() -> None:
     decisions = ag.explain(loss)(jnp.eye(1024), xs, xs).decisions
     assert decisions
     assert {d.where.split(":")[0] for d in decisions} == {"test_names_and_lines.py"}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "jit"])
+def test_a_gradient_from_outside_has_the_scopes_of_jax(compiled):
+    """Differentiated after us, on the function's own way back: every operation is named as JAX names it."""
+
+    def scopes(wrap):
+        f = jax.value_and_grad(jax.named_scope("outer")(wrap(lambda x: inner(x).sum())))
+        return [found for eqn in jax.make_jaxpr(f)(jnp.ones(3)).jaxpr.eqns for found in _scopes(eqn)]
+
+    jit = jax.jit if compiled else lambda f: f
+    optimised = scopes(lambda f: jit(ag.optimize(f)))
+    assert optimised == scopes(jit)
+    assert any("inside" in name for name in optimised)
+
+
+def _scopes(eqn) -> list[str]:
+    nested = [name for sub in jaxprs_in_params(eqn.params) for inside in sub.eqns for name in _scopes(inside)]
+    return [f"{eqn.primitive.name}: {eqn.source_info.name_stack}", *nested]

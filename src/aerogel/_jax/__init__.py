@@ -111,6 +111,7 @@ from .source import exclude_from_tracebacks as exclude_from_tracebacks
 from .source import lines_now as lines_now
 from .source import source_lines as source_lines
 from .source import under_scope as under_scope
+from .source import without_derivative_scopes as without_derivative_scopes
 from .trace import check_returned as check_returned
 from .trace import evaluate as evaluate
 from .trace import evaluate_around as evaluate_around

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src import source_info_util
 from jax._src.interpreters import ad
 
 Function = Callable[..., Any]
@@ -22,6 +23,10 @@ def of_some(f: Function, args: Sequence[Any], places: Sequence[int]) -> Function
 
 
 def pushed(f: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """Results of `f` and their tangents; tangents may be zeros that are known by type (`ad.Zero`)."""
+    """Results of `f` and their tangents; tangents may be zeros that are known by type (`ad.Zero`).
+
+    For the rule of an operation: what is computed stands under the operation's named scopes, with no `jvp` added.
+    """
     moved = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
-    return jax.jvp(of_some(f, primals, moved), [primals[k] for k in moved], [tangents[k] for k in moved])
+    scoped = source_info_util.set_name_stack(source_info_util.current_name_stack())(of_some(f, primals, moved))
+    return jax.jvp(scoped, [primals[k] for k in moved], [tangents[k] for k in moved])

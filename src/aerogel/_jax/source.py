@@ -4,7 +4,7 @@ import contextlib
 import os
 
 from jax._src import source_info_util, traceback_util
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 
 def exclude_from_tracebacks(path: str) -> None:
@@ -53,6 +53,22 @@ def under_scope(eqn: JaxprEqn, call: JaxprEqn, name: str) -> JaxprEqn:
     outer, inner = call.source_info, eqn.source_info
     stack = outer.name_stack + source_info_util.new_name_stack(f"jit({name})") + inner.name_stack
     return eqn.replace(source_info=inner.replace(name_stack=stack))
+
+
+def without_derivative_scopes(program: ClosedJaxpr) -> ClosedJaxpr:
+    """The program of a `jax.vjp` with the named scopes of what was differentiated, no `transpose(jvp(...))` around.
+
+    So is the gradient of what stands in a `jax.jit`, whose caller's scopes come in front.
+    """
+
+    def named(eqn: JaxprEqn) -> JaxprEqn:
+        stack = eqn.source_info.name_stack.stack
+        for ours in ("transpose", "jvp"):
+            if stack and stack[0] == source_info_util.Transform(ours):
+                stack = stack[1:]
+        return eqn.replace(source_info=eqn.source_info.replace(name_stack=source_info_util.NameStack(stack)))
+
+    return program.replace(jaxpr=program.jaxpr.replace(eqns=[named(eqn) for eqn in program.jaxpr.eqns]))
 
 
 @contextlib.contextmanager

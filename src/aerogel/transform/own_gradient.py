@@ -104,7 +104,8 @@ def _halves(program: ClosedJaxpr, moved: tuple[bool, ...], improve: Improver) ->
         joint = _jax.traced(both, [*program.in_avals, *(aval.to_ct_aval() for aval in outs)])
     if joint.jaxpr.effects:  # which half they belong to is not known
         return None
-    return halves(improve.gradient(joint, first.decisions), len(outs), len(program.out_avals))
+    named = _jax.without_derivative_scopes(joint)
+    return halves(improve.gradient(named, first.decisions), len(outs), len(program.out_avals))
 
 
 def _second_of(second: ClosedJaxpr, given: Sequence[bool]) -> ClosedJaxpr:
