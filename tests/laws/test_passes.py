@@ -1,10 +1,11 @@
 """The laws of passes (`Pass` in compiler/pipeline.py), for every default pass on a corpus of programs."""
 
+import itertools
 import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aerogel._jax import ClosedJaxpr, evaluate
+from aerogel._jax import ClosedJaxpr, evaluate, evaluate_around
 from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.check import check_program
 from aerogel.compiler.default import DEFAULT_PASSES
@@ -398,6 +399,51 @@ def test_strict_allows_nothing_loose(one: Pass) -> None:
     for name, (program, _) in corpus().items():
         fired = {d.exactness for d in one(program, STRICT)[1] if d.fired}
         assert fired <= {Exactness.BITWISE, Exactness.NO_WORSE}, name
+
+
+@cache
+def with_prints(name: str, in_loops: bool) -> ClosedJaxpr:
+    """A program of the corpus with an operation that has an effect, and no results, behind every third one."""
+    program, inputs = corpus()[name]
+
+    def run(jaxpr: ClosedJaxpr, *args: Any) -> list[Any]:
+        def scan(eqn: Any, *values: Any) -> list[Any]:
+            consts, p = values[: eqn.params["num_consts"]], eqn.params
+            carry, xs = values[len(consts) :][: p["num_carry"]], values[len(consts) + p["num_carry"] :]
+
+            def body(carry: Any, x: Any) -> Any:
+                outs = run(p["jaxpr"], *consts, *carry, *x)
+                return outs[: len(carry)], outs[len(carry) :]
+
+            carry, ys = jax.lax.scan(body, [*carry], [*xs], p["length"], p["reverse"])
+            return [*carry, *ys]
+
+        def then_print(eqn: Any, *values: Any) -> list[Any]:
+            if in_loops and eqn.primitive.name == "scan":
+                outs = scan(eqn, *values)
+            else:
+                outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+                outs = outs if eqn.primitive.multiple_results else [outs]
+            if next(count) % 3 == 0:
+                jax.debug.callback(lambda *_: None, *outs[:1])
+            return outs
+
+        names = {eqn.primitive.name for eqn in jaxpr.eqns}
+        return evaluate_around(jaxpr, args, dict.fromkeys(names, then_print))
+
+    count = itertools.count()
+    return normalize(jax.make_jaxpr(partial(run, program))(*inputs))[0]
+
+
+@EACH
+@pytest.mark.parametrize("in_loops", [False, True])
+def test_a_print_may_stand_anywhere(one: Pass, in_loops: bool) -> None:
+    """Law 1 where operations without results stand between the others: nothing raises, every one of them is kept."""
+    for name in corpus():
+        before = with_prints(name, in_loops)
+        after, _ = one(before, FAST)
+        check_program(after, before)
+        assert str(after).count("debug_callback") == str(before).count("debug_callback"), name
 
 
 def printed(names: list[str]) -> str:

@@ -78,7 +78,7 @@ def _is_zero(level: Level, x: Atom) -> bool:
 
 def padding_of(level: Level, eqn: JaxprEqn) -> Excerpt | None:
     """Where the operand of a `pad` or `dynamic_update_slice` stands among zeros along one dimension."""
-    name, (out, *_) = eqn.primitive.name, eqn.outvars
+    name = eqn.primitive.name
     if name == "pad" and _is_zero(level, eqn.invars[1]):
         part, starts = eqn.invars[0], [int(low) for low, _, _ in eqn.params["padding_config"]]
         if any(min(one) < 0 or one[2] for one in eqn.params["padding_config"]):
@@ -87,7 +87,7 @@ def padding_of(level: Level, eqn: JaxprEqn) -> Excerpt | None:
         part, starts = eqn.invars[1], eqn.invars[2:]
     else:
         return None
-    shape, sizes = out.aval.shape, part.aval.shape
+    shape, sizes = eqn.outvars[0].aval.shape, part.aval.shape
     dims = [d for d, (n, m) in enumerate(zip(shape, sizes, strict=True)) if n != m]
     if len(dims) != 1 or not sizes[dims[0]]:
         return None
