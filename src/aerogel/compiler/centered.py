@@ -60,8 +60,6 @@ def next_centered(
     eqn: JaxprEqn, index: int, centered: dict[Var, Centered], stacked: dict[Var, Any], late: After
 ) -> Centered | None:
     """What `eqn` makes of a stacked value and a late one, or of such a difference; None if neither."""
-    if eqn.effects:  # it may have no results
-        return None
     name, out = eqn.primitive.name, eqn.outvars[0]
     if name == "eq":
         return _tie(eqn, index, stacked, late)

@@ -146,7 +146,8 @@ def _site(
     found = _around_late(region, centered, readers, eqn, index)
     if found is not None:
         return found
-    link = next_centered(eqn, index, centered, region.stacked, region.late)
+    # What has effects may have no results.
+    link = None if eqn.effects else next_centered(eqn, index, centered, region.stacked, region.late)
     if link is not None:
         return link
     read = {k: region.stacked[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in region.stacked}
