@@ -15,6 +15,7 @@ from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Program
 from ..records import Facts
+from ..released import released
 from ..report import Decision
 from ..slices import sliced_apart
 from ..solved_products import solved_products
@@ -50,7 +51,7 @@ def _level(jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions
         return jaxpr
     level = Level(sliced_apart(jaxpr))
     facts = structure(level.jaxpr, before)
-    for prepare in _prepared(context):
+    for prepare in _prepared(context, before):
         edits, made = prepare(level, facts, context)
         if edits:
             decisions += made
@@ -71,9 +72,20 @@ def _level(jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions
     return apply_edits(level.jaxpr, edits_of(sites, level))[0]
 
 
-def _prepared(context: Context) -> Sequence[Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]]:
-    """What is done before networks are looked for."""
-    return (_compared, _solved, _distributed) if Exactness.FINITE in context.allowed else (_compared, _solved)
+def _prepared(
+    context: Context, before: Sequence[JaxprEqn]
+) -> Sequence[Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]]:
+    """What is done before networks are looked for; `before` as for `structure`."""
+    if Exactness.FINITE not in context.allowed:
+        return (_compared, _solved)
+
+    def releasing(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+        edits = released(level, facts, lambda jaxpr: structure(jaxpr, before), context)
+        what, why = "terms and divisors leave a sum of products", "it then has a cheaper order"
+        exactness = Exactness.FINITE
+        return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
+
+    return (_compared, _solved, _distributed, releasing)
 
 
 def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
