@@ -1,13 +1,14 @@
 """What can leave a sum of products, if the products are then cheaper: other terms of the sum, and what divides rows.
 
 `sum(A @ B + c)` is `sum(A @ B) + n * sum(c)`, and needs no product then; `(a / a.sum(1)[:, None]) @ v` is `(a @ v) /
-a.sum(1)[:, None]`, and where `a` is `q @ k.T`, none of the n x n numbers need be made. Neither form is for the better by
-itself: it is tried, and kept where the products around it find a cheaper order.
+a.sum(1)[:, None]`, and where `a` is `q @ k.T`, none of the n x n numbers need be made. Neither form is for the better
+by itself: it is tried, and kept where the products around it find a cheaper order.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -128,45 +129,43 @@ def _summed(v: Any, shape: Sequence[int], axes: Sequence[int], once: Sequence[in
 def _undivided(level: Level, facts: Facts, place: int) -> _Released | None:
     """A product whose operand is divided by what does not vary along what is summed over: the result is divided."""
     eqn = level.eqns[place]
-    contract, batch = eqn.params["dimension_numbers"]
+    (contract, _), (product,) = eqn.params["dimension_numbers"], eqn.outvars
     for side, x in enumerate(eqn.invars):
-        moves: list[tuple[int, ...]] = []
-        made = _alone(level, x)
+        order, made = tuple(range(len(x.aval.shape))), _alone(level, x)
         while made is not None and made.primitive.name == "transpose":
-            moves.insert(0, tuple(made.params["permutation"]))
-            x, made = made.invars[0], _alone(level, made.invars[0])
-        if made is None or made.primitive.name != "div" or not is_plain(made):
+            order = tuple(made.params["permutation"][d] for d in order)
+            made = _alone(level, made.invars[0])
+        if made is None or made.primitive.name != "div" or not is_plain(made) or not _is_network(level, made.invars[0]):
             continue
         core, divisor = made.invars
-        shape = made.outvars[0].aval.shape
-        if core.aval.shape != shape or len(divisor.aval.shape) != len(shape) or not _is_network(level, core):
+        summed = [order[d] for d in contract[side]]
+        same = core.aval.shape == made.outvars[0].aval.shape and len(divisor.aval.shape) == len(order)
+        if not same or not all(divisor.aval.shape[d] == 1 or Repeated(d) in facts.of(divisor) for d in summed):
             continue
-        summed = _through(moves, len(shape), contract[side])
-        if not all(divisor.aval.shape[d] == 1 or Repeated(d) in facts.of(divisor) for d in summed):
-            continue
-        builder = Builder(eqn)
-        whole = core
-        for move in moves:
-            (whole,) = builder.call(lambda v, move=move: lax.transpose(v, move), whole)
-        out = _jax.new_var(eqn.outvars[0].aval)
-        operands = [whole, eqn.invars[1]] if side == 0 else [eqn.invars[0], whole]
+        builder, operands = Builder(eqn), list(eqn.invars)
+        operands[side] = builder.call(lambda v, order=order: _moved(v, order), core)[0]
+        out = _jax.new_var(product.aval)
         builder.eqns.append(eqn.replace(invars=operands, outvars=[out]))
-        to = _places(eqn, side)
-        result = eqn.outvars[0].aval.shape
-
-        def divided(
-            y: Any, d: Any, moves: Any = moves, summed: Any = summed, to: Any = to, result: Any = result
-        ) -> Any:
-            for axis in summed:
-                d = lax.slice_in_dim(d, 0, 1, axis=axis)
-            for move in moves:
-                d = lax.transpose(d, move)
-            return lax.div(y, _spread(d, to, result))
-
+        divided = partial(_divided, order=order, summed=summed, to=_places(eqn, side))
         (quotient,) = builder.call(divided, out, divisor)
         here = frozenset({place})
-        return _Released(Edit(place, here, builder.eqns, {eqn.outvars[0]: quotient}, here), frozenset({out}))
+        return _Released(Edit(place, here, builder.eqns, {product: quotient}, here), frozenset({out}))
     return None
+
+
+def _moved(v: Any, order: Sequence[int]) -> Any:
+    return v if list(order) == list(range(v.ndim)) else lax.transpose(v, order)
+
+
+def _divided(y: Any, d: Any, order: Sequence[int], summed: Sequence[int], to: Sequence[int]) -> Any:
+    """A product divided by what an operand was divided by."""
+    for axis in summed:
+        d = lax.slice_in_dim(d, 0, 1, axis=axis)
+    d = _moved(d, order)
+    kept = sorted((k for k in range(d.ndim) if to[k] >= 0), key=lambda k: to[k])
+    d = lax.transpose(d, [*kept, *(k for k in range(d.ndim) if to[k] < 0)])
+    d = lax.reshape(d, d.shape[: len(kept)])
+    return lax.div(y, lax.broadcast_in_dim(d, y.shape, [to[k] for k in kept]))
 
 
 def _is_network(level: Level, x: Atom) -> bool:
@@ -175,14 +174,6 @@ def _is_network(level: Level, x: Atom) -> bool:
     while made is not None and made.primitive.name in VIEWS:
         made = level.maker(made.invars[0])
     return made is not None and made.primitive.name == "dot_general"
-
-
-def _through(moves: Sequence[tuple[int, ...]], rank: int, dims: Sequence[int]) -> list[int]:
-    """Which dimensions, before some transposes, are `dims` after them."""
-    order = list(range(rank))
-    for move in moves:
-        order = [order[d] for d in move]
-    return [order[d] for d in dims]
 
 
 def _places(eqn: JaxprEqn, side: int) -> list[int]:
@@ -197,11 +188,3 @@ def _places(eqn: JaxprEqn, side: int) -> list[int]:
     for k, d in enumerate(free[side]):
         to[d] = start + k
     return to
-
-
-def _spread(d: Any, to: Sequence[int], shape: Sequence[int]) -> Any:
-    """A value whose dimension k lies along `to[k]` of `shape`, repeated along all others."""
-    kept = sorted((k for k in range(d.ndim) if to[k] >= 0), key=lambda k: to[k])
-    d = lax.transpose(d, [*kept, *(k for k in range(d.ndim) if to[k] < 0)])
-    d = lax.reshape(d, d.shape[: len(kept)])
-    return lax.broadcast_in_dim(d, shape, [to[k] for k in kept])
