@@ -21,6 +21,7 @@ from ..slices import sliced_apart
 from ..solved_products import solved_products
 from ..structure import structure
 from ..sums_of_factors import distributed
+from ..triangles import running_sums
 
 NAME = "contraction"
 WHAT = "a sum of products"
@@ -85,7 +86,7 @@ def _prepared(
         exactness = Exactness.FINITE
         return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
 
-    return (_compared, _solved, _distributed, releasing)
+    return (_compared, _solved, _running, _distributed, releasing)
 
 
 def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
@@ -93,6 +94,15 @@ def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], l
     what, why = "a solve for a product becomes a product with a solve", "that is for fewer columns"
     exactness = Exactness.REASSOCIATES
     return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
+
+
+def _running(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+    found = running_sums(level, facts, context.machine)
+    what, decisions = "a product with a triangle of ones becomes a running sum", list[Decision]()
+    for edit, was, now in found:
+        reason, line = f"{1e6 * was:.1f} us become {1e6 * now:.1f} us", line_of(edit.place, level)
+        decisions.append(Decision(NAME, what, line, True, reason, exactness=Exactness.FINITE))
+    return [edit for edit, _, _ in found], decisions
 
 
 def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
