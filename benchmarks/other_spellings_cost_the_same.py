@@ -106,6 +106,14 @@ spelt(
     lambda q, k, v: (jnp.exp(q) @ (jnp.exp(k).T @ v)) / (jnp.exp(q) @ jnp.exp(k).sum(0))[:, None],
     lambda: (normal(0, 1024, 64), normal(1, 1024, 64), normal(2, 1024, 64)),
 )
+spelt(
+    "contraction",
+    "sums up to each row by a mask",
+    lambda x: jnp.where(jnp.arange(1000)[:, None] >= jnp.arange(1000), 1.0, 0.0) @ x,
+    lambda x: jnp.cumsum(x, 0),
+    lambda: (normal(0, 1000, 64),),
+    (0,),
+)
 spelt("excerpts", "an entry of a product", lambda a, b: (a @ b)[3, 7], lambda a, b: a[3] @ b[:, 7], square(800), (0, 1))
 spelt(
     "excerpts",
