@@ -91,6 +91,38 @@ spelt(
     square(800),
     (0, 1),
 )
+spelt(
+    "contraction",
+    "a mean of a layer",
+    lambda x, w, b: jnp.mean(x @ w + b, axis=0),
+    lambda x, w, b: jnp.mean(x, 0) @ w + b,
+    lambda: (normal(0, 4000, 256), normal(1, 256, 256), normal(2, 256)),
+    (0, 1, 2),
+)
+spelt(
+    "contraction",
+    "linear attention, normalised inside",
+    lambda q, k, v: (lambda a: (a / a.sum(-1, keepdims=True)) @ v)(jnp.exp(q) @ jnp.exp(k).T),
+    lambda q, k, v: (jnp.exp(q) @ (jnp.exp(k).T @ v)) / (jnp.exp(q) @ jnp.exp(k).sum(0))[:, None],
+    lambda: (normal(0, 1024, 64), normal(1, 1024, 64), normal(2, 1024, 64)),
+)
+spelt(
+    "contraction",
+    "sums up to each row by a mask",
+    lambda x: jnp.where(jnp.arange(1000)[:, None] >= jnp.arange(1000), 1.0, 0.0) @ x,
+    lambda x: jnp.cumsum(x, 0),
+    lambda: (normal(0, 1000, 64),),
+    (0,),
+)
+spelt("excerpts", "an entry of a product", lambda a, b: (a @ b)[3, 7], lambda a, b: a[3] @ b[:, 7], square(800), (0, 1))
+spelt(
+    "excerpts",
+    "a block of a product",
+    lambda a, b: (a @ b)[2:50, 5:90],
+    lambda a, b: a[2:50] @ b[:, 5:90],
+    square(800),
+    (0, 1),
+)
 spelt("excerpts", "a row of a product", lambda a, b: (a @ b)[17], lambda a, b: a[17] @ b, square(800), (0, 1))
 spelt(
     "excerpts",

@@ -39,6 +39,7 @@ NEAR: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "contraction": [
         (lambda a, b, x: jnp.tanh(a @ b) @ x, (SQUARE, SQUARE, shape(800))),
         (lambda d, a: (d + jnp.tri(800)) @ a, (shape(800), SQUARE)),
+        (lambda q, k, v: jax.nn.softmax(q @ k.T) @ v, (shape(800, 64), shape(800, 64), shape(800, 64))),
     ],
     "excerpts": [
         (lambda a, b: jax.nn.softmax(a @ b, 0)[17], (SQUARE, SQUARE)),

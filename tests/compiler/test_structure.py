@@ -15,6 +15,7 @@ from aerogel.compiler.assume import assume
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.program import with_equations
 from aerogel.compiler.records import (
+    Below,
     Constant,
     Counted,
     Diagonal,
@@ -62,6 +63,8 @@ def holds(record: Record, value: Any, env: dict[Any, Any]) -> bool:
             return bool(np.all(x == scale * places[dim] + offset))
         case Identity(a, b):
             return bool(np.all(x == (places[a] == places[b])))
+        case Below(a, b, by):
+            return bool(np.all(x == (places[a] - places[b] >= by)))
         case Shifted(a, b, scale, rest):
             return bool(np.allclose(x, scale * (places[a] == places[b]) + rest, rtol=1e-6, atol=1e-6))
         case Diagonal(a, b):
@@ -144,6 +147,13 @@ SPELLINGS: dict[str, tuple[Any, type]] = {
     "eye of integers": (lambda: jnp.eye(4, dtype=jnp.int8), Identity),
     "compared counters": (lambda: jnp.where(jnp.arange(4)[:, None] == jnp.arange(4), 1.0, 0.0), Identity),
     "identity that vmap repeats": (lambda: jax.vmap(lambda x: jnp.eye(4))(D), Identity),
+    "tri": (lambda: jnp.tri(4), Below),
+    "tril of ones": (lambda: jnp.tril(jnp.ones((4, 4)), -1), Below),
+    "triu of ones, turned": (lambda: jnp.triu(jnp.ones((4, 4)), 2).T, Below),
+    "a wide triangle": (lambda: jnp.tri(3, 5, 1, dtype=jnp.int8), Below),
+    "counters in order": (lambda: (jnp.arange(4)[:, None] > 2 + jnp.arange(4)) * 1.0, Below),
+    "one or the other": (lambda: jnp.where(jnp.arange(4) <= jnp.arange(4)[:, None], 0, 1.0), Below),
+    "a triangle that vmap repeats": (lambda: jax.vmap(lambda x: jnp.triu(jnp.ones((3, 3))))(D), Below),
     "diag": (lambda: jnp.diag(D), Diagonal),
     "scaled identity": (lambda: 3 * jnp.eye(4), Diagonal),
     "identity less a number": (lambda: jnp.eye(4) - 1 / 4, Shifted),
@@ -191,6 +201,9 @@ NEAR = {
     "fractions compared": lambda: (D[:, None] == jnp.arange(3.0)).astype(jnp.float32),
     "a wrapping counter": lambda: lax.iota(jnp.int8, 100) * jnp.int8(2),
     "outer product of matrices": lambda: (X[:, :, None, None] * X).reshape(12, 12),
+    "a triangle of numbers": lambda: jnp.tril(X[:3]),
+    "a steep triangle": lambda: (2 * jnp.arange(4)[:, None] >= jnp.arange(4)) * 1.0,
+    "twice a triangle": lambda: 2 * jnp.tri(4),
     "identity less a row": lambda: jnp.eye(4) - D,
     "identities along other dimensions": lambda: jnp.eye(4)[None] + jnp.eye(4)[:, :, None],
     "identity over numbers": lambda: 1 / (jnp.eye(4) + 1),
@@ -205,7 +218,7 @@ def test_near_misses_are_not_taken_for_more(name: str) -> None:
     """What only looks structured gets no record that is not so."""
     program = normalize(traced(NEAR[name]))[0]
     known = structure(program.jaxpr).of(program.jaxpr.outvars[0])
-    assert not {type(r) for r in known} & {Identity, Shifted, OneHot, Diagonal, Constant, Counted, Kronecker}
+    assert not {type(r) for r in known} & {Identity, Below, Shifted, OneHot, Diagonal, Constant, Counted, Kronecker}
     check(NEAR[name])
 
 
@@ -216,7 +229,10 @@ def drawn(seed: int) -> Any:
     def f(x: Any, t: Any) -> Any:
         one, row = jnp.float32, [x, x[0][None], x[:, :1], jnp.float32(rng.choice([0, 1, -2]))]
         pool = [jnp.eye(3), jnp.diag(x[0]), jnp.ones((3, 3)), jnp.zeros((3, 3)), jax.nn.one_hot(t, 3), x, *row[1:3]]
-        pool += [jnp.broadcast_to(lax.iota(jnp.int32, 3), (3, 3)), jnp.broadcast_to(t[:, None], (3, 3)), x @ x.T]
+        pool += [lax.broadcasted_iota(jnp.int32, (3, 3), d) for d in range(2)] + [
+            jnp.broadcast_to(t[:, None], (3, 3)),
+            x @ x.T,
+        ]
         for _ in range(10):
             a, b, c = (jnp.broadcast_to(rng.choice(pool), (3, 3)) for _ in range(3))
             pool.append(

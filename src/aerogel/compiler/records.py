@@ -49,6 +49,15 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Below:
+    """1 where the place along dimension `a` is at least `by` more than that along `b`, 0 elsewhere: a triangle."""
+
+    a: int
+    b: int
+    by: int
+
+
+@dataclass(frozen=True)
 class Shifted:
     """`rest` where the places along dimensions `a` < `b` (of one size) differ, `scale` more where they are equal.
 
@@ -152,6 +161,7 @@ Record = (
     | Repeated
     | Counted
     | Identity
+    | Below
     | Shifted
     | Diagonal
     | OneHot
@@ -201,7 +211,7 @@ class Facts:
 
 
 # What something follows from.
-LEADING = frozenset((Constant, Counted, Identity, Shifted, OneHot, Positive))
+LEADING = frozenset((Constant, Counted, Identity, Below, Shifted, OneHot, Positive))
 
 
 def closed(known: Known, aval: Any) -> Known:
@@ -221,12 +231,8 @@ def _closed(known: Known, aval: Any) -> Known:
                     found.add(Sorted(dim))
                 if min(offset, offset + scale * max(aval.shape[dim] - 1, 0)) >= 0:
                     found.add(NonNegative())
-            case Identity(a, b):
-                found |= {Diagonal(a, b), Symmetric(a, b), NonNegative(), Finite()}
-                found |= {Repeated(d) for d in range(len(aval.shape)) if d not in (a, b)}
-            case Shifted(a, b):
-                found |= {Symmetric(a, b), Finite()}
-                found |= {Repeated(d) for d in range(len(aval.shape)) if d not in (a, b)}
+            case Identity(a, b) | Below(a, b) | Shifted(a, b):
+                found |= {Repeated(d) for d in range(len(aval.shape)) if d not in (a, b)} | _of_two_dimensions(r)
             case OneHot():
                 found |= {NonNegative(), Finite()}
             case Positive():
@@ -234,6 +240,16 @@ def _closed(known: Known, aval: Any) -> Known:
             case _:
                 pass
     return frozenset(found)
+
+
+def _of_two_dimensions(r: Identity | Below | Shifted) -> Known:
+    match r:
+        case Identity(a, b):
+            return frozenset((Diagonal(a, b), Symmetric(a, b), NonNegative(), Finite()))
+        case Below():
+            return frozenset((NonNegative(), Finite()))
+        case Shifted(a, b):
+            return frozenset((Symmetric(a, b), Finite()))
 
 
 def of_number(value: Any) -> Known:
@@ -265,10 +281,10 @@ def moved(known: Iterable[Record], to: Sequence[int], shape: Sequence[int], new:
     for r in known:
         if isinstance(r, (OneHot, Spread)):
             found |= _moved_source(r, kept, shape)
-        elif isinstance(r, (Identity, Shifted, Diagonal, Symmetric, Kronecker, Said)):
+        elif isinstance(r, (Identity, Below, Shifted, Diagonal, Symmetric, Kronecker, Said)):
             if r.a in kept and r.b in kept:
                 a, b = kept[r.a], kept[r.b]
-                found.add(replace(r, a=a, b=b) if a < b or isinstance(r, Said) else replace(r, a=b, b=a))
+                found.add(replace(r, a=a, b=b) if a < b or isinstance(r, (Below, Said)) else replace(r, a=b, b=a))
         elif isinstance(r, Separable):
             found.add(Separable(*(frozenset(kept[d] for d in dims if d in kept) for dims in (r.one, r.other))))
         elif isinstance(r, (Repeated, Sorted)):

@@ -11,6 +11,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 from .program import is_var
 from .records import (
     NOTHING,
+    Below,
     Constant,
     Counted,
     Diagonal,
@@ -203,7 +204,16 @@ def _compare(eqn: JaxprEqn, facts: Facts) -> Found:
         answers = {test(a, b) for a in ends[0] for b in ends[1]}
         if len(answers) == 1:
             return {Constant(answers.pop())}
-    return _repeated(operands)
+    return _repeated(operands) | _below(eqn.primitive.name, *(the(Counted, known) for known in operands))
+
+
+def _below(name: str, one: Counted | None, other: Counted | None) -> set[Record]:
+    """What the comparison of two counters along different dimensions makes."""
+    if one is None or other is None or one.dim == other.dim or (one.scale, other.scale) != (1, 1):
+        return set()
+    if name in ("lt", "le"):
+        one, other = other, one
+    return {Below(one.dim, other.dim, other.offset - one.offset + (name in ("lt", "gt")))}
 
 
 def _ends(known: Known, shape: tuple[int, ...]) -> list[int]:
@@ -232,7 +242,15 @@ def _select(eqn: JaxprEqn, facts: Facts) -> Found:
             is_mask = isinstance(r, (Identity, OneHot)) and one is not None and one.value == 1
             found |= {r} if is_mask or isinstance(r, Diagonal) else set()
         found |= {r for r in cases[1] if isinstance(r, Diagonal)}
-    return found
+    return found | _masked(which, zero, one)
+
+
+def _masked(which: Known, zero: Constant | None, one: Constant | None) -> set[Record]:
+    """`where(triangle, 1, 0)`, and `where(triangle, 0, 1)`, the triangle on the other side."""
+    below, values = the(Below, which), [None if k is None else k.value for k in (zero, one)]
+    if below is None or values not in ([0, 1], [1, 0]):
+        return set()
+    return {below if values == [0, 1] else Below(below.b, below.a, 1 - below.by)}
 
 
 def _sum(eqn: JaxprEqn, facts: Facts) -> Found:
@@ -322,7 +340,7 @@ def _product(eqn: JaxprEqn, facts: Facts) -> Found:
             found |= {r for r in known if isinstance(r, Symmetric)}
             scaled, by = _shifted(known), _shifted(other)
             if one.value == 1:
-                found |= {r for r in known if isinstance(r, (Identity, OneHot, Constant))}
+                found |= {r for r in known if isinstance(r, (Identity, Below, OneHot, Constant))}
             elif scaled is not None and by is not None:
                 found |= _as_shifted(eqn, scaled[0], scaled[1] * by[2], scaled[2] * by[2])
     one, other = ({r.dim for r in known if isinstance(r, Repeated)} for known in operands)

@@ -15,11 +15,13 @@ from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Program
 from ..records import Facts
+from ..released import released
 from ..report import Decision
 from ..slices import sliced_apart
 from ..solved_products import solved_products
 from ..structure import structure
 from ..sums_of_factors import distributed
+from ..triangles import running_sums
 
 NAME = "contraction"
 WHAT = "a sum of products"
@@ -50,7 +52,7 @@ def _level(jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions
         return jaxpr
     level = Level(sliced_apart(jaxpr))
     facts = structure(level.jaxpr, before)
-    for prepare in _prepared(context):
+    for prepare in _prepared(context, before):
         edits, made = prepare(level, facts, context)
         if edits:
             decisions += made
@@ -71,9 +73,20 @@ def _level(jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions
     return apply_edits(level.jaxpr, edits_of(sites, level))[0]
 
 
-def _prepared(context: Context) -> Sequence[Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]]:
-    """What is done before networks are looked for."""
-    return (_compared, _solved, _distributed) if Exactness.FINITE in context.allowed else (_compared, _solved)
+def _prepared(
+    context: Context, before: Sequence[JaxprEqn]
+) -> Sequence[Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]]:
+    """What is done before networks are looked for; `before` as for `structure`."""
+    if Exactness.FINITE not in context.allowed:
+        return (_compared, _solved)
+
+    def releasing(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+        edits = released(level, facts, lambda jaxpr: structure(jaxpr, before), context)
+        what, why = "terms and divisors leave a sum of products", "it then has a cheaper order"
+        exactness = Exactness.FINITE
+        return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
+
+    return (_compared, _solved, _running, _distributed, releasing)
 
 
 def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
@@ -81,6 +94,15 @@ def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], l
     what, why = "a solve for a product becomes a product with a solve", "that is for fewer columns"
     exactness = Exactness.REASSOCIATES
     return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
+
+
+def _running(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+    found = running_sums(level, facts, context.machine)
+    what, decisions = "a product with a triangle of ones becomes a running sum", list[Decision]()
+    for edit, was, now in found:
+        reason, line = f"{1e6 * was:.1f} us become {1e6 * now:.1f} us", line_of(edit.place, level)
+        decisions.append(Decision(NAME, what, line, True, reason, exactness=Exactness.FINITE))
+    return [edit for edit, _, _ in found], decisions
 
 
 def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:

@@ -1,5 +1,6 @@
 """Excerpts: of a value of which only a part is read, only that part is made."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,6 +8,7 @@ from aerogel._jax import Jaxpr
 
 from ..apart import cost_of
 from ..axes.elementwise import NAMES as ELEMENTWISE
+from ..cuts import cut_apart, padded_apart
 from ..exactness import Exactness
 from ..excerpts import excerpt_groups
 from ..groups import Group
@@ -24,11 +26,12 @@ NAME = "excerpts"
 FUSED = frozenset((*ELEMENTWISE, *SHAPING, "dynamic_slice", "pad", "dynamic_update_slice", "concatenate"))
 MARGIN = 0.8
 LEAST_SECONDS = 1e-6
+MOST_ROUNDS = 4  # one for each dimension that is cut
 
 
 @dataclass(frozen=True)
 class Excerpts:
-    """The pass. Bound: each equation is looked at once."""
+    """The pass. Bound: each equation is looked at in at most `MOST_ROUNDS` rounds."""
 
     early: ClassVar = True  # the gradient is then of the part, too
 
@@ -47,13 +50,38 @@ class Excerpts:
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     if Exactness.FINITE in context.allowed and not names.isdisjoint(("pad", "dynamic_update_slice")):
-        level = Level(jaxpr)
-        what, groups = "what is zero around a part", padding_groups(level, not context.before_differentiation)
-        jaxpr = _edited(level, groups, what, Exactness.FINITE, context, decisions)
+
+        def paddings(level: Level) -> list[Group]:
+            return padding_groups(level, not context.before_differentiation)
+
+        what = "what is zero around a part"
+        jaxpr = _rounds(jaxpr, padded_apart, paddings, what, Exactness.FINITE, context, decisions)
     if not names.isdisjoint(("slice", "dynamic_slice", "pad", "dynamic_update_slice")):
-        level = Level(jaxpr)
-        what, groups = "what nobody reads of a value", excerpt_groups(level)
-        jaxpr = _edited(level, groups, what, Exactness.REASSOCIATES, context, decisions)
+        what = "what nobody reads of a value"
+        jaxpr = _rounds(jaxpr, cut_apart, excerpt_groups, what, Exactness.REASSOCIATES, context, decisions)
+    return jaxpr
+
+
+def _rounds(
+    jaxpr: Jaxpr,
+    apart: Callable[[Jaxpr], Jaxpr],
+    groups: Callable[[Level], list[Group]],
+    what: str,
+    exactness: Exactness,
+    context: Context,
+    decisions: list[Decision],
+) -> Jaxpr:
+    """A level edited in one dimension after the other, a round for each; the same object if nothing pays."""
+    current, refused = apart(jaxpr), list[Decision]()
+    for _ in range(MOST_ROUNDS):
+        level, made = Level(current), list[Decision]()
+        new = _edited(level, groups(level), what, exactness, context, made)
+        refused = [one for one in made if not one.fired]
+        decisions += (one for one in made if one.fired)
+        if new is current:
+            break
+        jaxpr = current = new
+    decisions += refused
     return jaxpr
 
 
