@@ -27,10 +27,9 @@ Window = Sequence[tuple[int, int]]  # start and end along each dimension
 
 
 def with_masked_parts(jaxpr: Jaxpr, least_bytes: int, *, sums: bool) -> tuple[Jaxpr, list[Var]]:
-    """A level in which parts of values of at least so many bytes are masks, and what these make; the same object if
-    there are none.
+    """A level in which parts of values of at least so many bytes are read by masks, and what these make.
 
-    With `sums`, what adds up a slice adds up the whole: in another order.
+    It is the same object if there are none. With `sums`, what adds up a slice adds up the whole: in another order.
     """
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     if names.isdisjoint(("slice", "pad")):
