@@ -68,6 +68,7 @@ ELSEWHERE = {
     "loop-rows",
     "loop-segments",
     "loop-split",
+    "loop-words",
     "memory-limit",
     "one-of-sorted",
     "seams",

@@ -18,7 +18,7 @@ from aerogel.compiler.program import inner_jaxprs
 from aerogel.compiler.stream_plan import Sizes
 from aerogel.compiler.unit_batches import without_unit_batches
 from compiler.loop_patterns import normal
-from compiler.programs_of import FAST, run, traced
+from compiler.programs_of import FAST, STRICT, run, traced
 
 SIZES = Sizes(1 << 12, at_any_price=True)  # 4 KiB are large
 SMALL = Streaming(SIZES)
@@ -117,6 +117,20 @@ def contrastive(x: Any, y: Any, v: Any) -> Any:
     return cross_entropy(logits) + cross_entropy(logits.T)
 
 
+def quadrants(x: Any, y: Any, v: Any) -> Any:
+    """A maximum mean discrepancy by one Gram matrix, and what its parts give row by row."""
+    z, n = jnp.concatenate([x, y]), len(x)
+    k = jnp.exp(-distances(z, z))
+    rows = (k[:n, n:].sum(1) ** 2).mean() - k[n:, n:].sum(0)[3]
+    return k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean() + rows + v.sum()
+
+
+def within(x: Any, y: Any, v: Any) -> Any:
+    """How many pairs are closer than each of many radii, smoothly."""
+    d = jnp.sqrt(distances(x, y) + 0.1)
+    return jax.vmap(lambda r: jax.nn.sigmoid((r - d) * 4).sum())(jnp.linspace(0.1, 2, 24)) + v.sum()
+
+
 POINTS = (normal(0, N, 3), normal(1, M, 3), normal(2, M))
 TOKENS = (normal(0, N, 16), normal(1, M, 16), normal(2, M, 5))
 Formula = Callable[..., Any]
@@ -141,6 +155,7 @@ SMOOTH: dict[str, tuple[Formula, tuple[Any, ...]]] = {
     "bias by index": (bias, TOKENS),
     "column softmax": (column_softmax, TOKENS),
     "both directions": (contrastive, (normal(0, N, 16), normal(1, N, 16), normal(2, M))),
+    "quadrants": (quadrants, POINTS),
 }
 CHOICES: dict[str, tuple[Formula, tuple[Any, ...]]] = {
     "argmin": (lambda x, y, v: distances(x, y).argmin(1), POINTS),
@@ -209,7 +224,18 @@ def sizes_in(jaxpr: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["broadcast", "vmap of vmap", "logsumexp", "nearest", "forces", "mixture", "attention", "both directions"]
+    "name",
+    [
+        "broadcast",
+        "vmap of vmap",
+        "logsumexp",
+        "nearest",
+        "forces",
+        "mixture",
+        "attention",
+        "both directions",
+        "quadrants",
+    ],
 )
 def test_nothing_large_is_left(name: str) -> None:
     """At 8192 by 8192 no value of the optimised program, gradient included, has a tenth of the elements."""
@@ -218,6 +244,55 @@ def test_nothing_large_is_left(name: str) -> None:
     for g in (f, jax.value_and_grad(squares(f), argnums=(0, 1, 2))):
         assert max(sizes_in(traced(g, *large).jaxpr)) >= 8192 * 8192
         assert max(sizes_in(traced(ag.optimize(g), *large).jaxpr)) < 8192 * 8192 // 10
+
+
+def test_parts_by_a_mask_count_nothing_else() -> None:
+    """What is not a number outside a part does not enter its sum, nor its gradient; integers have no infinity."""
+
+    def f(x: Any, y: Any) -> Any:
+        d = distances(x, y)
+        n = (10 * d).astype(jnp.int32)
+        parts = (n[:40, :40].max(), n[40:, :40].min(), n[:40, 40:].sum())
+        return d[:40, :40].sum() + d[:40, 40:].max(), d[40:, :40].min(1), parts
+
+    x, y = np.array(POINTS[0]), POINTS[1]
+    x[90] = np.nan
+    out, fired = streamed(f, x, y)
+    assert fired
+    want = jax.jit(f)(x, y)
+    assert np.isnan(want[1]).sum() == 1
+    for a, b in zip(jax.tree.leaves(out), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_no_masks_where_nothing_goes_in_blocks() -> None:
+    """The parts of a value that exists anyway are read as they were; so are those that are added up, under `strict`."""
+
+    def f(x: Any, y: Any) -> Any:
+        d = jnp.exp(-distances(x, y))
+        return d[:40, :40].sum(), d[40:, 40:].sum(), d
+
+    program = traced(f, *POINTS[:2])
+    assert Streaming(SIZES)(program, FAST)[0] is program
+
+    def g(x: Any, y: Any) -> Any:
+        return f(x, y)[:2]
+
+    program = traced(g, *POINTS[:2])
+    assert any(d.fired for d in Streaming(SIZES)(program, FAST)[1])
+    assert not any(d.fired for d in Streaming(SIZES)(program, STRICT)[1])
+
+
+def test_what_many_functions_read_does_not_exist() -> None:
+    """The distances beside 24 functions of each are smaller than these, and as large as they are by themselves."""
+    args = [jax.ShapeDtypeStruct((8192, *x.shape[1:]), x.dtype) for x in POINTS]
+    f = jax.value_and_grad(squares(within), argnums=(0, 1, 2))
+    assert max(sizes_in(traced(f, *args).jaxpr)) >= 24 * 8192 * 8192
+    assert max(sizes_in(traced(ag.optimize(f), *args).jaxpr)) < 8192 * 8192 // 10
+    out, fired = streamed(f, *POINTS)
+    assert fired
+    close(out, jax.jit(f)(*POINTS), in_float64(f, POINTS))
 
 
 REDUCED: dict[str, tuple[Formula, int]] = {

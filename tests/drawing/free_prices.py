@@ -29,6 +29,7 @@ from aerogel.compiler.passes import (
     loop_hoist,
     loop_kernel,
     loop_split,
+    loop_words,
     reroll,
     streaming,
 )
@@ -97,6 +98,7 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (contractions, "LEAST_SECONDS", -1.0),
     (contractions, "MORE_BYTES", 1 << 60),
     (loop_ends, "LEAST_BYTES", 1),
+    (loop_words, "LEAST_SECONDS", -1.0),
     (loop_kernel, "FEWEST_STEPS", 0),
     (loop_kernel, "price", lambda *_: Price(1.0, 0.0)),
 )

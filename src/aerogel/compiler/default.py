@@ -21,6 +21,7 @@ from .passes.loop_rows import LoopRows
 from .passes.loop_segments import LoopSegments
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
+from .passes.loop_words import LoopWords
 from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.own_broadcasts import OwnBroadcasts
@@ -65,6 +66,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     Seams(),
     ShortRows(),
     ShortCalls(),
+    LoopWords(),
     LoopKernel(),
     OwnBroadcasts(),
 )

@@ -173,7 +173,20 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
     `taken` are the places of equations that belong to other streams; `inside` says whether the level is a block of a
     stream itself.
     """
-    large, touching = group_of(level, seed, _bytes_of_entry(seed, COORDINATES) // NEARLY_AS_LARGE)
+    nearly = _bytes_of_entry(seed, COORDINATES) // NEARLY_AS_LARGE
+    found = _best_of(level, seed, nearly, taken, context, sizes, inside)
+    if nearly <= sizes.least_bytes or group_of(level, seed, nearly) == group_of(level, seed, sizes.least_bytes):
+        return found
+    # what is much smaller is large, too: the distances, beside as many functions of each
+    wider = _best_of(level, seed, sizes.least_bytes, taken, context, sizes, inside)
+    return wider if isinstance(wider, Form) else found
+
+
+def _best_of(
+    level: Level, seed: Var, least_bytes: int, taken: frozenset[int], context: Context, sizes: Sizes, inside: bool
+) -> Form | Left:
+    """The same where values of `least_bytes` or more around it should not exist."""
+    large, touching = group_of(level, seed, least_bytes)
     looked_at = frozenset((seed,))
     if any(level.eqns[k].ctx.compute_type for k in touching):
         return Left("`compute_on` puts it elsewhere", large)

@@ -14,6 +14,7 @@ from ..cost import nbytes
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
+from ..masked_parts import with_masked_parts
 from ..own_copies import with_own_copies
 from ..pipeline import Context, broken_limit
 from ..program import Program, inner_jaxprs, where
@@ -57,24 +58,39 @@ class _Walk:
         if not any(nbytes(v.aval) >= least for eqn in jaxpr.eqns for v in eqn.outvars):
             return jaxpr
         inside = any(v in self.ours for eqn in jaxpr.eqns for v in eqn.outvars)
-        level = Level(with_own_copies(canonical(jaxpr), least))
+        whole = with_own_copies(canonical(jaxpr), least)
+        sums = Exactness.REASSOCIATES in self.context.allowed
+        parts, masked = with_masked_parts(whole, least, sums=sums)
+        level = Level(parts)
+        edits, decisions = self._edits(level, inside)
+        gone = frozenset().union(*(edit.gone for edit in edits))
+        if any(level.made_by[v] not in gone for v in masked):  # a mask of what exists is worth nothing
+            level = Level(whole)
+            edits, decisions = self._edits(level, inside)
+        self.decisions += decisions
+        if not edits:
+            return jaxpr
+        new, _ = apply_edits(level.jaxpr, edits)
+        self.ours.update(v for eqn in new.eqns if eqn.primitive.name == "scan" for v in _made_in(eqn))
+        return new
+
+    def _edits(self, level: Level, inside: bool) -> tuple[list[Edit], list[Decision]]:
+        """The loops that pay, and a decision for each large value that was looked at."""
+        least = self.sizes.least_bytes
         edits: list[Edit] = []
+        decisions: list[Decision] = []
         seen: set[Var] = set()  # values that were looked at, or belong to a stream
         taken: set[int] = set()  # equations that do
         for seed in written(level, least, self.context.machine):
             if seed in seen:
                 continue
             found = best(level, seed, frozenset(taken), self.context, self.sizes, inside)
-            self.decisions.append(_decision(level, seed, found))
+            decisions.append(_decision(level, seed, found))
             seen.update(found.looked_at)
             if isinstance(found, Form):
                 edits.append(found.edit)
                 taken |= found.edit.gone
-        if not edits:
-            return jaxpr
-        new, _ = apply_edits(level.jaxpr, edits)
-        self.ours.update(v for eqn in new.eqns if eqn.primitive.name == "scan" for v in _made_in(eqn))
-        return new
+        return edits, decisions
 
 
 def _made_in(scan: JaxprEqn) -> Iterator[Var]:
