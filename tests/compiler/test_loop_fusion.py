@@ -195,3 +195,17 @@ def test_a_few_numbers_of_many_steps_are_summed_after_the_loop(steps: int, size:
     xs = normal(0, steps, size) if size > 1 else normal(0, steps)
     decided = [d.fired for d in ag.explain(f)(xs).decisions if d.rule == "loop-fusion" and "reduce_sum" in d.what]
     assert decided == [moves]
+
+
+@pytest.mark.parametrize("read", ["[:2, :2]", "[-2:, :5]", "[::10, 0]", "[40:50, ::2]", "[3, 5]", "[-1, :3]"])
+def test_some_entries_of_some_steps_beside_a_mean(read: str) -> None:
+    """What is read of both dimensions at once needs no more than those entries."""
+
+    def f(x: Any) -> Any:
+        ys = lax.scan(lambda c, _: (jnp.cos(c), c), x, None, length=100)[1]
+        return eval(f"ys{read}", {"ys": ys}), ys.mean()
+
+    args = (normal(0, 10_000),)
+    assert temporary_bytes(f, args) > 4_000_000
+    assert temporary_bytes(ag.optimize(f), args) < 400_000
+    judged(f, args)

@@ -15,6 +15,7 @@ from ..axes import Axis, Mapped, Reduced
 from ..canonical import canonical
 from ..choose import Plan, block_length, choose, is_product, stacked_bytes
 from ..cost import nbytes
+from ..cuts import cut_apart
 from ..exactness import Exactness
 from ..fusion import fuse
 from ..level import After, Edit, Level, apply_edits
@@ -69,7 +70,8 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
         return jaxpr
     decided = _left(jaxpr)
     looks = Looks()
-    original, jaxpr = jaxpr, canonical(jaxpr)
+    # `ys[-1, :5]` is a step, and entries of it.
+    original, jaxpr = jaxpr, cut_apart(canonical(jaxpr))
     fired = False
     while True:
         level = Level(jaxpr, context.over_devices)
