@@ -266,6 +266,17 @@ def test_parts_by_a_mask_count_nothing_else() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+def test_sums_of_parts_are_said_to_be_reordered() -> None:
+    """Each row of a part is added up with the rest of its row, though the blocks are of whole rows."""
+
+    def f(x: Any, y: Any) -> Any:
+        k = jnp.exp(-distances(x, y))
+        return k[:, 40:].sum(1), k[:, :40].sum(1)
+
+    decisions = Streaming(SIZES)(traced(f, *POINTS[:2]), FAST)[1]
+    assert [d.exactness for d in decisions if d.fired] == ["reassociates"]
+
+
 def test_no_masks_where_nothing_goes_in_blocks() -> None:
     """The parts of a value that exists anyway are read as they were; so are those that are added up, under `strict`."""
 

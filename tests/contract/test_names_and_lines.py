@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax import lax
-from jax.extend.core import jaxprs_in_params
 
 import aerogel as ag
+from aerogel.compiler.program import inner_jaxprs
 
 from ._programs import STACKED, WIDTH, assert_fires, result_shapes, stacked_sum, start
 
@@ -186,5 +186,5 @@ def test_a_gradient_from_outside_has_the_scopes_of_jax(compiled):
 
 
 def _scopes(eqn) -> list[str]:
-    nested = [name for sub in jaxprs_in_params(eqn.params) for inside in sub.eqns for name in _scopes(inside)]
+    nested = [name for sub in inner_jaxprs(eqn) for inside in sub.eqns for name in _scopes(inside)]
     return [f"{eqn.primitive.name}: {eqn.source_info.name_stack}", *nested]

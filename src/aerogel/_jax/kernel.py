@@ -8,6 +8,7 @@ from jax._src import core, dispatch
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lib import version as jaxlib_version
 from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from .partly import of_some, pushed
@@ -60,7 +61,9 @@ def _marked(ctx: Any, *args: Any, call: ClosedJaxpr) -> Any:
     where = ctx.module_context.axis_context
     if getattr(where, "num_devices", 1) != 1 or hasattr(where, "mesh"):
         return _called(ctx, *args, call=call)
-    outs = mlir.core_call_lowering(ctx, *args, name=_one_kernel.name, call_jaxpr=call)
+    # XLA sets constants into what is called, whose argument is then used nowhere.
+    held = hlo.OptimizationBarrierOp(args).results if args else ()
+    outs = mlir.core_call_lowering(ctx, *held, name=_one_kernel.name, call_jaxpr=call)
     made = next(x for x in jax.tree.leaves(outs) if isinstance(x, ir.Value))
     marks = {name: ir.StringAttr.get(value) for name, value in _MARKS.items()}
     made.owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(marks)

@@ -5,7 +5,7 @@ predicted to cost least, if any pays, becomes loops over blocks (`streaming.py`)
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aerogel._jax import Jaxpr, JaxprEqn, Var
 
@@ -67,6 +67,8 @@ class _Walk:
         if any(level.made_by[v] not in gone for v in masked):  # a mask of what exists is worth nothing
             level = Level(whole)
             edits, decisions = self._edits(level, inside)
+        elif masked and sums:  # a part's sum is one over the whole
+            decisions = [replace(d, exactness=Exactness.REASSOCIATES) if d.fired else d for d in decisions]
         self.decisions += decisions
         if not edits:
             return jaxpr
