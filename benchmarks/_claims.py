@@ -18,6 +18,7 @@ CLAIMS = (
     "what_a_step_makes_for_several_arrays_is_computed_once",
     "what_the_step_before_computed_is_read_from_there",
     "small_loops_are_one_kernel",
+    "a_step_of_few_numbers_costs_what_an_unrolled_one_costs",
     "two_consumers_share_one_loop",
     "map_and_fori_loop_fuse_like_scan",
     "loop_fusion_survives_its_surroundings",

@@ -32,6 +32,7 @@ from .cost.seconds import kernel_seconds
 from .cost.work import dot_shape
 from .loop import is_float
 from .program import Builder, copy_equation, count_equations, inner_jaxprs, inner_levels, is_var, substitute
+from .steps_at_once import steps_at_once
 
 SHAPING = (
     "broadcast_in_dim reshape squeeze expand_dims transpose slice concatenate pad rev iota dynamic_slice "
@@ -200,9 +201,8 @@ def as_one_kernel(eqn: JaxprEqn, level: Jaxpr) -> JaxprEqn:
     entries = [built.call(_entry, inside[x])[0] for x in given]
     outs = [*(substitute(v, inside) for v in made), *entries]
     call = ClosedJaxpr(_jax.new_jaxpr(level, [inside[x] for x in given], outs, built.eqns), ())
-    return _jax.one_kernel(
-        kernel_products.with_sums(call), given, [*made, *(_jax.new_var(v.aval) for v in entries)], eqn
-    )
+    results = [*made, *(_jax.new_var(v.aval) for v in entries)]
+    return _jax.one_kernel(kernel_products.with_sums(call), given, results, eqn, steps_at_once(eqn))
 
 
 def _entry(x: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from ..one_kernel import FEWEST_STEPS, TOO_MUCH, Price, as_one_kernel, is_too_mu
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision
+from ..steps_at_once import steps_at_once
 
 NAME = "loop-kernel"
 
@@ -54,11 +55,12 @@ def _equation(eqn: JaxprEqn, level: Jaxpr, context: Context, decisions: list[Dec
     reason = refusal(eqn)
     if reason is None and exactness not in context.allowed:
         reason = 'its sums are added up in another order: numerics="fast" allows that'
-    decisions.append(Decision(NAME, what, where(eqn), reason is None, reason or _said(found), exactness=exactness))
+    decisions.append(Decision(NAME, what, where(eqn), reason is None, reason or _said(found, eqn), exactness=exactness))
     return as_one_kernel(eqn, level) if reason is None else eqn
 
 
-def _said(found: Price) -> str:
-    return (
-        f"starting and sharing them takes {1e6 * found.kernels:.1f} us a step, one core {1e6 * found.inside:.1f} more"
-    )
+def _said(found: Price, eqn: JaxprEqn) -> str:
+    starts = f"starting and sharing them takes {1e6 * found.kernels:.1f} us a step"
+    steps = steps_at_once(eqn)
+    several = "" if steps == 1 else f"; {steps} steps stand one after the other"
+    return f"{starts}, one core {1e6 * found.inside:.1f} more{several}"
