@@ -37,6 +37,7 @@ from aerogel.compiler.rules import (
     convolution_rows,
     cumulative,
     extrema,
+    lookups,
     selection,
     small_products,
     small_solves,
@@ -49,7 +50,7 @@ elementary = import_module("aerogel.compiler.rules.elementary.rules")
 
 DIRECTIONS = ("into loops", "out of loops")
 # All rules that come with Aerogel; those that do not run by default come first.
-_BY_NAME = [rules.top_one, rules.searched_short, rules.half_power, rules.inverse_times]
+_BY_NAME = [rules.top_one, rules.half_power, rules.inverse_times]
 CATALOGUE = rules.rule_set([*_BY_NAME, *rules.default])
 
 
@@ -138,6 +139,10 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (in_place, "LEAST_RATIO", 0),
     (extrema, "SHORTEST_SEARCH", 4),
     (extrema, "FEWEST_SEARCHED", 1),
+    (hoistable, "LEAST_GAIN_OF_LOOPS", 0.0),
+    (lookups, "FEWEST", 1),
+    (lookups, "MANY", 1),
+    (lookups, "SHORT", 4),
     (selection, "FEWEST", 1),
     (selection, "MOST", 1),
     (cumulative, "SHORTEST", 2),

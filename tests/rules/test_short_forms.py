@@ -9,10 +9,12 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.rules.lookups import FEWEST, MANY
 from rules.rules_under_test import fired, normal, refusals
 from rules.specials import bits_with, integers, rules_fired, specials
 
 END, SEARCH, POWER = ag.rules.last_of_cumsum, ag.rules.searched_short, ag.rules.half_power
+AT_ONCE = ag.rules.searched_at_once
 X = normal(0, 20, 30)
 TABLE = jnp.sort(normal(2, 20))
 
@@ -38,18 +40,47 @@ def test_spellings(name: str) -> None:
     assert fired(f, rule, *args) == 1
 
 
+def spread_out(x: Any, *shape: int) -> Any:
+    """Its entries again and again."""
+    return jnp.resize(x, shape)
+
+
 @pytest.mark.parametrize("right", [False, True])
 def test_searches(right: bool) -> None:
-    """The same places in short tables: with ties, nan and zeros of both signs; batched, and of integers."""
+    """The same places in short tables: with ties, nan and zeros of both signs; batched, of integers, in no order."""
     side = "right" if right else "left"
-    odd = jnp.sort(specials(0, 30))
+    odd = specials(0, 30)
+    many = spread_out(specials(1, 40), FEWEST)
+    search = lambda t, x: jnp.searchsorted(t, x, side=side)  # noqa: E731
     for f, args in [
-        (lambda t, x: jnp.searchsorted(t, x, side=side), (odd, specials(1, 40))),
-        (jax.vmap(lambda t, x: jnp.searchsorted(t, x, side=side)), (jnp.stack([TABLE] * 5), normal(3, 5, 7))),
-        (lambda t, x: jnp.digitize(x, t, right=right), (TABLE, X)),
-        (lambda t, x: jnp.searchsorted(t, x, side=side), (jnp.arange(9), integers(4, 30))),
+        (search, (jnp.sort(odd), many)),
+        (search, (odd, many)),
+        (search, (-TABLE, spread_out(X, FEWEST))),
+        (jax.vmap(search, (None, 0)), (TABLE, normal(3, 5, FEWEST))),
+        (jax.vmap(search, (None, 0)), (TABLE, normal(3, FEWEST))),
+        (lambda t, x: jnp.digitize(x, t, right=right), (TABLE, spread_out(X, FEWEST))),
+        (search, (jnp.arange(9), integers(4, FEWEST))),
+        (search, (jnp.arange(1), integers(4, FEWEST))),
+        (lambda t, x: lax.map(lambda x: search(t, x), x), (TABLE, normal(3, 3, FEWEST))),
     ]:
         assert rules_fired(bits_with(f, [SEARCH], *args)) == [SEARCH.name]
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("size", [2, 33, 1000])
+def test_searches_at_once(right: bool, size: int) -> None:
+    """The same places in longer tables, in order or not, one for all or one for each."""
+    side = "right" if right else "left"
+    search = lambda t, x: jnp.searchsorted(t, x, side=side)  # noqa: E731
+    odd = spread_out(specials(0, 30), size)
+    many = spread_out(specials(1, 40), MANY)
+    tables = jnp.sort(normal(1, 4, size))
+    for f, args in [
+        (search, (odd, many)),
+        (search, (jnp.sort(odd), many)),
+        (jax.vmap(search), (tables, normal(2, 4, MANY // 4))),
+    ]:
+        assert rules_fired(bits_with(f, [AT_ONCE], *args)) == [AT_ONCE.name]
 
 
 NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
@@ -58,7 +89,16 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
     "the wrong end": (END, lambda x: lax.cumsum(x, 1, reverse=True)[:, -1], (X,), "`"),
     "a quarter": (POWER, lambda x: x**0.25, (abs(X),), "an exponent of 0.25"),
     "a variable exponent": (POWER, lambda x, y: x**y, (abs(X), X), "number"),
-    "a long table": (SEARCH, jnp.searchsorted, (jnp.arange(33.0), X), "33 entries, more than 32"),
+    "a long table": (SEARCH, jnp.searchsorted, (jnp.arange(33.0), spread_out(X, FEWEST)), "33 entries, more than 32"),
+    "few numbers": (SEARCH, jnp.searchsorted, (TABLE, X), "600 numbers are fewer than 4096"),
+    "many tables": (
+        SEARCH,
+        jax.vmap(jnp.searchsorted),
+        (jnp.stack([TABLE] * 5), normal(3, 5, FEWEST)),
+        "a table for each example",
+    ),
+    "a longer table": (AT_ONCE, jnp.searchsorted, (jnp.arange(1025.0), spread_out(X, MANY)), "1025 entries"),
+    "not so many numbers": (AT_ONCE, jnp.searchsorted, (TABLE, spread_out(X, FEWEST)), "4096 numbers are fewer"),
     "another way": (SEARCH, lambda t, x: jnp.searchsorted(t, x, method="sort"), (TABLE, X), ""),
 }
 
@@ -91,5 +131,6 @@ def test_claims() -> None:
         misses = [(lambda x: x**0.3, (abs(X),)), (jnp.cumsum, (X,))]
         ag.check_rule(rule, fires_on=[(f, (abs(normal(0, 5, 6)),))], leaves_alone=misses)
     misses = [(jnp.searchsorted, (jnp.arange(40.0), X)), (jnp.sort, (X,))]
-    in_order = (lambda t, x: jnp.searchsorted(jnp.sort(t), x), (TABLE, normal(0, 6)))
-    ag.check_rule(SEARCH, fires_on=[in_order], leaves_alone=misses)
+    ag.check_rule(SEARCH, fires_on=[(jnp.searchsorted, (TABLE, normal(0, FEWEST)))], leaves_alone=misses)
+    misses = [(jnp.searchsorted, (jnp.arange(2000.0), X)), (jnp.sort, (X,))]
+    ag.check_rule(AT_ONCE, fires_on=[(jnp.searchsorted, (TABLE, normal(0, MANY)))], leaves_alone=misses)

@@ -16,6 +16,7 @@ from .extrema import argmin_by_blocks as argmin_by_blocks
 from .few_terms import few_term_convolution as few_term_convolution
 from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
+from .lookups import searched_at_once as searched_at_once
 from .lookups import searched_short as searched_short
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on

@@ -1,5 +1,6 @@
 """What a rule's condition is told about the operands at a site."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ class Operand:
     dtype: Any
     _value: Callable[[], Any] = field(default=lambda: None, repr=False)
     _facts: Callable[[], frozenset[str]] = field(default=frozenset, repr=False)
+    examples: int = 1  # that have an array of their own; 1 where they share it
 
     @property
     def ndim(self) -> int:
@@ -63,9 +65,9 @@ def operands_of(graph: Graph, atoms: Sequence[Atom], reading: Reading) -> list[O
 def _operand(graph: Graph, x: Atom, dims: tuple[int, ...]) -> Operand:
     whole = tuple(x.aval.shape)
     shape = tuple(whole[d] for d in dims)
-    return Operand(
-        shape, x.aval.dtype, lambda: value_at(graph, x) if shape == whole else None, lambda: facts_at(graph, x, dims)
-    )
+    examples = math.prod(n for d, n in enumerate(whole) if d not in dims)
+    value = lambda: value_at(graph, x) if shape == whole else None  # noqa: E731
+    return Operand(shape, x.aval.dtype, value, lambda: facts_at(graph, x, dims), examples)
 
 
 def value_at(graph: Graph, x: Atom) -> Any:

@@ -13,6 +13,7 @@ from .elementary import rules as elementary
 from .extrema import argmax_by_blocks, argmin_by_blocks
 from .few_terms import few_term_convolution
 from .kernel_gradient import depthwise_kernel_gradient
+from .lookups import searched_at_once, searched_short
 from .pooling import max_pool_gradient
 from .reductions import last_of_cumsum
 from .ruleset import RuleSet
@@ -44,6 +45,8 @@ default = RuleSet(
         sort_places,
         argmax_by_blocks,
         argmin_by_blocks,
+        searched_short,
+        searched_at_once,
         cumlogsumexp_in_a_loop,
         cumlogsumexp_by_rows,
         cumsum_by_rows,
