@@ -68,6 +68,7 @@ ELSEWHERE = {
     "loop-pieces",
     "loop-rows",
     "loop-segments",
+    "loop-shifts",
     "loop-split",
     "loop-words",
     "memory-limit",

@@ -205,3 +205,16 @@ def test_any_order_of_work_keeps_its_meaning(steps: list[tuple[int, int, int]]) 
         return values[2:]
 
     assert_same(f, X[:, :20], normal(5, 600, 30), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(128, 1, 28, 28), (64, 1, 1, 20, 28)])
+def test_axes_of_one_entry_cost_no_copy(shape: tuple[int, ...]) -> None:
+    """XLA orders such axes anew where a result had two axes in the branch, and then copies it."""
+    f, x = jax.value_and_grad(lambda x: jnp.sum(x**2)), normal(0, *shape)
+
+    def temporary(f: Callable[..., Any]) -> int:
+        return jax.jit(f).lower(x).compile().memory_analysis().temp_size_in_bytes
+
+    assert fired(f, x) == 1
+    assert temporary(optimised(f)) <= temporary(f) + 4096
+    assert_same(f, x)

@@ -96,6 +96,15 @@ def rough(x: Any) -> Any:
     return sum(jnp.sum(jnp.sqrt(1 + jnp.diff(x, axis=a) ** 2)) for a in range(2))
 
 
+def diffused(x: Any) -> Any:
+    """Diffusion on a ring, and a number to differentiate."""
+
+    def step(x: Any, _: Any) -> Any:
+        return x + 0.2 * (jnp.roll(x, 1) - 2 * x + jnp.roll(x, -1)), jnp.sum(x**3)
+
+    return jnp.sum(jax.lax.scan(step, x, None, length=3)[1])
+
+
 def products(w: Any, xs: Any) -> Any:
     """Batches of products in an order that is not the one they are wanted in."""
     return jax.vmap(jax.vmap(lambda x: w @ x, 1), 0)(jnp.swapaxes(xs, 1, 2))
@@ -267,6 +276,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["layers"] = jax.grad(layers, (0, 1)), ([normal(k, 64, 64) / 8 for k in range(8)], normal(8, 8192, 64))
     found["excerpt"] = jax.grad(lambda a, b: jnp.tanh((a @ b)[3]).sum()), (normal(0, 96, 96), normal(1, 96, 96))
     found["mapped"] = mapped, (1 / (1 + normal(0, 1024, 28) ** 2),)
+    found["diffused"] = jax.value_and_grad(diffused), (normal(0, 8192),)
     found["rough"] = jax.grad(rough), (normal(0, 60, 100),)
     found["products"] = products, (normal(0, 32, 48), normal(1, 16, 24, 48))
     found["short"] = lambda x, y: (jnp.sum(x * y), jnp.tanh(x) - y), (normal(0, 900), normal(1, 900))

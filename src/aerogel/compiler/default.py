@@ -19,6 +19,7 @@ from .passes.loop_parts import LoopParts
 from .passes.loop_pieces import LoopPieces
 from .passes.loop_rows import LoopRows
 from .passes.loop_segments import LoopSegments
+from .passes.loop_shifts import LoopShifts
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.loop_words import LoopWords
@@ -58,6 +59,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     MemoryLimit(),
     BranchGuard(),
     SmallAxes(),
+    LoopShifts(),
     LoopOnce(),
     LoopPieces(),
     LoopRows(),

@@ -231,6 +231,8 @@ def _in_long_rows(rows: Rows) -> list[JaxprEqn]:
     """The equations in a branch, on long rows."""
     long = _long(rows.shape)
     assert long is not None, "it was not refused"
+    if long[0] == 1:  # one axis alone: XLA orders axes of one entry anew, and copies what is not in the order asked for
+        long = long[1:]
 
     def run(*values: Any) -> list[Any]:
         return at_shape(long, rows.eqns, dict(zip(rows.ins, values, strict=True)), rows.outs)
@@ -251,7 +253,7 @@ def _in_long_rows(rows: Rows) -> list[JaxprEqn]:
 
 def _always(x: Any) -> Any:
     """True, which XLA cannot know."""
-    number = lax.convert_element_type(lax.squeeze(lax.slice(x, (0, 0), (1, 1)), (0, 1)), np.float32)
+    number = lax.convert_element_type(lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ()), np.float32)
     bits = lax.bitcast_convert_type(number, np.uint32)
     none = lax.shift_right_logical(lax.shift_right_logical(bits, np.uint32(31)), np.uint32(1))
     return lax.eq(none, np.uint32(0))

@@ -1,0 +1,126 @@
+"""What the steps of a loop roll along rows is written once with its ends, and rolls are slices of that."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel.compiler.passes.loop_shifts import LoopShifts
+from compiler.loop_patterns import normal
+from compiler.programs_of import scans, traced
+
+X = 0.1 * normal(0, 20_000)
+IMAGE = 0.1 * normal(1, 150, 200)
+
+
+def optimised(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """The function with this pass alone."""
+    return ag.optimize(f, passes=(LoopShifts(),), rules=(), **options)
+
+
+def decided(f: Callable[..., Any], *args: Any) -> list[bool]:
+    """For each value that is rolled, whether it is written with its ends."""
+    reports: list[Any] = []
+    jax.make_jaxpr(optimised(f, on_report=reports.append))(*args)
+    return [d.fired for d in reports[-1].decisions if d.rule == "loop-shifts"]
+
+
+def steps(step: Callable[[Any], Any], length: int = 3) -> Callable[[Any], Any]:
+    """So many steps of a loop."""
+    return lambda x: lax.scan(lambda x, _: (step(x), None), x, None, length=length)[0]
+
+
+def heat(u: Any) -> Any:
+    """Diffusion on a ring, or a torus."""
+    return u + sum(0.2 * (jnp.roll(u, 1, a) - 2 * u + jnp.roll(u, -1, a)) for a in range(u.ndim))
+
+
+def far(u: Any) -> Any:
+    """A stencil of several widths, to one side more than to the other."""
+    return 0.3 * jnp.roll(u, 7, -1) - 0.2 * jnp.roll(u, -2, -1) + 0.1 * jnp.roll(u, 1, -1) - jnp.sin(u)
+
+
+def flow(u: Any) -> Any:
+    """What is rolled is made in the step."""
+    flux = jnp.tanh(u) * u
+    return u - 0.1 * (jnp.roll(flux, -1, -1) - jnp.roll(flux, 1, -1))
+
+
+def gradient(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Of a sum of squares of where steps lead."""
+    return jax.grad(lambda x: jnp.sum(steps(step)(x) ** 2))
+
+
+FIRES: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
+    "a ring": (1, steps(heat), (X,)),
+    "a torus": (1, steps(heat), (IMAGE,)),
+    "several widths": (1, steps(far), (X,)),
+    "half way round": (1, steps(lambda u: u - jnp.roll(u, 10_000) + jnp.roll(u, 1)), (X,)),
+    "a value of the step": (1, steps(flow), (X,)),
+    "two values": (2, steps(lambda u: heat(u) + flow(u)), (X,)),
+    "the gradient": (2, gradient(heat), (X,)),
+    "the gradient of what is made": (2, gradient(flow), (IMAGE,)),
+    "under vmap": (1, jax.vmap(steps(heat)), (IMAGE,)),
+    "a while loop": (1, lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, heat(c[1])), (0, x))[1], (X,)),
+    "a branch in a loop": (1, steps(lambda u: lax.cond(u[0] > 0, heat, lambda u: u, u)), (X,)),
+    "a value that stays": (1, lambda x: lax.scan(lambda u, _: (heat(u), u), x, None, length=3), (X,)),
+    "double precision": (1, steps(heat), (X.astype("float64"),)),
+}
+
+
+@pytest.mark.parametrize("name", FIRES)
+@pytest.mark.parametrize("numerics", ["fast", "strict"])
+def test_fires(name: str, numerics: str) -> None:
+    """On each such value; types and values stay."""
+    count, f, args = FIRES[name]
+    with jax.enable_x64(name == "double precision"):
+        args = tuple(np.asarray(x) for x in args)
+        assert sum(decided(f, *args)) == count
+        got, want = optimised(f, numerics=numerics)(*args), f(*args)
+        assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)
+        exact = np.finfo(args[0].dtype).eps
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=20 * exact), got, want)
+
+
+NEAR_MISSES: dict[str, tuple[list[bool], Callable[..., Any], tuple[Any, ...]]] = {
+    "no loop": ([], heat, (X,)),
+    "one roll, which LLVM takes out of the loop": ([False], steps(lambda u: u - 0.1 * jnp.roll(u, 1)), (X,)),
+    "short rows": ([False], steps(heat), (0.1 * normal(2, 500, 64),)),
+    "few entries": ([False], steps(heat), (X[:200],)),
+    "the first axis": ([], steps(lambda u: jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0)), (IMAGE,)),
+    "the same in all steps": ([], lambda x: steps(lambda u: u + heat(x))(x), (X,)),
+    "what stays a roll": ([], lambda x: lax.scan(lambda u, _: (u + 1, jnp.roll(u, 1)), x, None, length=3), (X,)),
+    "half precision": ([], steps(heat), (X.astype(jnp.bfloat16),)),
+    "an overlap": ([], steps(lambda u: jnp.concatenate([u[5:], u[:6]])[:-1] + u), (X,)),
+    "a reflection": ([], steps(lambda u: u + jnp.concatenate([u[1:], u[-1:]]) + jnp.concatenate([u[:1], u[:-1]])), (X,)),
+    "paddings that overlap": ([], steps(lambda u: jnp.pad(u[1:], (0, 1)) + jnp.pad(u[:2], (19_997, 1))), (X,)),
+    "paddings of ones": (
+        [],
+        steps(lambda u: jnp.pad(u[1:], (0, 1), constant_values=1) + jnp.pad(u[:1], (19_999, 0), constant_values=1)),
+        (X,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_leaves_alone(name: str) -> None:
+    """What is no roll, what XLA sees to by itself, and what does not pay."""
+    wanted, f, args = NEAR_MISSES[name]
+    assert decided(f, *args) == wanted
+    assert bool(scans(traced(f, *args))) == (name != "no loop")
+
+
+def test_takes_no_more_memory() -> None:
+    """All that reads the value reads the longer one, in whose place of before the next one is written."""
+    f = steps(heat, 100)
+
+    def temporary(f: Callable[..., Any]) -> int:
+        return jax.jit(f).lower(X).compile().memory_analysis().temp_size_in_bytes
+
+    assert decided(f, X) == [True]
+    assert temporary(optimised(f)) <= temporary(f) + 4096
