@@ -28,6 +28,7 @@ from .passes.own_broadcasts import OwnBroadcasts
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
 from .passes.seams import Seams
+from .passes.shared_chains import SharedChains
 from .passes.short_calls import ShortCalls
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
@@ -64,6 +65,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopEnds(),
     SumsOfRows(),
     Seams(),
+    SharedChains(),
     ShortRows(),
     ShortCalls(),
     LoopWords(),
