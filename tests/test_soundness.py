@@ -72,6 +72,7 @@ ELSEWHERE = {
     "memory-limit",
     "one-of-sorted",
     "seams",
+    "shared-chains",
     "short-calls",
     "short-rows",
     "softmax-gradient",

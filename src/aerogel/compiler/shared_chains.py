@@ -14,16 +14,22 @@ import numpy as np
 
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
-from .cost import Machine, nbytes
+from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost.primitives import DEAR, REDUCE
 from .once import FUSED
 from .program import Makers, Readers, is_var, producers, users
 
 FLOATS = (np.float32, np.float64)
-# Bytes that are read again and again come from the cache as those do that would be read instead: what is stored must
-# save so many times what it is written and read for. A chain of two or three arrays is read as fast as their sum.
-MARGIN = 2.0
+# For an entry of an array that a kernel adds up: 0.06 to 0.7 ns were measured of kernels of 100 to 230 arrays, and 0.5
+# to 4.9 ns where the result is written turned, which reads each against its rows (jaxlib 0.10.2, 65 and 400 kB each).
+ENTRY_SECONDS, TURNED_SECONDS = 1e-10, 5e-10
+# What is stored is written, read, and keeps other things from being fused: it must save so many times what that takes.
+MARGIN = 4.0
 LEAST_SECONDS = 2e-6
+
+
+# By number of the equation whose result is made by a kernel, or which is one: whether it writes what it reads turned.
+Kernels = dict[int, bool]
 
 
 @dataclass(frozen=True)
@@ -43,15 +49,14 @@ class Shared:
     seconds: float
 
 
-def shared_chains(jaxpr: Jaxpr, machine: Machine) -> list[Shared]:
+def shared_chains(jaxpr: Jaxpr) -> list[Shared]:
     """The values of a level that are better computed once, in order."""
-    return _Level(jaxpr, machine).worth_once()
+    return _Level(jaxpr).worth_once()
 
 
 @dataclass
 class _Level:
     jaxpr: Jaxpr
-    machine: Machine
     makers: Makers = field(init=False)
     readers: Readers = field(init=False)
 
@@ -70,47 +75,41 @@ class _Level:
             if self._is_stored(eqn):
                 continue
             arrays = frozenset().union(*(read.get(x, {x}) for x in eqn.invars if is_var(x)))
-            seconds = self._saved(v, arrays, kernels[v]) if _may_be_stored(v) and v in kernels else 0.0
+            seconds = _saved(v, arrays, kernels[v]) if _may_be_stored(eqn) else 0.0
             if seconds > LEAST_SECONDS:
-                found.append(Shared(k, kernels[v], len(arrays), seconds))
+                found.append(Shared(k, len(kernels[v]), len(arrays), seconds))
             else:
                 read[v] = arrays
         return found
 
-    def _saved(self, v: Var, arrays: frozenset[Var], kernels: int) -> float:
-        """Seconds by which storing beats reading all arrays in each kernel; both read them once."""
-        read = sum(min(nbytes(x.aval), nbytes(v.aval)) for x in arrays) * (kernels - 1)
-        return (read - MARGIN * (kernels + 1) * nbytes(v.aval)) / self.machine.cache_bytes_per_second
-
-    def _kernels(self) -> dict[Var, int]:
-        """In how many kernels each value is computed, if those that are computed in several were stored."""
-        made: dict[Var, set[int]] = {}
-        found: dict[Var, int] = {}
+    def _kernels(self) -> dict[Var, Kernels]:
+        """The kernels in which each value is computed, if those that are computed in several were stored."""
+        made: dict[Var, Kernels] = {}
+        found: dict[Var, Kernels] = {}
         for k in reversed(range(len(self.jaxpr.eqns))):
             eqn = self.jaxpr.eqns[k]
             if not _is_fused(eqn):
                 continue
             (v,) = eqn.outvars
-            into: set[int] = set()
+            into: Kernels = {}
             for reader in self.readers.get(v, ()):
-                into |= self._kernels_of(reader, v, made)
-            found[v] = len(into)
-            made[v] = into if len(into) == 1 else {k}
+                into |= self._kernels_of(reader, k, made)
+            found[v] = into
+            made[v] = into if len(into) == 1 else {k: False}
         return found
 
-    def _kernels_of(self, reader: int, v: Var, made: dict[Var, set[int]]) -> set[int]:
-        """Those that a reader computes `v` in; -1 is the one that writes it to memory."""
+    def _kernels_of(self, reader: int, k: int, made: dict[Var, Kernels]) -> Kernels:
+        """Those in which a reader has the result of equation `k` computed, which is one that writes it to memory."""
         eqn = self.jaxpr.eqns[reader] if reader >= 0 else None
         if eqn is None:
-            return {-1}
+            return {k: False}
         if _is_fused(eqn):
-            return made.get(eqn.outvars[0], set())
-        if eqn.primitive.name in REDUCE:
-            return {reader}
-        return {reader} if _is_turned(eqn, v) else {-1}
+            return made.get(eqn.outvars[0], {})
+        is_turned = _is_turned(eqn, self.jaxpr.eqns[k].outvars[0])
+        return {reader if is_turned or eqn.primitive.name in REDUCE else k: is_turned}
 
     def _is_stored(self, eqn: JaxprEqn) -> bool:
-        """Whether XLA stores a value by itself: it is dear, or it is made of two arrays of its size and has to exist."""
+        """Whether XLA stores a value by itself: it is dear, or is made of two arrays of its size and has to exist."""
         if eqn.primitive.name in DEAR:
             return True
         (v,) = eqn.outvars
@@ -126,12 +125,22 @@ class _Level:
         return eqn.primitive.name != "dot_general" or v.aval.ndim < 3
 
 
+def _saved(v: Var, arrays: frozenset[Var], kernels: Kernels) -> float:
+    """Seconds that are saved where all kernels but one read `v` instead of all arrays that it is computed from."""
+    spared = sum(min(x.aval.size, v.aval.size) for x in arrays) - v.aval.size
+    turned = sum(kernels.values())
+    saved = ENTRY_SECONDS * (len(kernels) - turned - 1) * spared + TURNED_SECONDS * turned * spared
+    return saved - MARGIN * 2 * ENTRY_SECONDS * v.aval.size
+
+
 def _is_fused(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in FUSED and len(eqn.outvars) == 1 and not isinstance(eqn.outvars[0], DropVar)
 
 
-def _may_be_stored(v: Var) -> bool:
-    return getattr(v.aval, "dtype", None) in FLOATS and not v.aval.weak_type
+def _may_be_stored(eqn: JaxprEqn) -> bool:
+    """Whether storing what an equation makes stores no copy of what it reads."""
+    (v,) = eqn.outvars
+    return eqn.primitive.name in ELEMENTWISE and v.aval.dtype in FLOATS and not v.aval.weak_type
 
 
 def _is_turned(eqn: JaxprEqn, v: Var) -> bool:

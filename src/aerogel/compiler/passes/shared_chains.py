@@ -34,7 +34,7 @@ class SharedChains:
         def level(jaxpr: Jaxpr, around: Around) -> Jaxpr:
             if any(eqn.primitive.name in ("scan", "while") for eqn in around):
                 return jaxpr
-            found = shared_chains(jaxpr, context.machine)
+            found = shared_chains(jaxpr)
             for one in found:
                 eqn = jaxpr.eqns[one.place]
                 what = f"`{eqn.primitive.name}` is computed once, for {one.kernels} readers"
