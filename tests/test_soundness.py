@@ -76,6 +76,7 @@ ELSEWHERE = {
     "short-calls",
     "short-rows",
     "softmax-gradient",
+    "turned-sums",
 }
 _ORDER = list(Exactness)
 

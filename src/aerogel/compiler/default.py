@@ -34,6 +34,7 @@ from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
 from .passes.sums_of_rows import SumsOfRows
+from .passes.turned_sums import TurnedSums
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
@@ -59,6 +60,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     MemoryLimit(),
     BranchGuard(),
     SmallAxes(),
+    TurnedSums(),
     LoopOnce(),
     LoopPieces(),
     LoopRows(),
