@@ -113,7 +113,9 @@ def alternate(
         calls: what to call, by name.
         min_rounds: as for `measure`, as are all that follow.
     """
-    repeats = {name: max(1, int(SHORTEST_SAMPLE_S / max(time_calls(f, (), 1), 1e-7))) for name, f in calls.items()}
+    # The first call of all is slow: whoever makes it would be called fewer times per sample, each time cold.
+    shortest = {name: min(time_calls(f, (), 1) for _ in range(3)) for name, f in calls.items()}
+    repeats = {name: max(1, int(SHORTEST_SAMPLE_S / max(each, 1e-7))) for name, each in shortest.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     order, drawn = list(calls), np.random.default_rng(0)
     begin = time.perf_counter()

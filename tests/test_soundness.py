@@ -74,9 +74,11 @@ ELSEWHERE = {
     "memory-limit",
     "one-of-sorted",
     "seams",
+    "shared-chains",
     "short-calls",
     "short-rows",
     "softmax-gradient",
+    "turned-sums",
 }
 _ORDER = list(Exactness)
 

@@ -22,3 +22,15 @@ def test_each_form_runs_behind_each_other_one() -> None:
     assert all(set(rounds[i : i + 3]) == set("abc") for i in range(0, 90, 3))
     behind = {pair for i, pair in enumerate(itertools.pairwise(rounds)) if i % 3 != 2}
     assert behind == set(itertools.permutations("abc", 2))
+
+
+def test_a_slow_first_call_counts_for_nothing() -> None:
+    """Forms that take as long are called as often per sample, though one of them was the first to be called."""
+    calls: dict[str, int] = {"first": 0, "second": 0}
+
+    def run(name: str) -> None:
+        calls[name] += 1
+        time.sleep(0.02 if calls == {"first": 1, "second": 0} else 0.0005)
+
+    alternate({name: functools.partial(run, name) for name in calls}, min_rounds=30, max_rounds=30)
+    assert calls["first"] > 0.5 * calls["second"]

@@ -29,11 +29,13 @@ from .passes.own_broadcasts import OwnBroadcasts
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
 from .passes.seams import Seams
+from .passes.shared_chains import SharedChains
 from .passes.short_calls import ShortCalls
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
 from .passes.sums_of_rows import SumsOfRows
+from .passes.turned_sums import TurnedSums
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
@@ -60,12 +62,14 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     BranchGuard(),
     SmallAxes(),
     LoopShifts(),
+    TurnedSums(),
     LoopOnce(),
     LoopPieces(),
     LoopRows(),
     LoopEnds(),
     SumsOfRows(),
     Seams(),
+    SharedChains(),
     ShortRows(),
     ShortCalls(),
     LoopWords(),

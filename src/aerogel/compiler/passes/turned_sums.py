@@ -1,0 +1,44 @@
+"""Turned sums: loops add up products the way round in which less has to be turned (see `turned_sums.py`)."""
+
+from dataclasses import dataclass
+
+from aerogel._jax import Jaxpr, JaxprEqn
+
+from ..exactness import Exactness
+from ..levels import rewrite_levels
+from ..loop import as_loop
+from ..pipeline import Context
+from ..program import Program, where, with_equations
+from ..report import Decision
+from ..turned_sums import turned, turned_sums
+
+NAME = "turned-sums"
+WHAT = "the sum of products over the steps is made as its transpose"
+
+
+@dataclass(frozen=True)
+class TurnedSums:
+    """The pass. Bound: each loop is looked at once. CPUs only: a product in another order is another call there."""
+
+    name: str = NAME
+    exactness: Exactness = Exactness.REASSOCIATES
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such sums turned, and a decision for each."""
+        if context.platform != "cpu" or context.before_differentiation or self.exactness not in context.allowed:
+            return program, []
+        decisions: list[Decision] = []
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
+
+
+def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
+    eqns: list[JaxprEqn] = []
+    for eqn in jaxpr.eqns:
+        loop = as_loop(eqn)
+        found = [] if loop is None else turned_sums(loop)
+        for one in found:
+            reason = one.refusal or f"{1e6 * one.seconds:.1f} us a step are spent on turning its left operand"
+            decisions.append(Decision(NAME, WHAT, where(one.product), one.refusal is None, reason))
+        taken = [one for one in found if one.refusal is None]
+        eqns += turned(loop, taken) if loop is not None and taken else [eqn]
+    return jaxpr if len(eqns) == len(jaxpr.eqns) else with_equations(jaxpr, eqns)
