@@ -51,6 +51,16 @@ def flow(u: Any) -> Any:
     return u - 0.1 * (jnp.roll(flux, -1, -1) - jnp.roll(flux, 1, -1))
 
 
+def reflected(u: Any) -> Any:
+    """Neighbours, where the ends are their own."""
+    return u + jnp.concatenate([u[1:], u[-1:]]) + jnp.concatenate([u[:1], u[:-1]])
+
+
+def counted(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Steps of a loop that counts them."""
+    return lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, step(c[1])), (0, x))[1]
+
+
 def gradient(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Of a sum of squares of where steps lead."""
     return jax.grad(lambda x: jnp.sum(steps(step)(x) ** 2))
@@ -66,7 +76,7 @@ FIRES: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
     "the gradient": (2, gradient(heat), (X,)),
     "the gradient of what is made": (2, gradient(flow), (IMAGE,)),
     "under vmap": (1, jax.vmap(steps(heat)), (IMAGE,)),
-    "a while loop": (1, lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, heat(c[1])), (0, x))[1], (X,)),
+    "a while loop": (1, counted(heat), (X,)),
     "a branch in a loop": (1, steps(lambda u: lax.cond(u[0] > 0, heat, lambda u: u, u)), (X,)),
     "a value that stays": (1, lambda x: lax.scan(lambda u, _: (heat(u), u), x, None, length=3), (X,)),
     "double precision": (1, steps(heat), (X.astype("float64"),)),
@@ -97,7 +107,7 @@ NEAR_MISSES: dict[str, tuple[list[bool], Callable[..., Any], tuple[Any, ...]]] =
     "what stays a roll": ([], lambda x: lax.scan(lambda u, _: (u + 1, jnp.roll(u, 1)), x, None, length=3), (X,)),
     "half precision": ([], steps(heat), (X.astype(jnp.bfloat16),)),
     "an overlap": ([], steps(lambda u: jnp.concatenate([u[5:], u[:6]])[:-1] + u), (X,)),
-    "a reflection": ([], steps(lambda u: u + jnp.concatenate([u[1:], u[-1:]]) + jnp.concatenate([u[:1], u[:-1]])), (X,)),
+    "a reflection": ([], steps(reflected), (X,)),
     "paddings that overlap": ([], steps(lambda u: jnp.pad(u[1:], (0, 1)) + jnp.pad(u[:2], (19_997, 1))), (X,)),
     "paddings of ones": (
         [],
