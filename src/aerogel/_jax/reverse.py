@@ -44,6 +44,9 @@ class _How:
     anew: Anew | None
     better: Callable[[ClosedJaxpr], ClosedJaxpr] | None
 
+    def __repr__(self) -> str:
+        return "another way back"  # as it stands in the text of a program
+
 
 # What JAX's own `scan` stacks results of one type in, `(length,), (None,), aval`: it has their sharding and varying
 # axes, and it is not written before the loop.

@@ -64,7 +64,8 @@ class Pass(Protocol):
     A pass that says `early = True` is applied to a function before its gradient is taken, too: what it writes has the
     better gradient.
 
-    A pass that says `after_rules = True` runs when all rules have.
+    A pass that says `after_rules = True` runs when all rules have. If it also says `keeps_derivatives = False`, what it
+    writes has no derivative (bits of numbers): it, and such passes behind it, run on what is compiled next only.
 
     Where values may be spread over devices, only passes run that say `keeps_devices = True`: their rewrites never need
     a collective that the program did not.

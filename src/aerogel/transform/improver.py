@@ -9,11 +9,15 @@ from aerogel.compiler.program import Program
 from aerogel.compiler.report import Decision, Report
 from aerogel.compiler.rules import Rules
 
+from .better import Better, has_other_values, keeps_derivatives, parted
 from .tune import Pipeline, tuned
 
 _jax.exclude_from_tracebacks(__file__)
 
 OnTrace = Callable[[Program, Report], None]
+
+WHAT = "the pass did not run"
+WHY_EFFECTS = "what it writes has no derivative, and a gradient of a program with effects may be taken from outside"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,21 +45,47 @@ class Improver:
         return run_passes(program, (Rules(self.pipeline.rules), *early), context, self.pipeline.function)
 
     def __call__(self, program: Program) -> Program:
-        """The program, better; itself if nothing was done."""
-        return self._improved(program, _jax.differentiating(), self.pipeline.function, self.decisions)
+        """The program, better; itself if nothing was done. It is compiled next: it may have no derivative."""
+        pipeline = self._pipeline(_jax.differentiating())
+        return self._reported(self._run(program, pipeline), pipeline.function, self.decisions).after
 
-    def gradient(self, program: Program, decisions: Sequence[Decision]) -> Program:
+    def differentiable(self, program: Program) -> Better:
+        """The program, better, for transformations to go through."""
+        pipeline = self._pipeline(_jax.differentiating())
+        return self._better(program, pipeline, pipeline.function, self.decisions)
+
+    def gradient(self, program: Program, decisions: Sequence[Decision]) -> Better:
         """The program of the function and its gradient, better, after what was decided about the function alone.
 
         To be called while the gradient is taken.
         """
-        name = f"the gradient of {self.pipeline.function}"
-        return self._improved(program, _jax.differentiating(again=True), name, (*self.decisions, *decisions))
+        pipeline = self._pipeline(_jax.differentiating(again=True))
+        return self._better(program, pipeline, f"the gradient of {pipeline.function}", (*self.decisions, *decisions))
 
-    def _improved(self, program: Program, is_before: bool, name: str, decisions: Sequence[Decision]) -> Program:
-        pipeline = replace(self.pipeline, context=replace(self.pipeline.context, before_differentiation=is_before))
-        outcome = tuned(program, pipeline) if self.tune else pipeline.run(program)
+    def _pipeline(self, is_before: bool) -> Pipeline:
+        return replace(self.pipeline, context=replace(self.pipeline.context, before_differentiation=is_before))
+
+    def _run(self, program: Program, pipeline: Pipeline) -> Outcome:
+        return tuned(program, pipeline) if self.tune else pipeline.run(program)
+
+    def _reported(self, outcome: Outcome, name: str, decisions: Sequence[Decision]) -> Outcome:
         if self.on_trace is not None:
             outcome = replace(outcome, decisions=(*decisions, *outcome.decisions))
             self.on_trace(outcome.before, outcome.report(name, self.where))
-        return outcome.after
+        return outcome
+
+    def _better(self, program: Program, pipeline: Pipeline, name: str, decisions: Sequence[Decision]) -> Better:
+        first, last = parted(pipeline.passes)
+        outcome = self._run(program, pipeline)
+        fired = {d.rule for d in outcome.decisions if d.fired}
+        if not any(one.name in fired and not keeps_derivatives(one) for one in last):
+            return Better(self._reported(outcome, name, decisions).after, None)
+        if has_other_values(program):
+            kept = tuple(one for one in pipeline.passes if keeps_derivatives(one))
+            outcome = self._run(program, replace(pipeline, passes=kept))
+            names = ", ".join(one.name for one in last if not keeps_derivatives(one))
+            outcome = replace(outcome, decisions=(*outcome.decisions, Decision(names, WHAT, "", False, WHY_EFFECTS)))
+            return Better(self._reported(outcome, name, decisions).after, None)
+        self._reported(outcome, name, decisions)
+        before = self._run(program, replace(pipeline, passes=first)).after
+        return Better(before, lambda found: run_passes(found, last, pipeline.context, name).after)

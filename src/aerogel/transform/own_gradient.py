@@ -18,6 +18,7 @@ from aerogel.compiler.halves import Halves, halves
 from aerogel.compiler.program import Program
 
 from ._static import Static
+from .better import Better, has_other_values
 from .improver import Improver
 from .steps import is_smooth
 from .way_back import filled, only
@@ -27,27 +28,19 @@ _jax.exclude_from_tracebacks(__file__)
 
 def evaluate(program: Program, args: Sequence[Any], improve: Improver) -> list[Any]:
     """The results of a program that is made better as a whole, with its gradient if one is taken."""
-    if not _jax.reverse_mode_is_next() or _has_other_values(program):
-        return _jax.evaluate(improve(program), args)
+    if not _jax.reverse_mode_is_next() or has_other_values(program):
+        return improve.differentiable(program).evaluate(args)
     opened = ClosedJaxpr(_jax.convert_constvars(program.jaxpr), ())  # constants may be tracers
     run = lambda *values: _jax.evaluate(opened, values)  # noqa: E731
     anew = lambda program: _with_gradient(program, improve)  # noqa: E731
     return _jax.with_reverse(run, anew(opened), *program.consts, *args, anew=anew, better=improve)
 
 
-def _has_other_values(program: Program) -> bool:
-    """Whether a program has effects, references of its own among them, or takes or returns what is no array."""
-    atoms = (*program.jaxpr.invars, *program.jaxpr.constvars, *program.jaxpr.outvars)
-    return bool(program.jaxpr.effects) or any(
-        not isinstance(x.aval, _jax.ShapedArray) or x.aval.dtype == jax.dtypes.float0 for x in atoms
-    )
-
-
 def _with_gradient(program: ClosedJaxpr, improve: Improver) -> Callable[..., list[Any]]:
     """The function of flat arrays that a program is, for reverse mode to go through."""
-    found: dict[tuple[bool, ...], Halves | None] = {}
+    found: dict[tuple[bool, ...], tuple[Better, Halves] | None] = {}
 
-    def halves_for(moved: tuple[bool, ...]) -> Halves | None:
+    def halves_for(moved: tuple[bool, ...]) -> tuple[Better, Halves] | None:
         if moved not in found:
             found[moved] = _halves(program, moved, improve)
         return found[moved]
@@ -57,21 +50,23 @@ def _with_gradient(program: ClosedJaxpr, improve: Improver) -> Callable[..., lis
 
     def forward(*given: Any) -> Any:
         moved = tuple(x.perturbed and is_smooth(x.value) for x in given)
-        parts, values = halves_for(moved), [x.value for x in given]
-        assert parts is not None, "it was asked for before"
-        outs = _jax.evaluate(parts.first, values)
+        known, values = halves_for(moved), [x.value for x in given]
+        assert known is not None, "it was asked for before"
+        whole, parts = known
+        outs = whole.evaluate_part(parts.first, values)
         to = len(program.out_avals)
         return outs[:to], (values, outs[to:], Static(moved))
 
     def backward(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
         values, kept, moved = residuals
-        parts = halves_for(moved.value)
-        assert parts is not None, "it was asked for before"
+        known = halves_for(moved.value)
+        assert known is not None, "it was asked for before"
+        whole, parts = known
         cts = [ct for ct, aval in zip(cotangents, program.out_avals, strict=True) if is_smooth(aval)]
         given = [not isinstance(ct, jax.custom_derivatives.SymbolicZero) for ct in cts]
         second = parts.second if all(given) else _second_of(parts.second, given)
         some = map(jnp.asarray, only(cts, given))  # a user may have given a number
-        found = iter(_jax.evaluate(second, [*values, *kept, *some]))
+        found = iter(whole.evaluate_part(second, [*values, *kept, *some]))
         return tuple(next(found) if yes else None for yes in moved.value)
 
     rule = _jax.with_backward_rule(run, forward, backward)
@@ -79,14 +74,14 @@ def _with_gradient(program: ClosedJaxpr, improve: Improver) -> Callable[..., lis
     def differentiated(*args: Any) -> list[Any]:
         moved = tuple(_jax.is_moved(x) and is_smooth(x) for x in args)
         if halves_for(moved) is None:
-            return _jax.evaluate(improve(program), args)
+            return improve.differentiable(program).evaluate(args)
         return rule(*args)
 
     return differentiated
 
 
-def _halves(program: ClosedJaxpr, moved: tuple[bool, ...], improve: Improver) -> Halves | None:
-    """The gradient by the arguments that are moved; None where it cannot be divided."""
+def _halves(program: ClosedJaxpr, moved: tuple[bool, ...], improve: Improver) -> tuple[Better, Halves] | None:
+    """The gradient by the arguments that are moved, whole and in halves; None where it cannot be divided."""
     outs = [aval for aval in program.out_avals if is_smooth(aval)]
     first = improve.first(program)
 
@@ -105,7 +100,9 @@ def _halves(program: ClosedJaxpr, moved: tuple[bool, ...], improve: Improver) ->
     if joint.jaxpr.effects:  # which half they belong to is not known
         return None
     named = _jax.without_derivative_scopes(joint)
-    return halves(improve.gradient(named, first.decisions), len(outs), len(program.out_avals))
+    whole = improve.gradient(named, first.decisions)
+    parts = halves(whole.program, len(outs), len(program.out_avals))
+    return None if parts is None else (whole, parts)
 
 
 def _second_of(second: ClosedJaxpr, given: Sequence[bool]) -> ClosedJaxpr:

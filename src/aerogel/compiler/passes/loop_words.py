@@ -34,6 +34,7 @@ class LoopWords:
     """The pass. Bound: each loop is looked at once. It runs after all rules, which would see through no bits."""
 
     after_rules: ClassVar = True
+    keeps_derivatives: ClassVar = False
 
     name: str = NAME
     exactness: Exactness = Exactness.BITWISE
