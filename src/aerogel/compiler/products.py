@@ -28,8 +28,10 @@ class Handling:
         against: of a batch of thin products, the right operand when its last dimension is contracted.
         thin_turned: of one thin and deep product, the left operand when its last dimension is not contracted.
         per_term: of a batch of these, one multiplication then, for which there is a plain loop; of rows of the right
-            operand shorter than a register, `LANES` numbers, the loop takes as long as for one.
+            operand shorter than a register, `LANES` numbers, the loop takes as long as for one. As much where the right
+            operand is read against its rows and these are shorter than a register.
         per_call: of such a batch, what each product costs otherwise: a call of the library.
+        per_lane: of a batch, one multiplication of those that fill a register up beside the last columns of a result.
     """
 
     right: float = 0.0
@@ -38,6 +40,7 @@ class Handling:
     thin_turned: float = 0.0
     per_term: float = 0.0
     per_call: float = 0.0
+    per_lane: float = 0.0
 
 
 # Only their ratio was measured (jaxlib 0.10.2, 64 to 4096 rows, 64 to 1024 columns). They are this small because they
@@ -52,7 +55,9 @@ class Handling:
 # either way.
 THIN = 64  # rows or columns of the other operand, up to which a product is a thin one
 HANDLING = {
-    "cpu": Handling(right=0.5 / 128, turned=4.0 / 128, against=0.5, thin_turned=4.0, per_term=2.0, per_call=3000.0)
+    "cpu": Handling(
+        right=0.5 / 128, turned=4.0 / 128, against=0.5, thin_turned=4.0, per_term=2.0, per_call=3000.0, per_lane=0.3
+    )
 }
 LANES = 16
 # Of a shallow product the library reads either way (the integrals of a quantum chemist, 12 x 1728, in a chain of four
@@ -197,17 +202,24 @@ class Product:
         return weight + self.handling.turned * (turned * sizes[first] + (turned and against) * sizes[second])
 
     def burden(self, form: Form) -> float:
-        """What a form takes longer because its left operand is read against its rows, as so many bytes copied."""
+        """What a form takes longer because an operand is read against its rows, as so many bytes copied."""
         first, second = (1, 0) if form.swapped else (0, 1)
-        side = self._side(first, (form.left, form.right)[first], form.batch)
-        if side.contracts_last or not side.regular or self.rows[second] > THIN:
-            return 0.0
-        left = self.eqn.invars[first].aval
+        left, right = (self._side(k, (form.left, form.right)[k], form.batch) for k in (first, second))
+        against = left.regular and not left.contracts_last
+        short = self.count > 1 and right.regular and right.contracts_last and self._depth() < LANES
+        x = self.eqn.invars[first].aval
+        lost = self.handling.per_lane * x.size * (-self.rows[second] % LANES) if self.count > 1 else 0.0
+        if self.rows[second] > THIN or not (against or short):
+            return lost
         if self.count == 1:
-            is_deep = left.size >= DEEP * self.rows[first] and nbytes(left) >= LEAST_BYTES
-            return self.handling.thin_turned * nbytes(left) if is_deep else 0.0
-        terms = left.size * self.rows[second] * max(1.0, LANES / max(1, self.rows[second]))
-        return max(0.0, self.handling.per_term * terms - self.handling.per_call * self.count)
+            is_deep = x.size >= DEEP * self.rows[first] and nbytes(x) >= LEAST_BYTES
+            return self.handling.thin_turned * nbytes(x) if is_deep else 0.0
+        terms = x.size * self.rows[second] * max(1.0, LANES / max(1, self.rows[second]))
+        return max(lost, self.handling.per_term * terms - self.handling.per_call * self.count)
+
+    def _depth(self) -> int:
+        """How many terms one sum has."""
+        return math.prod(permute(self.eqn.invars[0].aval.shape, self.contract[0]))
 
     def wishes(self, side: int, wanted: Order) -> list[Order]:
         """Orders of an operand that a product likes whose result is stored as `wanted`."""

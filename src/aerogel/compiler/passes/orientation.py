@@ -14,11 +14,11 @@ from ..exactness import Exactness
 from ..layout import Layout, layout_of
 from ..levels import rewrite_steps
 from ..normalize import drop_dead
-from ..orders import carry, moved_bytes, natural
+from ..orders import carry, moved_bytes, natural, pull
 from ..orient import best_orders
 from ..pipeline import Context
 from ..prices import Prices, prices_on
-from ..program import Makers, Program, Readers, producers, users, where
+from ..program import Makers, Program, Readers, is_var, producers, users, where
 from ..reorder import reorder
 from ..report import Decision
 from ..same import Body
@@ -56,7 +56,7 @@ def _level(jaxpr: Jaxpr, prices: Prices, decisions: list[Decision]) -> Jaxpr:
     for group in groups_of(layout, terms_of(jaxpr, layout, prices)):
         before = group.weight(layout.orders) + _of_broadcasts(layout, group)
         if before:
-            refusal = _improve(jaxpr, layout, group, before, readers)
+            refusal = _improve(jaxpr, layout, group, before, readers, makers)
             changed |= refusal is None
             made += _decisions(jaxpr, layout, group, refusal, makers, readers)
     if not changed:
@@ -84,30 +84,36 @@ def _transposed(eqn: JaxprEqn) -> int:
     return moved_bytes(eqn.invars[0].aval, natural(len(order)), order)
 
 
-def _improve(jaxpr: Jaxpr, layout: Layout, group: Group, before: float, readers: Readers) -> str | None:
+def _improve(jaxpr: Jaxpr, layout: Layout, group: Group, before: float, readers: Readers, makers: Makers) -> str | None:
     """Turns the clusters of one group if that pays; else the reason why it does not."""
     weight, orders = best_orders(layout, group)
-    folded, burden = _folded(jaxpr, layout, group, readers)
+    folded, burden = _folded(jaxpr, layout, group, readers, makers)
     # As cheap as what XLA makes of it is enough where a transpose goes: then there is less to compile.
     if weight >= before or weight > folded:
         return AS_MUCH
-    burden = max(burden, group.burden(layout.orders))
+    # XLA may fold the transposes or not; the order must be no worse than the better of both.
+    least = min(folded + burden, before + group.burden(layout.orders))
     old = layout.turn(orders)
-    if weight + group.burden(layout.orders) > before + burden:
+    if weight + group.burden(layout.orders) > least:
         layout.turn(old)
         return AGAINST_ROWS
     return None
 
 
-def _folded(jaxpr: Jaxpr, layout: Layout, group: Group, readers: Readers) -> tuple[float, float]:
-    """What a group copies when products read through the transposes of their operands, as XLA makes them do.
+def _folded(jaxpr: Jaxpr, layout: Layout, group: Group, readers: Readers, makers: Makers) -> tuple[float, float]:
+    """What a group copies when products take over the transposes beside them, as XLA makes them do.
 
-    And the burden of those products.
+    They read through those of their operands, and those of their results are their operands in the other order. And
+    the burden of those products.
     """
     turned = {}
     for _, eqn in _transposes(group):
         (x,), out = eqn.invars, eqn.outvars[0]
-        if all(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in readers.get(out, ())):
+        if _is_swapped_product(jaxpr, eqn, readers, makers) and x in layout.cluster:
+            order = pull(eqn, layout.order(out))
+            assert order is not None, "a transpose gives every order"
+            turned[layout.cluster[x]] = order
+        elif all(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in readers.get(out, ())):
             carried = carry(eqn, layout.order(x))
             assert carried is not None, "a transpose takes every order"
             turned[layout.cluster[out]] = carried.order
@@ -115,6 +121,20 @@ def _folded(jaxpr: Jaxpr, layout: Layout, group: Group, readers: Readers) -> tup
     found = group.weight(layout.orders), group.burden(layout.orders)
     layout.turn(old)
     return found
+
+
+def _is_swapped_product(jaxpr: Jaxpr, eqn: JaxprEqn, readers: Readers, makers: Makers) -> bool:
+    """Whether a transpose changes the places of the free dimensions of a product that nobody else reads."""
+    (x,), order = eqn.invars, tuple(eqn.params["permutation"])
+    rank = len(order)
+    if not is_var(x) or x not in makers or len(readers.get(x, ())) != 1 or order[-2:] != (rank - 1, rank - 2):
+        return False
+    made = jaxpr.eqns[makers[x]]
+    if made.primitive.name != "dot_general" or order[:-2] != natural(rank - 2):
+        return False
+    contract, batch = made.params["dimension_numbers"]
+    free = [len(y.aval.shape) - len(contract[k]) - len(batch[k]) for k, y in enumerate(made.invars)]
+    return free == [1, 1]
 
 
 def _transposes(group: Group) -> list[tuple[Term, JaxprEqn]]:
