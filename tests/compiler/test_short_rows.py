@@ -14,6 +14,7 @@ from jax import lax
 import aerogel as ag
 from aerogel.compiler import long_rows
 from aerogel.compiler.passes.short_rows import ShortRows
+from aerogel.compiler.rules.once import once
 from compiler.loop_patterns import normal
 
 X, Y = normal(0, 32, 32, 28), normal(1, 32, 32, 28)
@@ -87,6 +88,10 @@ NEAR_MISSES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (WIDE,),
     ),
     "rows that are looked up": (lambda x, i: x[i] * 2, (normal(0, 1024, 28), np.arange(1024)[::-1])),
+    "what has XLA store a value": (
+        lambda x, w: once(jnp.einsum("...i,ij", x, w)) @ w,
+        (normal(0, 64, 10, 40), normal(1, 40, 40)),
+    ),
     "a scatter": (lambda x, i: x + jnp.zeros(x.shape).at[i].add(x), (normal(0, 1024, 28), np.arange(1024)[::-1])),
 }
 

@@ -1,9 +1,14 @@
 """Values that XLA computes once, however often they are read."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
+
+from aerogel._jax import Jaxpr, JaxprEqn
+
+from ..program import Makers, is_var
 
 _BITS = {np.dtype(np.float32): np.uint32, np.dtype(np.float64): np.uint64}
 
@@ -21,3 +26,23 @@ def once(x: Any) -> Any:
     last, one = lax.full_like(bits, 8 * x.dtype.itemsize - 1), lax.full_like(bits, 1)
     none = lax.shift_right_logical(lax.shift_right_logical(bits, last), one)
     return lax.div(x, lax.bitcast_convert_type(none + x.dtype.type(1).view(unsigned), x.dtype))
+
+
+def is_once_alone(places: Sequence[int], jaxpr: Jaxpr, makers: Makers) -> bool:
+    """Whether the equations at some places of a level are parts of what `once` writes, and do nothing else."""
+    eqns = [jaxpr.eqns[k] for k in places]
+    return all(_is_division_by_bits(eqn, jaxpr, makers) for eqn in eqns) or _is_one(eqns)
+
+
+def _is_one(eqns: Sequence[JaxprEqn]) -> bool:
+    """Whether they make the bits of a one of the bits of a number."""
+    names = [eqn.primitive.name for eqn in eqns]
+    unsigned = all(v.aval.dtype in _BITS.values() for eqn in eqns for v in eqn.outvars)
+    return unsigned and set(names) <= {"shift_right_logical", "add"} and names.count("shift_right_logical") > 1
+
+
+def _is_division_by_bits(eqn: JaxprEqn, jaxpr: Jaxpr, makers: Makers) -> bool:
+    if eqn.primitive.name != "div" or not is_var(eqn.invars[1]):
+        return False
+    made = makers.get(eqn.invars[1], -1)
+    return made >= 0 and jaxpr.eqns[made].primitive.name == "bitcast_convert_type"
