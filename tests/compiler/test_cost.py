@@ -273,6 +273,26 @@ def test_a_sum_of_entrywise_products_is_a_reduction(dtype):
         assert thin.bytes_moved > 300 * 200 * 64
 
 
+@pytest.mark.parametrize(
+    ("spelling", "shapes"),
+    [("bn,bm->bnm", ((512, 5), (512, 32))), ("bnk,bkm->bnm", ((512, 5, 1), (512, 1, 32)))],
+    ids=["no contraction", "one term"],
+)
+def test_a_product_that_sums_nothing_up_is_a_multiplication(spelling, shapes):
+    """It fuses with what reads it, and takes no longer: XLA makes no product of it."""
+    x, y = map(lambda shape: f32(*shape), shapes)
+
+    def f(x, y):
+        return jnp.exp(jnp.einsum(spelling, x, y)).sum(0)
+
+    def g(x, y):
+        return jnp.exp(x.reshape(512, 5, 1) * y.reshape(512, 1, 32)).sum(0)
+
+    assert " dot(" not in compiled(f, x, y).as_text()
+    found, wanted = cost(f, x, y), cost(g, x, y)
+    assert (found.seconds, found.bytes_moved, found.flops) == (wanted.seconds, wanted.bytes_moved, wanted.flops)
+
+
 def test_a_dot_reads_through_a_transpose():
     """No copy is made of an operand that is only turned."""
     x = f32(64, 64)

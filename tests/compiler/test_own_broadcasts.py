@@ -123,6 +123,18 @@ ALONE: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.parametrize("look", [jax.grad, lambda f: lambda y, s: jax.grad(f, 1)(y, s)[None]], ids=["array", "scalar"])
+@pytest.mark.parametrize("of", [jnp.max, jnp.min])
+def test_an_extremum_is_found_where_it_is_looked_for(of: Callable[..., Any], look: Callable[..., Any]) -> None:
+    """The quotient that it is compared with has the same last bit: no row loses its derivative."""
+
+    def f(y: Any, s: Any) -> Any:
+        return of(y / s, 1).sum() + jnp.exp(-y / s).sum() * 1e-9
+
+    got, want = (jax.jit(h)(y, s + 1.2) for h in (ag.optimize(look(f)), look(f)))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ALONE)
 def test_what_it_leaves_alone(name: str) -> None:
     """Where XLA writes nothing out, or has to."""

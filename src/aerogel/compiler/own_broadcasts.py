@@ -20,6 +20,7 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .axes.rebind import dtype_name
 from .cost import Machine, nbytes
+from .cost.primitives import VIEW
 from .cost.seconds import transfer_seconds
 from .level import Level
 from .normalize import drop_dead
@@ -35,7 +36,8 @@ TAKEN = CHEAP | frozenset(
     broadcast_in_dim reshape squeeze expand_dims""".split()
 )
 # What else XLA fuses with its readers, so that what it reads need not be stored.
-FUSED = TAKEN | frozenset("select_n gt ge lt le eq ne and or not is_finite".split())
+COMPARISONS = frozenset("eq ne lt le gt ge".split())
+FUSED = TAKEN | COMPARISONS | frozenset("select_n and or not is_finite".split())
 # The library goes row by row: a value repeated in rows of one entry takes it three times as long as when it is written,
 # in rows of three 1.0 to 1.15 times, of 16 0.6. Sums of short rows XLA keeps.
 LEAST_ROW = 16
@@ -92,9 +94,9 @@ class Sums:
 
     def _homes(self, place: int, is_marked: bool) -> Homes:
         eqn = self.level.eqns[place]
-        if _is_sum(eqn):
-            return frozenset((place,))
         elsewhere = frozenset((ELSEWHERE,))
+        if _is_sum(eqn):
+            return elsewhere if self._is_compared(eqn) else frozenset((place,))
         if eqn.primitive.name not in TAKEN or len(eqn.outvars) != 1 or eqn.effects or not _is_float(eqn.outvars[0]):
             return elsewhere
         readers = self.level.readers(eqn.outvars[0])
@@ -104,6 +106,16 @@ class Sums:
         if len(homes) == 1 or eqn.primitive.name == "broadcast_in_dim":
             return homes
         return homes if is_marked and self._is_copied(eqn, readers) else elsewhere
+
+    def _is_compared(self, eqn: JaxprEqn) -> bool:
+        """Whether somebody looks for an extremum, as its derivative does: of a copy, the last bit may be another."""
+        found = [eqn] if eqn.primitive.name != "reduce_sum" else []
+        for reader in found:
+            if reader.primitive.name in COMPARISONS:
+                return True
+            if reader is eqn or reader.primitive.name in VIEW or reader.primitive.name == "broadcast_in_dim":
+                found += [self.level.eqns[k] for k in self.level.readers(reader.outvars[0]) if k >= 0]
+        return False
 
     def _is_copied(self, eqn: JaxprEqn, readers: Sequence[int]) -> bool:
         """Whether XLA would write a value for a sum alone, and to compute it twice costs less: it is made of one array.

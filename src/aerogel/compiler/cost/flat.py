@@ -8,7 +8,7 @@ from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from ..late import lowered
 from .primitives import CALL_PARAMETER, KIND, Kind
 from .sizes import nbytes
-from .work import is_sum_of_products
+from .work import is_outer_product, is_sum_of_products
 
 # A call of a program with more equations than this (once its own calls are inlined) is costed as one box, so that
 # calls of calls take no longer than they are long.
@@ -25,6 +25,8 @@ def kind_of(eqn: JaxprEqn) -> Kind | None:
     kind = KIND.get(eqn.primitive.name)
     if kind is Kind.OPAQUE and is_sum_of_products(eqn):
         return Kind.REDUCE
+    if kind is Kind.OPAQUE and is_outer_product(eqn):
+        return Kind.CHEAP
     return Kind.CALL if kind is None and lowered(eqn) is not None else kind
 
 

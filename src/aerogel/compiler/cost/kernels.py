@@ -13,7 +13,8 @@ The fusion rule, in full:
 4. A reduction computes what feeds it alone, be that another reduction (both are one kernel of a library), and is dear
    itself. What another kernel reads, too, is written, be it cheap; and so is what is read by no reduction.
 5. All else reads and writes whole values. A `dot_general` reads through a transpose of its operand. (Of two operands
-   that have no dimension of their own it is a sum of entrywise products, and a reduction.)
+   that have no dimension of their own it is a sum of entrywise products, and a reduction. Where nothing is summed up
+   it is a multiplication, which is cheap.)
 6. An elementwise kernel writes over an operand of its size that nobody needs afterwards, and an update of a part
    (`dynamic_update_slice`, scatter, ref writes) is in place when nobody reads the old value afterwards; either only
    if that is the program's own (a loop's carry is, an argument is not).

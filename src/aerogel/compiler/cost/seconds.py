@@ -29,7 +29,7 @@ from .kernels import Kernel
 from .machine import Machine
 from .primitives import CUMULATIVE, ELEMENTWISE_FLOPS, LINALG, RANDOM, REDUCE, UPDATE, WINDOWS, Kind
 from .sizes import elements, nbytes
-from .work import copied_operands, dot_shape, equation_flops, is_sum_of_products, matrices, update_operand
+from .work import copied_operands, dot_shape, equation_flops, is_outer_product, is_sum_of_products, matrices, update_operand
 
 # A last axis shorter than this leaves most of a vector register empty.
 SHORT_AXIS = 16
@@ -143,7 +143,7 @@ def _fresh_seconds(allocated: int, machine: Machine) -> float:
 def _arithmetic_seconds(eqn: JaxprEqn, machine: Machine) -> float:
     name = eqn.primitive.name
     price = machine.element_seconds.get(name)
-    if name == "dot_general" and not is_sum_of_products(eqn):
+    if name == "dot_general" and not is_sum_of_products(eqn) and not is_outer_product(eqn):
         copied = sum(transposed_seconds(elements(a), a.dtype.itemsize, machine) for a in copied_operands(eqn))
         return dot_seconds(*dot_shape(eqn), eqn.invars[0].aval.dtype, machine) + copied
     if name == "conv_general_dilated":
@@ -157,7 +157,7 @@ def _arithmetic_seconds(eqn: JaxprEqn, machine: Machine) -> float:
         return 0.0
     if "ragged" in name or "scaled" in name:
         return flops / machine.flops_per_second
-    if (name in REDUCE or name == "dot_general") and _reduces_short_axis(eqn):
+    if (name in REDUCE or is_sum_of_products(eqn)) and _reduces_short_axis(eqn):
         return max(flops / machine.vector_flops_per_second, machine.short_axis_seconds * elements(eqn.invars[0].aval))
     return flops * _width(eqn) / machine.vector_flops_per_second
 

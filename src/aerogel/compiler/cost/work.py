@@ -60,8 +60,15 @@ def is_sum_of_products(eqn: JaxprEqn) -> bool:
     return all(len(x.aval.shape) == len(contract) + len(batch) for x in eqn.invars)
 
 
+def is_outer_product(eqn: JaxprEqn) -> bool:
+    """Whether XLA makes a multiplication of a `dot_general`: nothing is summed up."""
+    return eqn.primitive.name == "dot_general" and dot_shape(eqn)[3] == 1
+
+
 def copied_operands(eqn: JaxprEqn) -> list[Any]:
     """The types of the operands that XLA copies for a `dot_general`."""
+    if is_outer_product(eqn):
+        return []
     contract, batch = eqn.params["dimension_numbers"]
     sides = zip((x.aval for x in eqn.invars), batch, contract, strict=True)
     return [aval for aval, b, c in sides if is_copied(aval.shape, [(d in b, d in c) for d in range(len(aval.shape))])]
@@ -99,7 +106,7 @@ def _dot(eqn: JaxprEqn) -> int:
     if "ragged_dot_dimension_numbers" in eqn.params:
         return 2 * elements(eqn.outvars[0].aval) * _ragged_contraction(eqn)
     batch, m, n, k = dot_shape(eqn)
-    return 2 * batch * m * n * k
+    return batch * m * n * k * (1 + (k > 1))
 
 
 def _ragged_contraction(eqn: JaxprEqn) -> int:
