@@ -29,7 +29,15 @@ from .kernels import Kernel
 from .machine import Machine
 from .primitives import CUMULATIVE, ELEMENTWISE_FLOPS, LINALG, RANDOM, REDUCE, UPDATE, WINDOWS, Kind
 from .sizes import elements, nbytes
-from .work import copied_operands, dot_shape, equation_flops, is_outer_product, is_sum_of_products, matrices, update_operand
+from .work import (
+    copied_operands,
+    dot_shape,
+    equation_flops,
+    is_outer_product,
+    is_sum_of_products,
+    matrices,
+    update_operand,
+)
 
 # A last axis shorter than this leaves most of a vector register empty.
 SHORT_AXIS = 16
