@@ -26,6 +26,7 @@ ENTRY_SECONDS, TURNED_SECONDS = 1e-10, 5e-10
 # What is stored is written, read, and keeps other things from being fused: it must save so many times what that takes.
 MARGIN = 4.0
 LEAST_SECONDS = 2e-6
+MOST_ARRAYS = 256  # of longer chains the end alone is looked at, so that a program is read in time linear in its size
 
 
 # By number of the equation whose result is made by a kernel, or which is one: whether it writes what it reads turned.
@@ -75,6 +76,8 @@ class _Level:
             if self._is_stored(eqn):
                 continue
             arrays = frozenset().union(*(read.get(x, {x}) for x in eqn.invars if is_var(x)))
+            if len(arrays) > MOST_ARRAYS:
+                continue
             seconds = _saved(v, arrays, kernels[v]) if _may_be_stored(eqn) else 0.0
             if seconds > LEAST_SECONDS:
                 found.append(Shared(k, len(kernels[v]), len(arrays), seconds))
@@ -127,6 +130,8 @@ class _Level:
 
 def _saved(v: Var, arrays: frozenset[Var], kernels: Kernels) -> float:
     """Seconds that are saved where all kernels but one read `v` instead of all arrays that it is computed from."""
+    if len(kernels) < 2 and not any(kernels.values()):
+        return 0.0
     spared = sum(min(x.aval.size, v.aval.size) for x in arrays) - v.aval.size
     turned = sum(kernels.values())
     saved = ENTRY_SECONDS * (len(kernels) - turned - 1) * spared + TURNED_SECONDS * turned * spared
