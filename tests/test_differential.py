@@ -112,7 +112,8 @@ def batched(program: Program) -> tuple[Callable[..., Any], Callable[..., Any], t
             return x
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.split(x, 2)
-        return jnp.stack([x, x * 0.5 if is_inexact(x) else x[::-1] if x.ndim else x]).astype(x.dtype)
+        with np.errstate(invalid="ignore"):  # infinities of complex numbers
+            return jnp.stack([x, x * 0.5 if is_inexact(x) else x[::-1] if x.ndim else x]).astype(x.dtype)
 
     args = program.args()
     axes = jax.tree.map(lambda x: None if isinstance(x, (bool, int, float)) else 0, args)

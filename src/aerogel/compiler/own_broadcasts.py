@@ -6,6 +6,10 @@ scale, a mean or a temperature that two sums read, one `broadcast` for XLA, is w
 `jnp.exp(-x / s).sum() + jnp.exp(-y / s).sum()` takes 1.5 times as long as with two scalars of the same value. The same
 holds of `x - mean` that a sum and something else read: it is written, and read twice.
 
+Where nothing else stands between a sum and what takes it from the summed array, or only work on arrays of many entries,
+the library has taken all of these along: a softmax writes the differences to its maxima and no more, and a normalising
+layer of 4096 rows is one kernel. Nothing is set apart there: that took up to twice as long.
+
 An expert gives each sum a value of its own, behind a barrier, since XLA makes equal ones one.
 """
 
@@ -14,6 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 from jax import lax
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
@@ -42,6 +47,8 @@ FUSED = TAKEN | COMPARISONS | frozenset("select_n and or not is_finite".split())
 # in rows of three 1.0 to 1.15 times, of 16 0.6. Sums of short rows XLA keeps.
 LEAST_ROW = 16
 LONG_ROW = 64
+# The library is given sums of any size, and other work of as many entries (jaxlib 0.10.2).
+LEAST_ENTRIES = 4096
 # A barrier may add a kernel: for the scalar that lies behind it.
 LEAST_SECONDS = 5e-6
 
@@ -83,12 +90,14 @@ class Sums:
     level: Level
     machine: Machine
     homes: dict[int, Homes] = field(default_factory=dict, init=False)
+    closed: dict[int, Home] = field(default_factory=dict, init=False)  # what takes a sum from the summed array
 
     def __post_init__(self) -> None:
         sizes = [nbytes(eqn.invars[0].aval) for eqn in self.level.eqns if _is_sum(eqn)]
         if self._seconds(max(sizes, default=0), len(sizes)) <= LEAST_SECONDS:
             return  # whatever they share, it is small
         marked = self._small()
+        self.closed = {place: home for place in marked if (home := self._summed(place)) != ELSEWHERE}
         for place in reversed(range(len(self.level.eqns))):
             self.homes[place] = self._homes(place, place in marked)
 
@@ -96,16 +105,39 @@ class Sums:
         eqn = self.level.eqns[place]
         elsewhere = frozenset((ELSEWHERE,))
         if _is_sum(eqn):
-            return elsewhere if self._is_compared(eqn) else frozenset((place,))
+            is_taken = place in self.closed.values() or self._is_compared(eqn)
+            return elsewhere if is_taken else frozenset((place,))
         if eqn.primitive.name not in TAKEN or len(eqn.outvars) != 1 or eqn.effects or not _is_float(eqn.outvars[0]):
             return elsewhere
         readers = self.level.readers(eqn.outvars[0])
         homes = frozenset[Home]().union(*(elsewhere if k < 0 else self.homes[k] for k in readers))
         if not homes:
             return elsewhere  # nobody reads it
+        if place in self.closed:
+            return elsewhere
         if len(homes) == 1 or eqn.primitive.name == "broadcast_in_dim":
             return homes
         return homes if is_marked and self._is_copied(eqn, readers) else elsewhere
+
+    def _summed(self, place: int) -> Home:
+        """The sum that an equation takes from the array that was summed, and the library with it."""
+        eqn = self.level.eqns[place]
+        for x in eqn.invars:
+            maker = self.level.maker(x)
+            while maker is not None and self._is_taken_along(maker):
+                maker = self.level.maker(next(filter(is_var, maker.invars)))
+            if maker is not None and _is_sum(maker) and any(y is maker.invars[0] for y in eqn.invars):
+                return self.level.made_by[maker.outvars[0]]
+        return ELSEWHERE
+
+    def _is_taken_along(self, eqn: JaxprEqn) -> bool:
+        """Whether it reads one value, and is nothing for XLA or is given to the library."""
+        name, out = eqn.primitive.name, eqn.outvars[0].aval
+        if sum(map(is_var, eqn.invars)) != 1:
+            return False
+        bound = eqn.invars[0] if name == "max" else eqn.invars[-1]
+        is_nothing = name in VIEW or (name == "max" and not is_var(bound) and bound.val == -np.inf)
+        return is_nothing or name == "broadcast_in_dim" or (name in TAKEN and out.size >= LEAST_ENTRIES)
 
     def _is_compared(self, eqn: JaxprEqn) -> bool:
         """Whether somebody looks for an extremum, as its derivative does: of a copy, the last bit may be another."""
