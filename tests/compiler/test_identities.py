@@ -66,3 +66,31 @@ def test_a_variance_asks_nothing_at_run_time(ddof: float) -> None:
     assert "cond" not in str(jax.make_jaxpr(ag.optimize(f))(x))
     assert not any(d.rule == "branch-guard" for d in ag.explain(f)(x).decisions)
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(x), f(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8", "uint32"])
+@pytest.mark.parametrize("ones", [lambda x: jnp.ones_like(x), lambda x: 1, lambda x: jnp.ones((), x.dtype)])
+def test_a_product_with_ones_is_the_other_factor(dtype: str, ones: Any) -> None:
+    """In either order, bit for bit; the derivative of a sum is such a product."""
+    with jax.enable_x64(True):
+        x = jnp.asarray([[1, 0, 3], [2, 5, 9]], dtype)
+        for f in (lambda x: x * ones(x), lambda x: ones(x) * x):
+            assert not normalize(traced(f, x))[0].jaxpr.eqns
+            assert bits([jax.jit(ag.optimize(f))(x)]) == bits([x])
+    program = normalize(traced(jax.grad(lambda x, y: (x * y).sum()), jnp.ones(3), jnp.ones(3)))[0]
+    assert not [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "mul"]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * jnp.ones((3, 1)),
+        lambda x: x.astype(complex) * jnp.ones(3, complex),
+        lambda x: x * jnp.full(3, 1.5),
+        lambda x: lax.mul(lax.convert_element_type(x, "int32"), jnp.full(3, 2)),
+        lambda x: x * x,
+    ],
+)
+def test_a_product_that_does_something_stays(f: Any) -> None:
+    """It stretches, changes the type, or has another factor; of complex numbers an infinite part becomes no number."""
+    assert any(eqn.primitive.name == "mul" for eqn in normalize(traced(f, jnp.ones(3)))[0].jaxpr.eqns)

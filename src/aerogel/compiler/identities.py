@@ -1,19 +1,24 @@
 """Equations that do nothing, and scalar arithmetic on literals: each becomes an atom that stands already."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from aerogel import _jax
-from aerogel._jax import Atom, JaxprEqn, Literal
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .program import is_var
 
 
-def simplify_equation(eqn: JaxprEqn) -> Atom | None:
-    """The atom that the single result of `eqn` equals bit for bit; None if there is none known."""
+def simplify_equation(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn] = MappingProxyType({})) -> Atom | None:
+    """The atom that the single result of `eqn` equals bit for bit; None if there is none known.
+
+    Args:
+        makers: the equations that make the variables it reads, as far as they are known.
+    """
     if len(eqn.outvars) != 1:
         return None
     test = NO_OPS.get(eqn.primitive.name)
@@ -21,6 +26,8 @@ def simplify_equation(eqn: JaxprEqn) -> Atom | None:
         return eqn.invars[0]
     if eqn.primitive.name == "select_n":
         return _chosen(eqn)
+    if eqn.primitive.name == "mul" and (factor := _times_one(eqn, makers)) is not None:
+        return factor
     if eqn.primitive.name in FOLDED and not any(is_var(x) for x in eqn.invars):
         return _folded(eqn)
     return None
@@ -64,6 +71,23 @@ def _chosen(eqn: JaxprEqn) -> Atom | None:
     if is_var(first) and all(x is first for x in cases) and _same_type(first, eqn.outvars[0]):
         return first
     return None
+
+
+def _times_one(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Atom | None:
+    """The factor that is multiplied with ones, as the derivative of a sum is."""
+    if jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.complexfloating):
+        return None  # an infinite factor times 0 is no number
+    for one, other in (eqn.invars, eqn.invars[::-1]):
+        if is_var(other) and _same_type(other, eqn.outvars[0]) and _is_one(one, makers):
+            return other
+    return None
+
+
+def _is_one(x: Atom, makers: Mapping[Var, JaxprEqn]) -> bool:
+    maker = makers.get(x) if is_var(x) else None
+    if maker is not None and maker.primitive.name == "broadcast_in_dim":
+        x = maker.invars[0]
+    return isinstance(x, Literal) and np.ndim(x.val) == 0 and bool(x.val == 1)
 
 
 # Exactly rounded operations only: what NumPy gives is what every backend gives, half precision included.

@@ -154,7 +154,7 @@ class Normalizer:
         views, ties = Views(self.known), Ties()
         for old in jaxpr.eqns:
             for eqn in views.simplest(rename(old, env)):
-                self._add(ties.simplest(eqn), env, seen, eqns)
+                self._add(ties.simplest(eqn), env, seen, eqns, views.makers)
         self.decisions += (
             Decision("views", SLICED, where(eqn), True, "they are evenly spaced") for eqn in views.sliced
         )
@@ -162,13 +162,20 @@ class Normalizer:
             return jaxpr
         return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])
 
-    def _add(self, eqn: JaxprEqn, env: dict[Var, Atom], seen: dict[Any, list[Var]], eqns: list[JaxprEqn]) -> None:
+    def _add(
+        self,
+        eqn: JaxprEqn,
+        env: dict[Var, Atom],
+        seen: dict[Any, list[Var]],
+        eqns: list[JaxprEqn],
+        makers: Mapping[Var, JaxprEqn],
+    ) -> None:
         """Adds an equation to `eqns`; or, to `env`, what stands for its results: they are made already."""
         if eqn.effects or eqn.primitive.name in KEPT_APART:
             eqns.append(eqn)
             return
         eqn = with_static_starts(without_empty_sharding(rename(eqn, env)))
-        same = simplify_equation(eqn)
+        same = simplify_equation(eqn, makers)
         if same is not None:
             env[eqn.outvars[0]] = same
             return
