@@ -35,7 +35,7 @@ SHORT_SUM = 8
 EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim reshape squeeze expand_dims".split())
 # What is stored also drives other values out of the caches: so much of the time that its transfer takes (a selective
 # state space model whose exponentials are computed again takes 0.8 of the time, and 0.6 of the memory).
-DRIVEN_OUT = 0.25
+DRIVEN_OUT = 1.0
 # Less than this stays in the cache, where nothing is gained.
 SMALLEST_SAVING = 2**20
 # The new way must be predicted this much better.
@@ -266,7 +266,7 @@ def _turns_an_input(eqn: JaxprEqn, loop: Loop) -> bool:
 def _stored_seconds(v: Var, exists: bool, loop: Loop, machine: Machine, fresh: bool) -> float:
     """Time to read a value back step by step, and to write it unless it exists anyway."""
     size = loop.length * nbytes(v.aval)
-    once = size / (machine.bytes_per_second if size > machine.cache_bytes else machine.cache_bytes_per_second)
+    once = size / machine.bytes_per_second
     return once if exists else (2 + 2 * DRIVEN_OUT) * once + fresh * size * machine.seconds_per_fresh_byte
 
 

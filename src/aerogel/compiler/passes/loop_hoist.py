@@ -261,14 +261,26 @@ def _once(work: _Work, loop: Loop) -> None:
 
 
 def _before(work: _Work, loop: Loop) -> None:
-    residuals, _ = needed_by_loops(Level(work.jaxpr), loop)
-    residual_bytes = sum(nbytes(y.aval) for y in residuals)
-    plan = plan_before(loop, work.terms, small_draws=work.chained, residual_bytes=residual_bytes)
+    plan = plan_before(loop, work.terms, small_draws=work.chained, residual_bytes=_residual_bytes(work, loop))
     _move(work, loop, plan, "runs before the loop, for all steps at once")
 
 
 def _after(work: _Work, loop: Loop) -> None:
-    _move(work, loop, plan_after(loop, work.terms), "runs after the loop, for all steps at once")
+    plan = plan_after(loop, work.terms, residual_bytes=_residual_bytes(work, loop))
+    _move(work, loop, plan, "runs after the loop, for all steps at once")
+
+
+def _residual_bytes(work: _Work, loop: Loop) -> int:
+    """What the loop stores for other loops, or reads of what one that runs the other way stored: a gradient does."""
+    level = Level(work.jaxpr)
+    stored, _ = needed_by_loops(level, loop)
+    read = {x for x in loop.xs if is_var(x) and _runs_the_other_way(level.maker(x), loop)}
+    return sum(nbytes(y.aval) for y in {*stored, *read})
+
+
+def _runs_the_other_way(maker: JaxprEqn | None, loop: Loop) -> bool:
+    other = None if maker is None else as_loop(maker)
+    return other is not None and other.length == loop.length and other.reverse != loop.reverse
 
 
 def _move(work: _Work, loop: Loop, plan: Plan, how: str) -> None:
