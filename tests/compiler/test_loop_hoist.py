@@ -162,6 +162,32 @@ def test_large_batches_stay() -> None:
     assert count(hoisted(rnn), "dot_general", rnn_args(64), inside=True) == 1
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_projections_stay_in_a_gradient_that_they_would_fill(dtype: Any) -> None:
+    """Neither the forward nor the backward loop of a gradient runs a projection at once that fills its memory again."""
+
+    def loss(w: Any, u: Any, xs: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            h, c = state
+            i, f, g, o = jnp.split(x @ w + h @ u, 4, -1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+        zeros = jnp.zeros((32, H), dtype)
+        return jnp.sum(lax.scan(step, (zeros, zeros), xs)[0][0].astype(jnp.float32))
+
+    args = tuple(normal(k, *s, dtype=dtype) for k, s in enumerate([(H, 4 * H), (H, 4 * H), (T, 32, H)]))
+    gradient = jax.grad(loss, (0, 1, 2))
+
+    def products_outside(f: Callable) -> int:
+        return sum(eqn.primitive.name == "dot_general" and not depth for eqn, depth in equations(f, *args))
+
+    assert products_outside(hoisted(loss)) == 1
+    assert products_outside(hoisted(gradient)) == 0
+    plan = [jax.jit(f).lower(*args).compile().memory_analysis() for f in (gradient, ag.optimize(gradient))]
+    assert plan[1].temp_size_in_bytes < 0.55 * plan[0].temp_size_in_bytes
+
+
 def test_weight_gradients_leave_the_backward_loop() -> None:
     """In a gradient that JAX built, no product with a weight's shape is left in a loop."""
     args = rnn_args()

@@ -35,8 +35,8 @@ SHORT_SUM = 8
 # Of these, what does not round.
 EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim reshape squeeze expand_dims".split())
 # What is stored also drives other values out of the caches, and a line is fetched before it is written: so much of the
-# time that its transfer takes. Gradients of recurrent cells take the same time at 0.25, 0.75 and 1.25 (LSTM 0.92 to 0.91
-# of plain JAX's, minGRU 0.85 to 0.83), and the less memory the higher it is (12.1 to 10.4 MB, 13.3 to 10.0 MB).
+# time that its transfer takes. Gradients of recurrent cells take the same time at 0.25, 0.75 and 1.25 (an LSTM 0.92 to
+# 0.91 of plain JAX's, minGRU 0.85 to 0.83), and less memory the higher it is (12.1 to 10.4 MB, 13.3 to 10.0 MB).
 DRIVEN_OUT = 1.0
 # Less than this stays in the cache, where nothing is gained.
 SMALLEST_SAVING = 2**20
