@@ -78,6 +78,61 @@ def recurrent(cell, gates, steps, batch, hidden, has_memory=False):
     return natural, args, (0, 1, 2), hoisted
 
 
+def in_halves(program):
+    """The same with bfloat16 numbers, and its mean square in float32."""
+    natural, args, grad, _ = program
+    return natural, lambda: jax.tree.map(lambda x: x.astype(jnp.bfloat16), args()), grad
+
+
+def min_gru(w, xs, h, checkpoint=lambda f: f):
+    """A gate and a candidate of the input alone, made in the step."""
+
+    def step(h, x):
+        gate = jax.nn.sigmoid(x @ w["gate"])
+        h = (1 - gate) * h + gate * (x @ w["new"])
+        return h, h
+
+    return jnp.mean(lax.scan(checkpoint(step), h, xs)[1] ** 2)
+
+
+def min_gru_hoisted(w, xs, h):
+    """The same with gates and candidates of all steps made before the loop."""
+
+    def step(h, x):
+        gate, new = x
+        h = (1 - gate) * h + gate * new
+        return h, h
+
+    return jnp.mean(lax.scan(step, h, (jax.nn.sigmoid(xs @ w["gate"]), xs @ w["new"]))[1] ** 2)
+
+
+def rwkv(w, xs, state, checkpoint=lambda f: f):
+    """Time mixing of RWKV, with the largest exponent carried along."""
+
+    def step(state, x):
+        a, b, m = state
+        k, v, r = x @ w["k"], x @ w["v"], jax.nn.sigmoid(x @ w["r"])
+        top = jnp.maximum(m, w["bonus"] + k)
+        old, new = jnp.exp(m - top), jnp.exp(w["bonus"] + k - top)
+        y = r * (old * a + new * v) / (old * b + new)
+        top = jnp.maximum(m - w["decay"], k)
+        old, new = jnp.exp(m - w["decay"] - top), jnp.exp(k - top)
+        return (old * a + new * v, old * b + new, top), y @ w["out"]
+
+    return jnp.mean(lax.scan(checkpoint(step), state, xs)[1] ** 2)
+
+
+def products(*names, steps, batch=32, width=128):
+    w = {name: normal(seed, width, width) / width**0.5 for seed, name in enumerate(names)}
+    return w, normal(8, steps, batch, width), jnp.zeros((batch, width))
+
+
+def rwkv_args():
+    w, xs, zeros = products("k", "v", "r", "out", steps=100)
+    w |= {"decay": jnp.exp(jnp.linspace(-2, 1, 128)), "bonus": jnp.linspace(-1, 1, 128)}
+    return w, xs, (zeros, zeros, jnp.full_like(zeros, -1e30))
+
+
 def repeated(advance, steps, state):
     """A sum of squares over all states, by the first one."""
 
@@ -221,6 +276,9 @@ CASES = (
     case("LSTM, batch 32", recurrent(lstm, 4, 100, 32, 128, True), 23 / 13.2, 0.93),
     case("GRU, batch 32", recurrent(gru, 3, 100, 32, 128)),
     case("tanh RNN, batch 32", recurrent(rnn, 1, 200, 32, 128), None),
+    case("LSTM, batch 32, bfloat16", in_halves(recurrent(lstm, 4, 100, 32, 128, True))),
+    case("minGRU", (min_gru, lambda: products("gate", "new", steps=200), (0, 1), min_gru_hoisted)),
+    case("RWKV", (rwkv, rwkv_args, (0, 1)), 1.9),
     case("LSTM, batch 1", recurrent(lstm, 4, 200, 1, 256, True), None, 0.67),
     case("GRU, batch 4", recurrent(gru, 3, 200, 4, 256), None, 0.56),
     case("tanh RNN, batch 1", recurrent(rnn, 1, 500, 1, 256), None, 0.59),

@@ -136,6 +136,48 @@ def test_a_returned_trajectory_is_not_stored_twice() -> None:
     ag.verify(g)(c)
 
 
+def test_stacks_that_leave_the_caches_together() -> None:
+    """Many small stacks are in the caches no longer: exponentials are not stored though each stack would fit there."""
+    state = (8, 256)
+
+    def f(c: Any, xs: Any) -> Any:
+        def step(c: Any, x: Any) -> tuple[Any, Any]:
+            for k in range(1, 5):
+                c = jnp.exp(-k * x * x) * c + x
+            return c, c
+
+        return jnp.sum(lax.scan(step, c, xs)[1])
+
+    g, (c, xs) = jax.value_and_grad(f, (0, 1)), arguments(state)
+    size = T * state[0] * state[1]
+    assert 4 * size < 2**20
+    assert len(stacked(jax.make_jaxpr(g)(c, xs).jaxpr, size)) > 8
+    assert len(stacked(jax.make_jaxpr(ag.optimize(g))(c, xs).jaxpr, size)) == 2  # the states, and the gradient
+    ag.verify(g)(c, xs)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_the_backward_step_makes_anyway_is_not_stored(reverse: bool) -> None:
+    """Of gates that are made of all inputs before the loop, the backward loop reads the inputs: `1 - gate` is free."""
+
+    def f(c: Any, a: Any, b: Any) -> Any:
+        gates = jax.nn.sigmoid(a)
+
+        def step(c: Any, x: Any) -> tuple[Any, Any]:
+            gate, new = x
+            c = (1 - gate) * c + gate * new
+            return c, c
+
+        return jnp.mean(lax.scan(step, c, (gates, b), reverse=reverse)[1] ** 2)
+
+    c, a = arguments()
+    args = (c, a, normal(2, T, *STATE))
+    g = jax.value_and_grad(f, (0, 1, 2))
+    assert len(stacked(jax.make_jaxpr(g)(*args).jaxpr, SIZE)) > 3
+    assert len(stacked(jax.make_jaxpr(ag.optimize(g))(*args).jaxpr, SIZE)) == 3  # the states, and two gradients
+    ag.verify(g)(*args)
+
+
 def test_weights_of_layers_are_not_stored() -> None:
     """A layer's product reads its weight transposed, and so does the way back: from the weights, not from a copy."""
     size = 256

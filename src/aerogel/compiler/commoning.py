@@ -5,7 +5,7 @@ last force of a step is the first one of the next. f(n) is carried on, f(c) read
 the loop. Compilers of Fortran call this predictive commoning.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aerogel._jax import Atom, JaxprEqn, Literal, Var, new_jaxpr
@@ -14,7 +14,7 @@ from .cost import Machine, jaxpr_seconds, nbytes
 from .cost.primitives import KIND, Kind
 from .hoist import LoopCopy
 from .loop import Loop, strong
-from .normalize import equation_key
+from .made_there import Made
 from .program import copy_equation, is_var, substitute
 from .same import KEPT_APART
 
@@ -77,7 +77,7 @@ def _seconds_again(loop: Loop, values: Iterable[Atom], machine: Machine) -> floa
 def _ahead(loop: Loop) -> dict[Var, Atom]:
     """For each value of a step that is one of the step before: which."""
     eqns = [eqn for eqn in loop.body.eqns if not eqn.effects and eqn.primitive.name not in KEPT_APART]
-    made = _Made(eqns)
+    made = Made(eqns)
     ahead: dict[Var, Atom] = {v: v for v in loop.body_consts}
     ahead.update(zip(loop.body_carry, loop.next_carry, strict=True))
     for eqn in eqns:
@@ -89,22 +89,6 @@ def _ahead(loop: Loop) -> dict[Var, Atom]:
         if [v.aval for v in found] == [strong(v.aval) for v in eqn.outvars]:  # as a carry is
             ahead.update(zip(eqn.outvars, found, strict=True))
     return ahead
-
-
-class _Made:
-    """Equations by what they compute; those of a primitive are entered when one of these is looked for."""
-
-    def __init__(self, eqns: Iterable[JaxprEqn]) -> None:
-        self._of_name: dict[str, list[JaxprEqn]] = {}
-        for eqn in eqns:
-            self._of_name.setdefault(eqn.primitive.name, []).append(eqn)
-        self._by_key: dict[Hashable, Sequence[Var]] = {}
-
-    def find(self, eqn: JaxprEqn) -> Sequence[Var]:
-        """The results of the last equation that computes the same; none if there is no such equation."""
-        key = equation_key(eqn)
-        self._by_key.update((equation_key(e), e.outvars) for e in self._of_name.pop(eqn.primitive.name, []))
-        return () if key is None else self._by_key.get(key, ())
 
 
 def _live(loop: Loop, taken: dict[Var, Atom]) -> set[int]:

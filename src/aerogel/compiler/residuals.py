@@ -24,7 +24,8 @@ from .cost.primitives import DEAR
 from .cut import SINK, SOURCE, Graph
 from .level import Level
 from .loop import Loop, LoopBuilder, as_loop
-from .program import copy_equation, is_var, substitute
+from .made_there import Made, made_there
+from .program import copy_equation, is_var, rename, substitute
 from .short_sums import row_by_row
 
 # Computed again without a kernel of their own: they are fused into what reads them.
@@ -33,9 +34,10 @@ AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expa
 SHORT_SUM = 8
 # Of these, what does not round.
 EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim reshape squeeze expand_dims".split())
-# What is stored also drives other values out of the caches: so much of the time that its transfer takes (a selective
-# state space model whose exponentials are computed again takes 0.8 of the time, and 0.6 of the memory).
-DRIVEN_OUT = 0.25
+# What is stored also drives other values out of the caches, and a line is fetched before it is written: so much of the
+# time that its transfer takes. Gradients of recurrent cells take the same time at 0.25, 0.75 and 1.25 (an LSTM 0.92 to
+# 0.91 of plain JAX's, minGRU 0.85 to 0.83), and less memory the higher it is (12.1 to 10.4 MB, 13.3 to 10.0 MB).
+DRIVEN_OUT = 1.0
 # Less than this stays in the cache, where nothing is gained.
 SMALLEST_SAVING = 2**20
 # The new way must be predicted this much better.
@@ -80,7 +82,9 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
     before = {v: kept[x] for v, x in carries if x in kept and v not in kept}
     fixed = _rounded(loop, compared(level, needed, readers))
     slow = row_by_row(level, loop, readers) if machine.name == "cpu" else set[int]()
-    work = _Choice(level, loop, needed, kept, before, carries, fixed, slow, len(readers), machine, fresh)
+    loops = [reader for place in readers if (reader := as_loop(level.eqns[place])) is not None]
+    there = made_there(loop, loops) - fixed
+    work = _Choice(level, loop, needed, kept, before, carries, fixed, there, slow, len(readers), machine, fresh)
     cost, stored, before = work.best()
     now_stored = {v for v in needed.values() if is_var(v)}
     if cost > WORTH * sum(_stored_seconds(v, False, loop, machine, fresh) for v in now_stored):
@@ -93,7 +97,8 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
 class _Choice:
     """What a choice is made of: `kept` and `before` are stacked anyway, `carries` may be read of the step before.
 
-    `slow` are ids of equations that a library would compute row by row.
+    `there` is what the readers have without the loop, `slow` are ids of equations that a library would compute row by
+    row.
     """
 
     level: Level
@@ -103,6 +108,7 @@ class _Choice:
     before: dict[Var, Var]
     carries: list[tuple[Var, Var]]
     fixed: set[Var]
+    there: set[Var]
     slow: set[int]
     readers: int
     machine: Machine
@@ -121,11 +127,7 @@ class _Choice:
         """The same for the cheapest choice that stores `ends`, what carries become."""
         loop, kept = self.loop, self.kept
         read = {v for v, x in self.carries if x in ends and v not in self.before}
-        there = {*self.before, *read}
-        fixed = self.fixed | ends
-        graph = _graph(
-            self.level, loop, self.needed, kept, there, fixed, self.slow, self.readers, self.machine, self.fresh
-        )
+        graph = self._graph({*self.before, *read}, self.fixed | ends)
         for x in ends:
             graph.edge(SOURCE, ("need", x), float("inf"))
         taken = graph.taken()
@@ -145,10 +147,42 @@ class _Choice:
                 cost -= 0.0 if v in read else self._written(v)
         return cost + sum(self._written(v) for v in read if v in stored), stored, before
 
+    def _graph(self, before: Collection[Var], fixed: set[Var]) -> Graph:
+        """Two nodes for each value of the body: the readers need it; they compute it themselves.
+
+        The first without the second means that it is stored.
+        """
+        loop, machine, graph = self.loop, self.machine, Graph()
+        for v in self.needed.values():
+            if is_var(v):
+                graph.edge(SOURCE, ("need", v), float("inf"))
+        for v in loop.body_carry:
+            graph.edge(("need", v), SINK, self._stored(v, v in self.kept or v in before))
+        for x, v in zip(loop.xs, loop.body_xs, strict=True):
+            free = v in self.there
+            graph.edge(("need", v), SINK, 0.0 if free else self._stored(v, _exists(self.level, x, loop)))
+        for eqn in loop.body.eqns:
+            free = self.there.issuperset(eqn.outvars)
+            cheap = free or is_light(eqn) or _turns_an_input(eqn, loop)
+            again = cheap and not eqn.effects and fixed.isdisjoint(eqn.outvars)
+            for v in eqn.outvars:
+                other = ("again", v) if again else SINK
+                graph.edge(("need", v), other, self._stored(v, v in self.kept))
+                if again:
+                    graph.implies(other, ("run", id(eqn)))
+            if again and not free:
+                seconds = _arithmetic(eqn, machine, id(eqn) in self.slow)
+                graph.edge(("run", id(eqn)), SINK, self.readers * loop.length * seconds)
+                for x in filter(is_var, eqn.invars):
+                    graph.implies(("run", id(eqn)), ("need", x))
+        return graph
+
+    def _stored(self, v: Var, exists: bool) -> float:
+        return _stored_seconds(v, exists, self.loop, self.machine, self.fresh)
+
     def _written(self, v: Var) -> float:
         """What storing a value costs more than reading what exists."""
-        one, other = (_stored_seconds(v, exists, self.loop, self.machine, self.fresh) for exists in (False, True))
-        return one - other
+        return self._stored(v, False) - self._stored(v, True)
 
 
 def _carries(loop: Loop) -> list[tuple[Var, Var]]:
@@ -212,45 +246,6 @@ def _reads_entries(eqn: JaxprEqn, y: Var, length: int) -> bool:
     return reader is not None and reader.length == length and y not in (*reader.consts, *reader.init)
 
 
-def _graph(
-    level: Level,
-    loop: Loop,
-    needed: dict[Var, Atom],
-    kept: dict[Var, Var],
-    before: Collection[Var],
-    fixed: set[Var],
-    slow: set[int],
-    readers: int,
-    machine: Machine,
-    fresh: bool,
-) -> Graph:
-    """Two nodes for each value of the body: the readers need it; they compute it themselves.
-
-    The first without the second means that it is stored.
-    """
-    graph = Graph()
-    for v in needed.values():
-        if is_var(v):
-            graph.edge(SOURCE, ("need", v), float("inf"))
-    for v in loop.body_carry:
-        graph.edge(("need", v), SINK, _stored_seconds(v, v in kept or v in before, loop, machine, fresh))
-    for x, v in zip(loop.xs, loop.body_xs, strict=True):
-        graph.edge(("need", v), SINK, _stored_seconds(v, _exists(level, x, loop), loop, machine, fresh))
-    for eqn in loop.body.eqns:
-        cheap = is_light(eqn) or _turns_an_input(eqn, loop)
-        again = cheap and not eqn.effects and fixed.isdisjoint(eqn.outvars)
-        for v in eqn.outvars:
-            other = ("again", v) if again else SINK
-            graph.edge(("need", v), other, _stored_seconds(v, v in kept, loop, machine, fresh))
-            if again:
-                graph.implies(other, ("run", id(eqn)))
-        if again:
-            graph.edge(("run", id(eqn)), SINK, readers * loop.length * _arithmetic(eqn, machine, id(eqn) in slow))
-            for x in filter(is_var, eqn.invars):
-                graph.implies(("run", id(eqn)), ("need", x))
-    return graph
-
-
 def is_light(eqn: JaxprEqn) -> bool:
     """Whether an equation is computed again without a kernel of its own."""
     if eqn.primitive.name == "reduce_sum":
@@ -266,7 +261,7 @@ def _turns_an_input(eqn: JaxprEqn, loop: Loop) -> bool:
 def _stored_seconds(v: Var, exists: bool, loop: Loop, machine: Machine, fresh: bool) -> float:
     """Time to read a value back step by step, and to write it unless it exists anyway."""
     size = loop.length * nbytes(v.aval)
-    once = size / (machine.bytes_per_second if size > machine.cache_bytes else machine.cache_bytes_per_second)
+    once = size / machine.bytes_per_second
     return once if exists else (2 + 2 * DRIVEN_OUT) * once + fresh * size * machine.seconds_per_fresh_byte
 
 
@@ -315,12 +310,25 @@ def _reader(reader: Loop, found: Residuals) -> list[JaxprEqn]:
     for x, v in zip(reader.xs, reader.body_xs, strict=True):
         assert is_var(x), "what has an entry for each step is an array"
         ins.append(_as(new, next(made), v.aval) if x in found.needed else new.x(x))
-    outs = new.body.inline(reader.body, ins)
+    outs = _without_what_is_made(new, reader, ins)
     for set_next, out in zip(setters, outs[: len(setters)], strict=True):
         set_next(out)
     for y, out in zip(reader.ys, outs[len(setters) :], strict=True):
         new.y(out, y)
     return new.equations()
+
+
+def _without_what_is_made(new: LoopBuilder, reader: Loop, ins: Sequence[Atom]) -> list[Atom]:
+    """The results of the reader's step, behind what was made in it of the loop's values: nothing is made twice."""
+    made = Made(new.body.eqns)
+    env: dict[Var, Atom] = dict(zip(reader.body.invars, ins, strict=True))
+    for eqn in reader.body.eqns:
+        same = () if eqn.effects else made.find(rename(eqn, env))
+        if same:
+            env.update(zip(eqn.outvars, same, strict=True))
+        else:
+            new.body.eqns.append(copy_equation(eqn, env))
+    return [substitute(v, env) for v in reader.body.outvars]
 
 
 def _made_in_step(new: LoopBuilder, found: Residuals, wanted: Sequence[Atom]) -> Iterator[Atom]:

@@ -18,7 +18,7 @@ from ..cost.primitives import RANDOM
 from ..cost.seconds import equation_seconds
 from ..exactness import Exactness
 from ..hoist import Outside, Replacement, move_out
-from ..hoist_plan import LEAST_SECONDS, Plan, Terms, plan_after, plan_all, plan_before, plan_once
+from ..hoist_plan import LEAST_SECONDS, Beside, Plan, Terms, plan_after, plan_all, plan_before, plan_once
 from ..hoistable import SAME_BITS, is_heavy
 from ..level import Level
 from ..levels import rewrite_levels
@@ -261,14 +261,28 @@ def _once(work: _Work, loop: Loop) -> None:
 
 
 def _before(work: _Work, loop: Loop) -> None:
-    residuals, _ = needed_by_loops(Level(work.jaxpr), loop)
-    residual_bytes = sum(nbytes(y.aval) for y in residuals)
-    plan = plan_before(loop, work.terms, small_draws=work.chained, residual_bytes=residual_bytes)
+    plan = plan_before(loop, work.terms, _beside(work, loop), small_draws=work.chained)
     _move(work, loop, plan, "runs before the loop, for all steps at once")
 
 
 def _after(work: _Work, loop: Loop) -> None:
-    _move(work, loop, plan_after(loop, work.terms), "runs after the loop, for all steps at once")
+    plan = plan_after(loop, work.terms, _beside(work, loop))
+    _move(work, loop, plan, "runs after the loop, for all steps at once")
+
+
+def _beside(work: _Work, loop: Loop) -> Beside:
+    """The loops that read what this one stores, and those that run the other way and stored what it reads."""
+    level = Level(work.jaxpr)
+    stored, readers = needed_by_loops(level, loop)
+    read = {x: level.made_by[x] for x in loop.xs if is_var(x) and _runs_the_other_way(level.maker(x), loop)}
+    others = {*readers, *read.values()}
+    seconds = sum(equation_seconds(level.eqns[place], work.terms.machine) for place in others)
+    return Beside(sum(nbytes(y.aval) for y in {*stored, *read}), seconds)
+
+
+def _runs_the_other_way(maker: JaxprEqn | None, loop: Loop) -> bool:
+    other = None if maker is None else as_loop(maker)
+    return other is not None and other.length == loop.length and other.reverse != loop.reverse
 
 
 def _move(work: _Work, loop: Loop, plan: Plan, how: str) -> None:
