@@ -106,6 +106,9 @@ ALONE: dict[str, Callable[..., Any]] = {
     "differences to maxima": lambda x, y, s: (jax.nn.log_softmax(x / s) * y).sum(1),
     "differences to maxima of sums": lambda x, y, s: jax.nn.log_softmax(x + y),
     "means of many rows": lambda x, y, s: normalised((x - y).reshape(-1, 128)),
+    "logarithms of many sums": jax.grad(
+        lambda x, y, s: (lambda v: jax.nn.softmax(v) * jax.nn.log_softmax(v))(x.reshape(-1, 128)).sum()
+    ),
     "before a selection": lambda x, y, s: (jnp.where(x > s, x, s).sum(), jnp.where(y > s, y, s).sum()),
     "a product of two arrays": lambda x, y, s: (lambda d: (jnp.exp(d).sum(1), jnp.abs(d).sum(1)))(x * y),
     "a result": lambda x, y, s: (lambda d: (d, jnp.abs(d).sum(1)))(x - y[0]),

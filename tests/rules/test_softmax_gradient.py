@@ -34,6 +34,11 @@ def loss_of(f: Callable[..., Array]) -> Callable[..., Array]:
     return lambda *xs: jnp.sum(jnp.tanh(f(*xs)) ** 2)
 
 
+def weighing(f: Callable[..., Array]) -> Callable[..., Array]:
+    """A product reads the softmax: of values that it weighs, as in attention."""
+    return loss_of(lambda x: jnp.tanh(f(x) @ normal(5, 4, 2).astype(x.dtype)))
+
+
 X = normal(0, 3, 5, 4)
 Q = normal(1, 2, 6, 2, 4)
 
@@ -44,20 +49,20 @@ def of_library(q: Array) -> Array:
 
 
 PLACES: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
-    "last axis": (jax.grad(loss_of(jax.nn.softmax)), (X,)),
-    "first axis": (jax.grad(loss_of(lambda x: jax.nn.softmax(x, 0))), (X,)),
-    "by hand": (jax.grad(loss_of(by_hand)), (X,)),
-    "value too": (jax.value_and_grad(loss_of(jax.nn.softmax)), (X,)),
+    "last axis": (jax.grad(weighing(jax.nn.softmax)), (X,)),
+    "first axis": (jax.grad(weighing(lambda x: jax.nn.softmax(x, 0))), (X,)),
+    "by hand": (jax.grad(weighing(by_hand)), (X,)),
+    "value too": (jax.value_and_grad(weighing(jax.nn.softmax)), (X,)),
     "attention": (jax.grad(loss_of(attention), (0, 1, 2)), (Q, 2 * Q, 3 * Q)),
     "the library's": (jax.grad(loss_of(of_library)), (Q,)),
-    "vmap of the gradient": (jax.vmap(jax.grad(loss_of(jax.nn.softmax))), (X,)),
-    "gradient of vmap": (jax.grad(loss_of(jax.vmap(jax.nn.softmax))), (X,)),
-    "bfloat16": (jax.grad(loss_of(jax.nn.softmax)), (X.astype("bfloat16"),)),
+    "vmap of the gradient": (jax.vmap(jax.grad(weighing(jax.nn.softmax))), (X,)),
+    "gradient of vmap": (jax.grad(weighing(jax.vmap(jax.nn.softmax))), (X,)),
+    "bfloat16": (jax.grad(weighing(jax.nn.softmax)), (X.astype("bfloat16"),)),
     "in a loop": (
-        lambda x: lax.scan(lambda c, _: (c - jax.grad(loss_of(jax.nn.softmax))(c), None), x, None, 3)[0],
+        lambda x: lax.scan(lambda c, _: (c - jax.grad(weighing(jax.nn.softmax))(c), None), x, None, 3)[0],
         (X,),
     ),
-    "no entries": (jax.grad(loss_of(jax.nn.softmax)), (X[:0],)),
+    "no entries": (jax.grad(weighing(jax.nn.softmax)), (X[:0],)),
 }
 
 
@@ -81,13 +86,15 @@ def of_others(x: Array, y: Array) -> Array:
 NEAR_MISSES: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "no exponentials": (jax.grad(loss_of(normalised)), (X,)),
     "the sum of others": (jax.grad(loss_of(of_others), (0, 1)), (X, 2 * X)),
+    "no product": (jax.grad(loss_of(jax.nn.softmax)), (X,)),
+    "a product of what is made of it": (jax.grad(lambda x: jnp.sum(jnp.tanh((jax.nn.softmax(x) - 1) @ X[0].T))), (X,)),
     "squares": (jax.grad(loss_of(lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x) ** 2, -1, keepdims=True))), (X,)),
 }
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_leaves_alone(name: str) -> None:
-    """Quotients that are no softmax."""
+    """Quotients that are no softmax, and those that need not exist."""
     f, args = NEAR_MISSES[name]
     assert refusals(f, softmax_gradient, *args)
 
@@ -95,9 +102,15 @@ def test_leaves_alone(name: str) -> None:
 def test_is_as_exact_as_it_claims() -> None:
     """Its claim holds at the numbers at which rewrites go wrong, for any exponentials, sums and cotangents."""
     g, e = normal(2, 3, 4), normal(3, 3, 4)
-    before = (lambda g, e, total: softmax_gradient.before(g, e, total, axis=1), (g, e, abs(e).sum(1, keepdims=True)))
-    rows, columns = (lambda x, g, a=a: jax.vjp(lambda x: jax.nn.softmax(x, a), x)[1](g)[0] for a in (-1, 0))
-    ag.check_rule(softmax_gradient, fires_on=[before, rows, columns])
+    values = normal(4, 4, 2)
+
+    def before(g: Array, e: Array, total: Array) -> tuple[Array, Array]:
+        return softmax_gradient.before(g, e, total, axis=1), (e / total) @ values
+
+    def along(axis: int) -> Callable[..., Any]:
+        return lambda x: jax.value_and_grad(lambda x: jnp.sum(jnp.tanh(jax.nn.softmax(x, axis) @ values)))(x)
+
+    ag.check_rule(softmax_gradient, fires_on=[(before, (g, e, abs(e).sum(1, keepdims=True))), along(-1), along(0)])
 
 
 def test_strict_keeps_it() -> None:

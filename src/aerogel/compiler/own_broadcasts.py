@@ -91,12 +91,14 @@ class Sums:
     machine: Machine
     homes: dict[int, Homes] = field(default_factory=dict, init=False)
     closed: dict[int, Home] = field(default_factory=dict, init=False)  # what takes a sum from the summed array
+    given: set[Var] = field(default_factory=set, init=False)  # sums, and what the library makes of these
 
     def __post_init__(self) -> None:
         sizes = [nbytes(eqn.invars[0].aval) for eqn in self.level.eqns if _is_sum(eqn)]
         if self._seconds(max(sizes, default=0), len(sizes)) <= LEAST_SECONDS:
             return  # whatever they share, it is small
         marked = self._small()
+        self.given = self._given()
         self.closed = {place: home for place in marked if (home := self._summed(place)) != ELSEWHERE}
         for place in reversed(range(len(self.level.eqns))):
             self.homes[place] = self._homes(place, place in marked)
@@ -118,6 +120,16 @@ class Sums:
         if len(homes) == 1 or eqn.primitive.name == "broadcast_in_dim":
             return homes
         return homes if is_marked and self._is_copied(eqn, readers) else elsewhere
+
+    def _given(self) -> set[Var]:
+        found = set[Var]()
+        for eqn in self.level.eqns:
+            name, read = eqn.primitive.name, found.intersection(filter(is_var, eqn.invars))
+            if _is_sum(eqn) or (
+                read and (name in VIEW or (name in TAKEN and eqn.outvars[0].aval.size >= LEAST_ENTRIES))
+            ):
+                found.update(eqn.outvars)
+        return found
 
     def _summed(self, place: int) -> Home:
         """The sum that an equation takes from the array that was summed, and the library with it."""
@@ -204,6 +216,8 @@ class Sums:
                         yield place, x, out.shape
 
     def _priced(self, value: Atom, places: dict[int, tuple[int, ...]]) -> Shared | None:
+        if is_var(value) and value in self.given and value.aval.size >= LEAST_ENTRIES:
+            return None  # nothing keeps the library from taking all along, up to here and from here
         by_shape: dict[tuple[int, ...], Homes] = {}
         for place, shape in places.items():
             by_shape[shape] = by_shape.get(shape, frozenset()) | self.homes[place]

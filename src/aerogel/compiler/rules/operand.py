@@ -7,9 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from ..._jax import Atom, Literal
+from ..program import is_var
 from .facts import facts_at
 from .graph import Graph
 from .traces import Reading, number
+
+PRODUCTS = frozenset(("dot_general", "ragged_dot_general", "conv_general_dilated"))
+SCALED = frozenset("mul div select_n convert_element_type reshape squeeze expand_dims transpose".split())
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Operand:
     _value: Callable[[], Any] = field(default=lambda: None, repr=False)
     _facts: Callable[[], frozenset[str]] = field(default=frozenset, repr=False)
     examples: int = 1  # that have an array of their own; 1 where they share it
+    _stored: Callable[[str], bool] = field(default=lambda _: False, repr=False)
 
     @property
     def ndim(self) -> int:
@@ -55,6 +60,13 @@ class Operand:
         """
         return self._facts()
 
+    def is_stored_as(self, operation: str) -> bool:
+        """Whether what an operation makes of it, as "div", has to exist: a product reads it, or the caller.
+
+        Scaled, masked or in another shape, too. All else XLA computes where it is read.
+        """
+        return self._stored(operation)
+
 
 def operands_of(graph: Graph, atoms: Sequence[Atom], reading: Reading) -> list[Operand]:
     """What is known of the operands of a site, for one example."""
@@ -67,7 +79,16 @@ def _operand(graph: Graph, x: Atom, dims: tuple[int, ...]) -> Operand:
     shape = tuple(whole[d] for d in dims)
     examples = math.prod(n for d, n in enumerate(whole) if d not in dims)
     value = lambda: value_at(graph, x) if shape == whole else None  # noqa: E731
-    return Operand(shape, x.aval.dtype, value, lambda: facts_at(graph, x, dims), examples)
+    stored = lambda operation: _is_stored_as(graph, x, operation)  # noqa: E731
+    return Operand(shape, x.aval.dtype, value, lambda: facts_at(graph, x, dims), examples, stored)
+
+
+def _is_stored_as(graph: Graph, x: Atom, operation: str) -> bool:
+    readers = graph.readers(x) if is_var(x) else ()
+    made = (
+        v for node in readers if node is not None and node.eqn.primitive.name == operation for v in node.eqn.outvars
+    )
+    return any(node is None or node.eqn.primitive.name in PRODUCTS for node in graph.reading(made, SCALED))
 
 
 def value_at(graph: Graph, x: Atom) -> Any:

@@ -1,9 +1,9 @@
 """The gradient of a softmax from its result.
 
 JAX differentiates `e / sum(e)`, where `e` are exponentials, step by step: the gradient reads `e`, and the products
-around the softmax read the quotient, so that both are kept from the forward part on. The quotient is enough. Where it
-is large beside what it is made of, as the weights of an attention are, one of two such arrays need not be kept, and
-fewer passes over them are made.
+around the softmax read the quotient, so that both are kept from the forward part on. The quotient is enough: one of two
+such arrays need not be kept, and fewer passes over them are made. Where no product reads it, XLA keeps the exponentials
+alone, and computes what is entry by entry in its other kernels (losses of a softmax took 1.0 to 1.16 times as long).
 
 It comes behind the passes: what is cut into blocks keeps nothing, and in steps in which XLA reduces columns JAX's form
 was faster (an attention of 4,096 places, not causal: 0.69 of plain JAX's time, and 0.98; causal: 0.40, and 0.27).
@@ -38,4 +38,6 @@ def _(g: Any, e: Any, total: Any, *, axis: int) -> Any:
 
 @softmax_gradient.when
 def _(g: Operand, e: Operand, total: Operand, *, axis: int) -> bool | str:
+    if not e.is_stored_as("div"):
+        return "no product reads the softmax, which XLA then computes where it is read"
     return e.shape[axis] > 0 or "it is empty"
