@@ -1,0 +1,105 @@
+"""Constants of a loop that every step reads against their rows are turned once, before the loop.
+
+A recurrent layer whose weights are [gates, inputs], as in PyTorch and Equinox, multiplies the few rows of a batch with
+the transpose of one in each step; one whose weights are [inputs, gates] does so on its way back. XLA's matrix library
+then puts the entries of the weight into another order, in each step anew. With many rows that is little beside the
+product, and with one the product goes along the rows as they are.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, JaxprEqn, Var
+
+from .cost import nbytes
+from .loop import Loop
+from .program import Builder, is_var, rename, substitute
+
+# What a step pays for an entry of a constant that it reads against its rows (jaxlib 0.10.2, AMD EPYC with AVX-512; 15
+# shapes, 2 to 32 rows). Beyond the cache of a core, 0.03 to 0.05 ns; below, 0.06 to 0.07.
+STEP_SECONDS = 6e-11
+LARGE_STEP_SECONDS = 3.5e-11
+LARGE_BYTES = 1 << 18
+ROWS = range(2, 33)  # 64 rows took 0.94 to 1.07 of the time; one row 1.0 to 1.4
+# To turn an entry once took 0.3 to 1.1 ns, what a small program pays for its kernels included.
+TURNED_SECONDS = 1e-9
+MARGIN = 1.5
+LEAST_SECONDS = 2e-6
+WHY_SHORT = "to turn it once takes what so few steps save"
+
+
+@dataclass(frozen=True)
+class TurnedConstant:
+    """A constant that products of a loop's steps read against its rows.
+
+    Attributes:
+        constant: in the body.
+        products: the equations in the body that read it so.
+        seconds: predicted to be saved in all steps, what it takes to turn it not subtracted.
+        refusal: why it stays as it is, or None.
+    """
+
+    constant: Var
+    products: list[JaxprEqn]
+    seconds: float
+    refusal: str | None
+
+
+def turned_constants(loop: Loop) -> list[TurnedConstant]:
+    """The constants that products read against their rows, in the order of the loop's constants."""
+    found: dict[Var, list[JaxprEqn]] = {}
+    constants = set(loop.body_consts)
+    for eqn in loop.body.eqns:
+        if eqn.primitive.name == "dot_general" and eqn.invars[1] in constants and _is_against_rows(eqn):
+            found.setdefault(eqn.invars[1], []).append(eqn)
+    return [_priced(loop, v, found[v]) for v in loop.body_consts if v in found]
+
+
+def _is_against_rows(eqn: JaxprEqn) -> bool:
+    """Whether an equation multiplies a few rows of 32-bit floats with the transpose of a matrix of them."""
+    left, right = (x.aval for x in eqn.invars)
+    if right.ndim != 2 or left.ndim < 2 or any(aval.dtype != np.float32 for aval in (left, right, eqn.outvars[0].aval)):
+        return False
+    plain = eqn.params.get("precision") is None and eqn.params.get("out_sharding") is None
+    along = eqn.params["dimension_numbers"] == (((left.ndim - 1,), (1,)), ((), ()))
+    return plain and along and right.size > 0 and left.size // left.shape[-1] in ROWS
+
+
+def _priced(loop: Loop, constant: Var, products: list[JaxprEqn]) -> TurnedConstant:
+    rate = LARGE_STEP_SECONDS if nbytes(constant.aval) > LARGE_BYTES else STEP_SECONDS
+    seconds = loop.length * len(products) * constant.aval.size * rate
+    pays = seconds >= max(LEAST_SECONDS, MARGIN * TURNED_SECONDS * constant.aval.size)
+    return TurnedConstant(constant, products, seconds, None if pays else WHY_SHORT)
+
+
+def with_turned(loop: Loop, constants: list[TurnedConstant]) -> list[JaxprEqn]:
+    """What turns these constants, and the loop that reads them turned."""
+    before, inside = Builder(loop.eqn), Builder(loop.eqn)
+    outside = dict(zip(loop.body_consts, loop.consts, strict=True))
+    products = {eqn.outvars[0]: one.constant for one in constants for eqn in one.products}
+    made: dict[Var, tuple[Atom, Var]] = {}
+    for one in constants:
+        (turned,) = before.call(lambda w: lax.transpose(w, (1, 0)), outside[one.constant])
+        made[one.constant] = turned, _jax.new_var(turned.aval)
+    env: dict[Var, Atom] = {}
+    for eqn in loop.body.eqns:
+        constant = products.get(eqn.outvars[0]) if eqn.outvars else None
+        if constant is None:
+            inside.eqns.append(rename(eqn, env))
+        else:
+            (env[eqn.outvars[0]],) = inside.call(_along_rows, substitute(eqn.invars[0], env), made[constant][1])
+    results = [substitute(x, env) for x in loop.body.outvars]
+    read = {x for eqn in inside.eqns for x in eqn.invars if is_var(x)} | {x for x in results if is_var(x)}
+    kept = [(outer, v) for v, outer in outside.items() if v in read] + list(made.values())
+    body = _jax.new_jaxpr(loop.body, [*(v for _, v in kept), *loop.body_carry, *loop.body_xs], results, inside.eqns)
+    params = _jax.scan_params(loop.eqn.params, _jax.ClosedJaxpr(body, ()), len(kept), len(loop.init))
+    invars = [*(outer for outer, _ in kept), *loop.init, *loop.xs]
+    return [*before.eqns, loop.eqn.replace(invars=invars, params=params)]
+
+
+def _along_rows(rows: Any, turned: Any) -> Any:
+    return lax.dot_general(rows, turned, (((rows.ndim - 1,), (0,)), ((), ())))
