@@ -13,10 +13,11 @@ import numpy as np
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import Atom, JaxprEqn, Var
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .cost import nbytes
 from .loop import Loop
+from .normalize import drop_dead
 from .program import Builder, is_var, rename, substitute
 
 # What a step pays for an entry of a constant that it reads against its rows (jaxlib 0.10.2, AMD EPYC with AVX-512; 15
@@ -39,41 +40,60 @@ class TurnedConstant:
     Attributes:
         constant: in the body.
         products: the equations in the body that read it so.
+        made: what it is the transpose of, if that is known: then there is nothing to turn.
         seconds: predicted to be saved in all steps, what it takes to turn it not subtracted.
         refusal: why it stays as it is, or None.
     """
 
     constant: Var
     products: list[JaxprEqn]
+    made: Atom | None
     seconds: float
     refusal: str | None
 
 
-def turned_constants(loop: Loop) -> list[TurnedConstant]:
-    """The constants that products read against their rows, in the order of the loop's constants."""
-    found: dict[Var, list[JaxprEqn]] = {}
+def turned_constants(loop: Loop, level: Jaxpr) -> list[TurnedConstant]:
+    """The constants that products read against their rows, in the order of the loop's constants.
+
+    Args:
+        loop: one of the level's equations.
+        level: where it stands.
+    """
     constants = set(loop.body_consts)
+    turned = {eqn.outvars[0]: eqn.invars[0] for eqn in loop.body.eqns if _is_turn(eqn) and eqn.invars[0] in constants}
+    found: dict[Var, list[JaxprEqn]] = {}
     for eqn in loop.body.eqns:
-        if eqn.primitive.name == "dot_general" and eqn.invars[1] in constants and _is_against_rows(eqn):
-            found.setdefault(eqn.invars[1], []).append(eqn)
-    return [_priced(loop, v, found[v]) for v in loop.body_consts if v in found]
+        if eqn.primitive.name == "dot_general" and is_var(eqn.invars[1]):
+            right = eqn.invars[1]
+            constant = right if right in constants else turned.get(right)
+            if constant is not None and _is_against_rows(eqn, right is constant):
+                found.setdefault(constant, []).append(eqn)
+    if not found:
+        return []
+    sources = {eqn.outvars[0]: eqn.invars[0] for eqn in level.eqns if _is_turn(eqn)}
+    outside = dict(zip(loop.body_consts, loop.consts, strict=True))
+    return [_priced(loop, v, found[v], sources.get(outside[v])) for v in loop.body_consts if v in found]
 
 
-def _is_against_rows(eqn: JaxprEqn) -> bool:
+def _is_turn(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "transpose" and tuple(eqn.params["permutation"]) == (1, 0) and is_var(eqn.invars[0])
+
+
+def _is_against_rows(eqn: JaxprEqn, as_it_is: bool) -> bool:
     """Whether an equation multiplies a few rows of 32-bit floats with the transpose of a matrix of them."""
     left, right = (x.aval for x in eqn.invars)
     if right.ndim != 2 or left.ndim < 2 or any(aval.dtype != np.float32 for aval in (left, right, eqn.outvars[0].aval)):
         return False
     plain = eqn.params.get("precision") is None and eqn.params.get("out_sharding") is None
-    along = eqn.params["dimension_numbers"] == (((left.ndim - 1,), (1,)), ((), ()))
+    along = eqn.params["dimension_numbers"] == (((left.ndim - 1,), (int(as_it_is),)), ((), ()))
     return plain and along and right.size > 0 and left.size // left.shape[-1] in ROWS
 
 
-def _priced(loop: Loop, constant: Var, products: list[JaxprEqn]) -> TurnedConstant:
+def _priced(loop: Loop, constant: Var, products: list[JaxprEqn], made: Atom | None) -> TurnedConstant:
     rate = LARGE_STEP_SECONDS if nbytes(constant.aval) > LARGE_BYTES else STEP_SECONDS
     seconds = loop.length * len(products) * constant.aval.size * rate
-    pays = seconds >= max(LEAST_SECONDS, MARGIN * TURNED_SECONDS * constant.aval.size)
-    return TurnedConstant(constant, products, seconds, None if pays else WHY_SHORT)
+    price = 0.0 if made is not None else MARGIN * TURNED_SECONDS * constant.aval.size
+    return TurnedConstant(constant, products, made, seconds, None if seconds >= max(LEAST_SECONDS, price) else WHY_SHORT)
 
 
 def with_turned(loop: Loop, constants: list[TurnedConstant]) -> list[JaxprEqn]:
@@ -81,24 +101,27 @@ def with_turned(loop: Loop, constants: list[TurnedConstant]) -> list[JaxprEqn]:
     before, inside = Builder(loop.eqn), Builder(loop.eqn)
     outside = dict(zip(loop.body_consts, loop.consts, strict=True))
     products = {eqn.outvars[0]: one.constant for one in constants for eqn in one.products}
-    made: dict[Var, tuple[Atom, Var]] = {}
+    turned: dict[Var, tuple[Atom, Var]] = {}
     for one in constants:
-        (turned,) = before.call(lambda w: lax.transpose(w, (1, 0)), outside[one.constant])
-        made[one.constant] = turned, _jax.new_var(turned.aval)
+        made = one.made or before.call(lambda w: lax.transpose(w, (1, 0)), outside[one.constant])[0]
+        turned[one.constant] = made, _jax.new_var(made.aval)
     env: dict[Var, Atom] = {}
     for eqn in loop.body.eqns:
         constant = products.get(eqn.outvars[0]) if eqn.outvars else None
         if constant is None:
             inside.eqns.append(rename(eqn, env))
         else:
-            (env[eqn.outvars[0]],) = inside.call(_along_rows, substitute(eqn.invars[0], env), made[constant][1])
+            rows = substitute(eqn.invars[0], env)
+            (env[eqn.outvars[0]],) = inside.call(_along_rows, rows, turned[constant][1])
     results = [substitute(x, env) for x in loop.body.outvars]
-    read = {x for eqn in inside.eqns for x in eqn.invars if is_var(x)} | {x for x in results if is_var(x)}
-    kept = [(outer, v) for v, outer in outside.items() if v in read] + list(made.values())
-    body = _jax.new_jaxpr(loop.body, [*(v for _, v in kept), *loop.body_carry, *loop.body_xs], results, inside.eqns)
-    params = _jax.scan_params(loop.eqn.params, _jax.ClosedJaxpr(body, ()), len(kept), len(loop.init))
-    invars = [*(outer for outer, _ in kept), *loop.init, *loop.xs]
-    return [*before.eqns, loop.eqn.replace(invars=invars, params=params)]
+    steps = [*loop.body_carry, *loop.body_xs]
+    consts = [*((outer, v) for v, outer in outside.items()), *turned.values()]
+    body = drop_dead(_jax.new_jaxpr(loop.body, [*(v for _, v in consts), *steps], results, inside.eqns))
+    read = {x for eqn in body.eqns for x in eqn.invars if is_var(x)} | {x for x in results if is_var(x)}
+    consts = [(outer, v) for outer, v in consts if v in read]
+    body = _jax.new_jaxpr(loop.body, [*(v for _, v in consts), *steps], results, body.eqns)
+    params = _jax.scan_params(loop.eqn.params, _jax.ClosedJaxpr(body, ()), len(consts), len(loop.init))
+    return [*before.eqns, loop.eqn.replace(invars=[*(x for x, _ in consts), *loop.init, *loop.xs], params=params)]
 
 
 def _along_rows(rows: Any, turned: Any) -> Any:

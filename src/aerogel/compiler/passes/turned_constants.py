@@ -8,6 +8,7 @@ from ..cost import nbytes
 from ..exactness import Exactness
 from ..levels import rewrite_levels
 from ..loop import as_loop
+from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision
@@ -36,13 +37,14 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
         loop = as_loop(eqn)
-        found = [] if loop is None else turned_constants(loop)
+        found = [] if loop is None else turned_constants(loop, jaxpr)
         for one in found:
             reason = one.refusal or f"the steps turn it again and again, for {1e6 * one.seconds:.0f} us altogether"
-            size = nbytes(one.constant.aval) if one.refusal is None else 0
+            size = nbytes(one.constant.aval) if one.refusal is None and one.made is None else 0
             exactness = Exactness.REASSOCIATES if one.refusal is None else Exactness.BITWISE
             fired = one.refusal is None
             decisions.append(Decision(NAME, WHAT, where(one.products[0]), fired, reason, 0, 0, -size, exactness))
         taken = [one for one in found if one.refusal is None]
         eqns += with_turned(loop, taken) if loop is not None and taken else [eqn]
-    return jaxpr if len(eqns) == len(jaxpr.eqns) else with_equations(jaxpr, eqns)
+    same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=False))
+    return jaxpr if same else drop_dead(with_equations(jaxpr, eqns))
