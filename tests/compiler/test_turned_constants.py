@@ -93,7 +93,10 @@ def growing(w: Any, b: Any) -> Any:
 NEAR_MISSES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "one row": (settled, (W, B[:1])),
     "many rows": (settled, (W, normal(2, 64, WIDTH))),
-    "along its rows": (lambda w, b: lax.scan(lambda z, _: (jnp.tanh(z @ w + b), None), b, None, length=STEPS)[0], (W, B)),
+    "along its rows": (
+        lambda w, b: lax.scan(lambda z, _: (jnp.tanh(z @ w + b), None), b, None, length=STEPS)[0],
+        (W, B),
+    ),
     "half precision": (settled, (W.astype(jnp.bfloat16), B.astype(jnp.bfloat16))),
     "a carry": (growing, (W, B)),
     "a precision": (
@@ -139,7 +142,10 @@ def test_nothing_is_turned_in_a_step() -> None:
         return [eqn for eqn in jax.make_jaxpr(f)(W, B).eqns if eqn.primitive.name == "scan"]
 
     (before,), (after,) = loops(settled), loops(optimised(settled))
-    names = lambda scan: [eqn.primitive.name for eqn in scan.params["jaxpr"].jaxpr.eqns]
+
+    def names(scan: Any) -> list[str]:
+        return [eqn.primitive.name for eqn in scan.params["jaxpr"].jaxpr.eqns]
+
     assert "transpose" in names(before)
     assert "transpose" not in names(after)
     assert len(after.invars) == len(before.invars)

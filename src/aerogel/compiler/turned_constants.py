@@ -70,9 +70,10 @@ def turned_constants(loop: Loop, level: Jaxpr) -> list[TurnedConstant]:
                 found.setdefault(constant, []).append(eqn)
     if not found:
         return []
-    sources = {eqn.outvars[0]: eqn.invars[0] for eqn in level.eqns if _is_turn(eqn)}
+    sources: dict[Atom, Atom] = {eqn.outvars[0]: eqn.invars[0] for eqn in level.eqns if _is_turn(eqn)}
     outside = dict(zip(loop.body_consts, loop.consts, strict=True))
-    return [_priced(loop, v, found[v], sources.get(outside[v])) for v in loop.body_consts if v in found]
+    made = {v: sources.get(outer) if is_var(outer) else None for v, outer in outside.items()}
+    return [_priced(loop, v, found[v], made[v]) for v in loop.body_consts if v in found]
 
 
 def _is_turn(eqn: JaxprEqn) -> bool:
@@ -93,7 +94,9 @@ def _priced(loop: Loop, constant: Var, products: list[JaxprEqn], made: Atom | No
     rate = LARGE_STEP_SECONDS if nbytes(constant.aval) > LARGE_BYTES else STEP_SECONDS
     seconds = loop.length * len(products) * constant.aval.size * rate
     price = 0.0 if made is not None else MARGIN * TURNED_SECONDS * constant.aval.size
-    return TurnedConstant(constant, products, made, seconds, None if seconds >= max(LEAST_SECONDS, price) else WHY_SHORT)
+    return TurnedConstant(
+        constant, products, made, seconds, None if seconds >= max(LEAST_SECONDS, price) else WHY_SHORT
+    )
 
 
 def with_turned(loop: Loop, constants: list[TurnedConstant]) -> list[JaxprEqn]:

@@ -169,7 +169,9 @@ def _gather(work: _Work, loop: Loop) -> None:
         assert one.eqn is not None
         what = f"the sum of `{one.eqn.primitive.name}` over {loop.length} steps is one product after the loop"
         if is_long(loop, one):
-            work.note(one.eqn, what, "each step sums up enough terms already, for the memory that stacking its factors takes")
+            work.note(
+                one.eqn, what, "each step sums up enough terms already, for the memory that stacking its factors takes"
+            )
         elif saved[one.carry] < LEAST_SECONDS:
             work.note(one.eqn, what, "stacking its factors costs more than it saves")
         elif _stacked_bytes(loop, one) > work.terms.machine.fresh_bytes:
