@@ -258,7 +258,7 @@ def read_along(parts: Any, w: Any) -> Any:
 
 def settled(w: Any, b: Any) -> Any:
     """An iteration whose steps read a matrix against its rows."""
-    return lax.scan(lambda z, _: (jnp.tanh(z @ w.T + b), None), b, None, length=40)[0]
+    return jax.lax.scan(lambda z, _: (jnp.tanh(z @ w.T + b), None), b, None, length=40)[0]
 
 
 def outer(start: Any, a: Any, b: Any) -> Any:
