@@ -2,7 +2,8 @@
 
 `x.T @ y` with a narrow `y` gathers the rows of `x.T`. `(y.T @ x).T` does not, but XLA folds one into the other, which
 an expert keeps it from by a barrier. Gradients of the weights of narrow layers are such products, and those of the
-keys of an attention.
+keys of an attention. What all steps of a loop read against its rows, as a recurrent layer its weights, an expert turns
+before the loop.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from jax import lax
 from ._case import Bounds, Case, normal
 
 FASTER = Bounds(over_hand=1.10, speedup=1.25)
+RECURRENT = Bounds(over_hand=1.10, speedup=1.15, memory_over_hand=None)
 BOUNDS = Bounds(over_hand=1.10, memory_over_hand=None)
 
 
@@ -52,6 +54,21 @@ def readout(w, h, y):
 def readout_by_hand(w, h, y):
     t = jnp.tanh(h @ w)
     return turned(h, 2 / y.size * (t - y) * (1 - t * t))
+
+
+def recurrent(w, x):
+    """A recurrent layer with weights [out, in]."""
+    return lax.scan(lambda h, x: (jnp.tanh(h @ w.T + x), None), jnp.zeros_like(x[0]), x)[0]
+
+
+def recurrent_by_hand(w, x):
+    across = lax.optimization_barrier(w.T)
+    return lax.scan(lambda h, x: (jnp.tanh(h @ across + x), None), jnp.zeros_like(x[0]), x)[0]
+
+
+def of_sequences(w, x):
+    """The same, of one sequence, under `vmap`."""
+    return jax.vmap(lambda x: lax.scan(lambda h, x: (jnp.tanh(w @ h + x), None), jnp.zeros_like(x[0]), x)[0])(x)
 
 
 def attention(q, k, v):
@@ -118,6 +135,16 @@ CASES = (
         (5_000, 7),
     ),
     case("gradient of a readout", readout, readout_by_hand, (300, 9), (6_000, 300), (6_000, 9), bounds=BOUNDS),
+    case("a recurrent layer, 16 rows", recurrent, recurrent_by_hand, (128, 128), (200, 16, 128), bounds=RECURRENT),
+    case("a recurrent layer, 4 rows", recurrent, recurrent_by_hand, (256, 256), (200, 4, 256), bounds=RECURRENT),
+    case(
+        "a recurrent layer of 8 sequences",
+        of_sequences,
+        lambda w, x: recurrent_by_hand(w, jnp.swapaxes(x, 0, 1)),
+        (64, 64),
+        (8, 300, 64),
+        bounds=RECURRENT,
+    ),
     case(
         "attention of heads",
         attention,

@@ -209,6 +209,25 @@ def test_weight_gradients_leave_the_backward_loop() -> None:
     assert outer(hoisted(gradient)) == 0
 
 
+def test_sums_of_many_terms_leave_while_their_factors_stay_in_the_cache() -> None:
+    """A batch of 16 rows: the gradient's products leave the loop if all their factors take less than 1 MB."""
+
+    def inside(steps: int) -> int:
+        args = normal(0, H, H) / 12, normal(1, steps, 16, H)
+
+        def loss(w: jax.Array, xs: jax.Array) -> jax.Array:
+            return lax.scan(lambda h, x: (jnp.tanh(x + h @ w), None), jnp.zeros_like(xs[0]), xs)[0].sum()
+
+        gradient = hoisted(jax.grad(loss))
+        return sum(
+            e.primitive.name == "dot_general" and d > 0 and e.outvars[0].aval.shape == (H, H)
+            for e, d in equations(gradient, *args)
+        )
+
+    assert inside(50) == 0  # 410 kB of cotangents
+    assert inside(400) == 1  # 3.3 MB
+
+
 def test_what_left_the_backward_loop_does_not_come_back() -> None:
     """Of small steps, too, the products with their inputs are summed up by one product: no pass undoes another."""
 

@@ -16,7 +16,9 @@ from aerogel.compiler import (
     residuals,
     rules,
     short_axes,
+    sink,
     sums_of_rows,
+    turned_constants,
 )
 from aerogel.compiler.kept import Kept
 from aerogel.compiler.one_kernel import Price
@@ -99,6 +101,9 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (contractions, "LEAST_SECONDS", -1.0),
     (contractions, "MORE_BYTES", 1 << 60),
     (loop_ends, "LEAST_BYTES", 1),
+    (turned_constants, "LEAST_SECONDS", -1.0),
+    (turned_constants, "TURNED_SECONDS", 0.0),
+    (turned_constants, "ROWS", range(1, 1 << 60)),
     (loop_words, "LEAST_SECONDS", -1.0),
     (loop_kernel, "FEWEST_STEPS", 0),
     (loop_kernel, "price", lambda *_: Price(1.0, 0.0)),
@@ -115,7 +120,7 @@ _OUT: tuple[tuple[Any, str, Any], ...] = (
     (hoist_plan, "_summed_over_time", lambda *_: False),
     (loop_hoist, "LEAST_SECONDS", -1.0),
     (loop_hoist, "SHORT_LOOP", 0.0),
-    (loop_hoist, "LONGEST_CONTRACTION", 1 << 60),
+    (sink, "LONGEST_CONTRACTION", 1 << 60),
     (loop_hoist, "_leaves", lambda *_: True),
     (loop_hoist, "_frees", lambda *_: True),
     (loop_hoist, "seconds_saved", lambda *_: 1.0),

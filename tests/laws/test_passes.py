@@ -256,6 +256,11 @@ def read_along(parts: Any, w: Any) -> Any:
     return found
 
 
+def settled(w: Any, b: Any) -> Any:
+    """An iteration whose steps read a matrix against its rows."""
+    return jax.lax.scan(lambda z, _: (jnp.tanh(z @ w.T + b), None), b, None, length=40)[0]
+
+
 def outer(start: Any, a: Any, b: Any) -> Any:
     """A loop that adds up products of columns, whose left operand is the wider one."""
 
@@ -318,6 +323,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["words"] = stacked_words, (normal(0, 40, 256).astype(jnp.bfloat16),)
     found["read along"] = read_along, (list(normal(0, 8, 8, 64, 64)), normal(1, 64, 64) / 8)
     found["outer"] = outer, (normal(0, 256, 28), normal(1, 5, 16, 256), normal(2, 5, 16, 28))
+    found["settled"] = settled, (normal(0, 64, 64) / 8, normal(1, 8, 64))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])
         for name, (f, args) in found.items()

@@ -35,6 +35,7 @@ from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
 from .passes.streaming import Streaming
 from .passes.sums_of_rows import SumsOfRows
+from .passes.turned_constants import TurnedConstants
 from .passes.turned_sums import TurnedSums
 from .pipeline import Pass
 
@@ -63,6 +64,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     SmallAxes(),
     LoopShifts(),
     TurnedSums(),
+    TurnedConstants(),
     LoopOnce(),
     LoopPieces(),
     LoopRows(),

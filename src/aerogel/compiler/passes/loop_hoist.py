@@ -28,7 +28,7 @@ from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
 from ..residuals import needed_by_loops
-from ..sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, is_small_outer, seconds_saved, sink, widens
+from ..sink import Sum, find_sums, is_long, is_small_outer, seconds_saved, sink, widens
 
 NAME = "loop-hoist"
 # A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:
@@ -168,8 +168,10 @@ def _gather(work: _Work, loop: Loop) -> None:
     for one in products:
         assert one.eqn is not None
         what = f"the sum of `{one.eqn.primitive.name}` over {loop.length} steps is one product after the loop"
-        if contracted(one) >= LONGEST_CONTRACTION:
-            work.note(one.eqn, what, "each step sums up enough terms already")
+        if is_long(loop, one):
+            work.note(
+                one.eqn, what, "each step sums up enough terms already, for the memory that stacking its factors takes"
+            )
         elif saved[one.carry] < LEAST_SECONDS:
             work.note(one.eqn, what, "stacking its factors costs more than it saves")
         elif _stacked_bytes(loop, one) > work.terms.machine.fresh_bytes:

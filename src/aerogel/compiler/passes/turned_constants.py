@@ -1,0 +1,50 @@
+"""Turned constants: what every step reads against its rows is turned before the loop (see `turned_constants.py`)."""
+
+from dataclasses import dataclass
+
+from aerogel._jax import Jaxpr, JaxprEqn
+
+from ..cost import nbytes
+from ..exactness import Exactness
+from ..levels import rewrite_levels
+from ..loop import as_loop
+from ..normalize import drop_dead
+from ..pipeline import Context
+from ..program import Program, where, with_equations
+from ..report import Decision
+from ..turned_constants import turned_constants, with_turned
+
+NAME = "turned-constants"
+WHAT = "a constant of the loop is read along its rows, and turned before it"
+
+
+@dataclass(frozen=True)
+class TurnedConstants:
+    """The pass. Bound: each loop is looked at once. CPUs only: a product in another order is another call there."""
+
+    name: str = NAME
+    exactness: Exactness = Exactness.REASSOCIATES
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such constants turned, and a decision for each."""
+        if context.platform != "cpu" or context.before_differentiation or self.exactness not in context.allowed:
+            return program, []
+        decisions: list[Decision] = []
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
+
+
+def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
+    eqns: list[JaxprEqn] = []
+    for eqn in jaxpr.eqns:
+        loop = as_loop(eqn)
+        found = [] if loop is None else turned_constants(loop, jaxpr)
+        for one in found:
+            reason = one.refusal or f"the steps turn it again and again, for {1e6 * one.seconds:.0f} us altogether"
+            size = nbytes(one.constant.aval) if one.refusal is None and one.made is None else 0
+            exactness = Exactness.REASSOCIATES if one.refusal is None else Exactness.BITWISE
+            fired = one.refusal is None
+            decisions.append(Decision(NAME, WHAT, where(one.products[0]), fired, reason, 0, 0, -size, exactness))
+        taken = [one for one in found if one.refusal is None]
+        eqns += with_turned(loop, taken) if loop is not None and taken else [eqn]
+    same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=False))
+    return jaxpr if same else drop_dead(with_equations(jaxpr, eqns))
