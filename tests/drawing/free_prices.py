@@ -16,6 +16,7 @@ from aerogel.compiler import (
     residuals,
     rules,
     short_axes,
+    square_sums,
     sums_of_rows,
 )
 from aerogel.compiler.kept import Kept
@@ -157,6 +158,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (sums_of_rows, "WIDE_BYTES", 40),
     (sums_of_rows, "LEAST_ENTRIES", 1),
     (sums_of_rows, "LEAST_ROW", 1),
+    (square_sums, "LEAST_SIDE", 2),
     (small_solves, "FEWEST", 1),
     (small_products, "_of_batch", lambda *_: None),
     (small_products, "_of_rows", lambda *_: None),

@@ -8,6 +8,7 @@ it stands behind a barrier, as XLA would drop it.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from jax import lax
@@ -73,7 +74,7 @@ def with_zero(level: Level, place: int) -> Edit:
     eqn = level.eqns[place]
     builder = Builder(eqn)
 
-    def added(x: object) -> object:
+    def added(x: Any) -> Any:
         zero = lax.optimization_barrier(np.asarray(-0.0, eqn.invars[0].aval.dtype))
         return lax.reduce_sum_p.bind(lax.add(x, lax.broadcast(zero, eqn.invars[0].aval.shape)), **eqn.params)
 
