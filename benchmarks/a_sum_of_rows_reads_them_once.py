@@ -1,4 +1,4 @@
-"""Claim: a sum or extremum of rows costs what a loop over the rows costs, if they are wide or weighted.
+"""Claim: a sum or extremum of rows costs what a loop over the rows costs, if they are wide, weighted, or square.
 
 The expert form is that loop. `einsum` stands beside it where there are weights: it is what one would try first.
 """
@@ -57,7 +57,43 @@ def mean_and_deviation_by_hand(x):
     return mean, jnp.sqrt(squares(x) / x.shape[0])
 
 
+def field(x, y, w):
+    return jnp.sum(jnp.exp(-((x[:, None] - y) ** 2)) * w[:, None], 0)
+
+
+def field_by_hand(x, y, w):
+    """Along the rows of the transposed array."""
+    return jnp.sum(jnp.exp(-((y[:, None] - x) ** 2)) * w, 1)
+
+
+def regression(a, x, b):
+    return jnp.mean((a[:, None] * x - b[:, None]) ** 2)
+
+
 CASES = (
+    Case(
+        "a field of 1,500 points, as many sources",
+        field,
+        {"along the rows": field_by_hand},
+        lambda: (normal(0, 1500), normal(1, 1500), normal(2, 1500)),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "weighted means of 1,000 rows of 1,000",
+        lambda x, w: jnp.mean(jnp.tanh(x) * w[:, None], 0),
+        {"weights after half": lambda x, w: jnp.mean((jnp.tanh(x) * w[:, None]) * 2, 0) / 2},
+        lambda: (normal(0, 1000, 1000), normal(1, 1000)),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "a regression of 2,000 on 2,000, its gradient",
+        regression,
+        {"as it stands": regression},
+        lambda: (normal(0, 2000), normal(1, 2000), normal(2, 2000)),
+        grad=(0, 1, 2),
+        bounds=NEVER_SLOWER,
+        grad_bounds=NEVER_SLOWER,
+    ),
     Case(
         "mean of 48 images",
         lambda x: jnp.mean(x, 0),

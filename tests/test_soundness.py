@@ -78,6 +78,7 @@ ELSEWHERE = {
     "short-calls",
     "short-rows",
     "softmax-gradient",
+    "square-sums",
     "turned-constants",
     "turned-sums",
 }

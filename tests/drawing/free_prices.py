@@ -17,6 +17,7 @@ from aerogel.compiler import (
     rules,
     short_axes,
     sink,
+    square_sums,
     sums_of_rows,
     turned_constants,
 )
@@ -162,6 +163,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (sums_of_rows, "WIDE_BYTES", 40),
     (sums_of_rows, "LEAST_ENTRIES", 1),
     (sums_of_rows, "LEAST_ROW", 1),
+    (square_sums, "LEAST_SIDE", 2),
     (small_solves, "FEWEST", 1),
     (small_products, "_of_batch", lambda *_: None),
     (small_products, "_of_rows", lambda *_: None),

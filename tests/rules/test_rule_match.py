@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.rules.loose import _Search
 from rules.rules_under_test import fired, log1p, made, normal, refusals, regular, report_of, scale_first
 
 inverse_times = ag.rules.inverse_times
@@ -305,3 +306,28 @@ def test_sharded_by_type_is_left_alone() -> None:
     with jax.set_mesh(mesh):
         assert refusals(lambda x: jnp.log(1 + x), log1p, x) == ["its values are sharded by their types"]
     assert report_of(lambda x: jnp.log(1 + x), [log1p], jnp.ones((4, 3))).fired
+
+
+def test_what_stands_around_an_operation_refuses_a_rule_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most rules of a set fail by what reads or makes their first operation, or by a number: no search is begun."""
+    run, begun = _Search._with_others, list[str]()
+
+    def counted(search: _Search, *args: Any) -> Any:
+        begun.append(search.skeleton.rule.name)
+        return run(search, *args)
+
+    monkeypatch.setattr(_Search, "_with_others", counted)
+    read_by = made(lambda x: jnp.exp(jnp.tanh(x)), jnp.tanh, "other_bits", name="read-by")
+    made_of = made(lambda x: jnp.arctan(jnp.sin(x)), jnp.sin, "other_bits", name="made-of")
+    number = made(lambda x: jnp.tanh(x) * 1.75, jnp.tanh, "other_bits", name="number")
+    f = lambda x: jnp.arctan(jnp.cos(x)) + jnp.tanh(x) * 1.5  # noqa: E731
+    for rule, reason in (
+        (read_by, "expected `exp`, found `mul`"),
+        (made_of, "expected `sin`, found `cos`"),
+        (number, "expected the number 1.75, found the number 1.5"),
+    ):
+        assert reason in [d.reason for d in ag.explain(f, rules=[rule])(POSITIVE).refused if d.rule == rule.name]
+        assert rule.name not in begun
+        fires = lambda x, rule=rule: rule.before(x)  # noqa: E731
+        assert ag.explain(fires, rules=[rule])(POSITIVE).fired
+        assert rule.name in begun

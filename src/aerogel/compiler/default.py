@@ -33,6 +33,7 @@ from .passes.shared_chains import SharedChains
 from .passes.short_calls import ShortCalls
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
+from .passes.square_sums import SquareSums
 from .passes.streaming import Streaming
 from .passes.sums_of_rows import SumsOfRows
 from .passes.turned_constants import TurnedConstants
@@ -77,4 +78,5 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopWords(),
     LoopKernel(),
     OwnBroadcasts(),
+    SquareSums(),
 )

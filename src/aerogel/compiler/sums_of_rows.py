@@ -93,11 +93,11 @@ def _weighted(level: Level, eqn: JaxprEqn) -> int | None:
     if x.aval.size < LEAST_ENTRIES or x.aval.size // shape[axes[0]] < LEAST_ROW:
         return None
     maker = level.eqns[place]
-    is_slow = maker.primitive.name == "mul" and any(_is_slow(shape, axes[0], m) for m in _missing(level, maker))
+    is_slow = maker.primitive.name == "mul" and any(_is_slow(shape, axes[0], m) for m in missing(level, maker))
     return place if is_slow else None
 
 
-def _missing(level: Level, eqn: JaxprEqn) -> Iterator[frozenset[int]]:
+def missing(level: Level, eqn: JaxprEqn) -> Iterator[frozenset[int]]:
     """For each operand of a product, the dimensions along which it repeats."""
     shape = eqn.outvars[0].aval.shape
     for x in eqn.invars:

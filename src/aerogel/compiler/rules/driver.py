@@ -1,6 +1,6 @@
 """The driver: every rule at every site, in rounds, until nothing fires."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -21,14 +21,14 @@ from ..same import Body
 from .errors import RewriteCycle, RuleError
 from .graph import Graph, Node
 from .knowledge import Knowledge
-from .loose import NoMatch
+from .loose import NOT_TRIED, NoMatch, missing
 from .match import Level, Match, match_at, primitive_match
 from .on import PrimitiveRule, nodes_of
 from .place import place_of
 from .rule import Rule
 from .ruleset import AnyRule, RuleSet
 from .skeleton import Skeleton, skeletons, starts_of
-from .spelling import PLUMBING, operation
+from .spelling import PLUMBING
 from .stage import Stage, elsewhere
 from .traces import Pattern
 
@@ -117,6 +117,9 @@ class _Round:
     fired: list[Decision] = field(default_factory=list)
     refused: list[Decision] = field(default_factory=list)
     lines: dict[int, tuple[str, str]] = field(default_factory=dict)  # what and where a site is, by its equation
+    # A loop of Python's says one thing many times: one object for all equal lines, and for all equal decisions.
+    lines_said: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    said: dict[tuple[str, str, int], Decision] = field(default_factory=dict)
 
     def level(self, jaxpr: Jaxpr, around: Around) -> Jaxpr:
         """One level with the rules applied; the same object where none fires."""
@@ -148,29 +151,35 @@ class _Round:
     def sites(self, level: Level, rule: AnyRule) -> Iterator[tuple[Node, Match | NoMatch]]:
         """The places of a rule's first operation, and what came of each; not what it wrote itself."""
         misplaced = elsewhere(rule, self.context)
-        for start, find in self._tried(level, rule):
-            own = any(self.written.get(v) is rule for v in start.eqn.outvars)
+        if isinstance(rule, PrimitiveRule):
+            starts, nodes = {}, nodes_of(level.graph, rule)
+        else:
+            starts = starts_of(rule)
+            nodes = level.graph.nodes(frozenset(starts))
+        for start in nodes:
+            own = self.written and any(self.written.get(v) is rule for v in start.eqn.outvars)
             if own and isinstance(rule, PrimitiveRule):
                 continue
-            found = find() if misplaced is None else NoMatch(misplaced)
+            if misplaced is not None:
+                found = NoMatch(misplaced)
+            elif isinstance(rule, PrimitiveRule):
+                found = primitive_match(level, rule, start)
+            else:
+                found = _best_match(level, rule, starts[start.operation], start)
             if not (own and isinstance(found, NoMatch)):
                 yield start, found
 
-    def _tried(self, level: Level, rule: AnyRule) -> Iterator[tuple[Node, Callable[[], Match | NoMatch]]]:
-        """The places of a rule's first operation, and what looks whether it is there."""
-        if isinstance(rule, PrimitiveRule):
-            for start in nodes_of(level.graph, rule):
-                yield start, partial(primitive_match, level, rule, start)
-            return
-        starts = starts_of(rule)
-        for start in level.graph.nodes(starts.keys()):
-            yield start, partial(_best_match, level, rule, starts[operation(start.eqn)], start)
-
     def _refusal(self, rule: AnyRule, start: Node, found: NoMatch) -> Decision:
-        key = id(start.eqn)
-        if key not in self.lines:
-            self.lines[key] = f"a site of `{start.eqn.primitive.name}`", where(start.eqn)
-        return Decision(rule.name, *self.lines[key], False, found.reason, exactness=rule.exactness.value)
+        line = self.lines.get(id(start.eqn))
+        if line is None:
+            line = f"a site of `{start.eqn.primitive.name}`", where(start.eqn)
+            line = self.lines[id(start.eqn)] = self.lines_said.setdefault(line, line)
+        said = (rule.name, found.reason, id(line))
+        decision = self.said.get(said)
+        if decision is None:
+            decision = Decision(rule.name, *line, False, found.reason, exactness=rule.exactness.value)
+            self.said[said] = decision
+        return decision
 
     def _may_touch(self, match: Match) -> bool:
         return self.rewritable or not any(v in self.written for node in match.found.nodes for v in node.eqn.outvars)
@@ -185,12 +194,13 @@ class _Round:
 
 def _best_match(level: Level, rule: Rule, tried: list[Skeleton], start: Node) -> Match | NoMatch:
     """The first match, or what came nearest to one."""
-    best = NoMatch("", -1)
+    best = NOT_TRIED
     for skeleton in tried:
-        found = match_at(level, rule, skeleton, start)
+        found = missing(level.graph, skeleton, start) or match_at(level, rule, skeleton, start)
         if isinstance(found, Match):
             return found
-        best = max(best, found, key=lambda one: one.depth)
+        if found.depth > best.depth:
+            best = found
     return best
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from ..._jax import Atom, JaxprEqn, Literal, Var
 from ..program import is_var
-from .graph import Graph, Node
-from .loose import NoMatch, each, same_atom, shown
+from .graph import Graph, Node, shown, told
+from .loose import NoMatch, each, same_atom
 from .spelling import different_param, operands, operation, orders
 from .traces import Pattern
 
@@ -132,8 +132,7 @@ class ExactSearch:
         return got is want or np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
     def _what(self, x: Atom) -> str:
-        node = self.graph.maker(x)
-        return shown(x) if node is None else f"`{node.eqn.primitive.name}`"
+        return told(x, self.graph.maker(x))
 
 
 def _same_place(eqn: JaxprEqn, p: Var, other: JaxprEqn, x: Atom) -> bool:

@@ -4,31 +4,79 @@ A function that is called from several places stays one (`normalize`), so a patt
 Its equations are then looked at as if they stood at the place of the call; an edit that relies on them puts them there.
 """
 
-from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
+import numpy as np
+
+from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var, explicit_mesh
 from ..assume import assume_p
 from ..level import Edit, Level
 from ..normalize import inline_call, is_plain_call
 from ..program import inner_jaxprs, is_var, substitute
 from ..records import Known
+from .keys import key_of
 from .knowledge import Knowledge
-from .spelling import PLUMBING, operation
+from .spelling import PLUMBING, operands, operation
 
 LARGEST_CALL = 400  # equations of a call that is looked into
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """An equation, where it stands, and the place of the call that it stands in, if any."""
+    """An equation, where it stands, and the place of the call that it stands in, if any.
+
+    What many rules ask of one equation is found once.
+    """
 
     eqn: JaxprEqn
     place: int
     call: int | None = None
+
+    @cached_property
+    def operation(self) -> str:
+        """What it computes, by the name that all spellings share."""
+        return operation(self.eqn)
+
+    @cached_property
+    def operands(self) -> Sequence[Atom]:
+        """What it is computed from."""
+        return operands(self.eqn)
+
+    @cached_property
+    def key(self) -> Hashable | None:
+        """Equal for equations that a function of one equation cannot tell apart; None if that cannot be told."""
+        return key_of(self.eqn)
+
+    @cached_property
+    def is_sharded(self) -> bool:
+        """Whether the type of a value that it reads or makes says where it lies."""
+        return any(explicit_mesh(x.aval) for x in (*self.eqn.invars, *self.eqn.outvars))
+
+
+class Readers:
+    """The equations that read some values, by their operations; None stands for the level's results."""
+
+    def __init__(self, nodes: Iterable[Node | None]):
+        self.operations: dict[str, dict[int, Node]] = {}  # the nodes by the identity of the equation
+        self._is_result = False
+        for node in nodes:
+            if node is None:
+                self._is_result = True
+            else:
+                self.operations.setdefault(node.operation, {})[id(node.eqn)] = node
+
+    def of(self, operation: str) -> list[Node]:
+        """Those of one operation."""
+        return list(self.operations.get(operation, {}).values())
+
+    @cached_property
+    def told(self) -> str:
+        """All of them in words."""
+        names = {f"`{node.eqn.primitive.name}`" for nodes in self.operations.values() for node in nodes.values()}
+        return " and ".join(sorted(names | ({"a result"} if self._is_result else set()))) or "nothing"
 
 
 @dataclass
@@ -53,7 +101,9 @@ class Graph:
         self._outer: dict[Var, list[Var]] = {}
         self._nodes: dict[int, Node] = {}
         self._learned: set[int] = set()
-        self._behind: dict[tuple[int, bool], list[Node | None]] = {}  # by identity of the equation
+        self._found: dict[frozenset[str], list[Node]] = {}
+        self._under: dict[tuple[int, bool], list[tuple[Node | None, str]]] = {}  # by identity of the equation
+        self._behind: dict[tuple[int, bool], Readers] = {}  # by identity of the equation
 
     def node(self, place: int) -> Node:
         """The equation at a place of the level."""
@@ -128,15 +178,23 @@ class Graph:
         else:
             yield node
 
-    def readers_behind(self, node: Node, plumbing: frozenset[str]) -> list[Node | None]:
-        """The equations that read the results of one, `plumbing` looked past; None for the level's results.
+    def readers_behind(self, node: Node, plumbing: frozenset[str]) -> Readers:
+        """What reads the results of an equation, `plumbing` looked past.
 
         Remembered: the rules of a set ask it of one equation again and again.
         """
         key = (id(node.eqn), bool(plumbing))
         if key not in self._behind:
-            self._behind[key] = list(self.reading(node.eqn.outvars, plumbing))
+            self._behind[key] = Readers(self.reading(node.eqn.outvars, plumbing))
         return self._behind[key]
+
+    def makers_behind(self, node: Node, plumbing: frozenset[str]) -> list[tuple[Node | None, str]]:
+        """What makes the operands of an equation, `plumbing` looked past, and what it is in words. Remembered."""
+        key = (id(node.eqn), bool(plumbing))
+        if key not in self._under:
+            cores = [self.stripped(x)[-1] if plumbing else self.seen(x) for x in node.operands]
+            self._under[key] = [(maker, told(x, maker)) for x, maker in zip(cores, map(self.maker, cores), strict=True)]
+        return self._under[key]
 
     def reading(self, values: Iterable[Var], plumbing: frozenset[str]) -> Iterator[Node | None]:
         """The equations that read some values, `plumbing` looked past; None for the level's results."""
@@ -176,8 +234,13 @@ class Graph:
             if is_var(inner):
                 self._outer.setdefault(inner, []).append(outer)
 
-    def nodes(self, operations: AbstractSet[str]) -> list[Node]:
+    def nodes(self, operations: frozenset[str]) -> list[Node]:
         """All equations of some operations, in order, those in calls included."""
+        if operations not in self._found:
+            self._found[operations] = self._find(operations)
+        return self._found[operations]
+
+    def _find(self, operations: frozenset[str]) -> list[Node]:
         found: list[Node] = []
         if self._places.keys().isdisjoint(operations):
             return found
@@ -185,7 +248,7 @@ class Graph:
             if self._can_enter(place):
                 self._enter(place)
                 inside = (self._inside[eqn.outvars[0]] for eqn in self._entered[place].eqns if eqn.outvars)
-                found += (node for node in inside if operation(node.eqn) in operations)
+                found += (node for node in inside if node.operation in operations)
             else:
                 found.append(self.node(place))
         return found
@@ -224,6 +287,18 @@ class Graph:
         while (maker := self.maker(chain[-1])) is not None and maker.eqn.primitive.name in PLUMBING:
             chain.append(self.seen(maker.eqn.invars[0]))
         return chain
+
+
+def shown(x: Atom) -> str:
+    """An atom that no equation makes, in words."""
+    if not isinstance(x, Literal) or np.shape(x.val):
+        return "an argument or a constant"
+    return f"the number {np.asarray(x.val).item()!r}"
+
+
+def told(x: Atom, maker: Node | None) -> str:
+    """A value in words: by what makes it, if anything does."""
+    return shown(x) if maker is None else f"`{maker.eqn.primitive.name}`"
 
 
 def _size(eqn: JaxprEqn) -> int:

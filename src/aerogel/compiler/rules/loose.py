@@ -5,18 +5,18 @@ whether they are is for the exact match.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..._jax import Atom, JaxprEqn, Literal, Var
 from ..program import is_var
 from ..same import literal_key
-from .graph import Graph, Node
+from .graph import Graph, Node, Readers, shown, told
 from .skeleton import Climb, Skeleton, result_index
-from .spelling import operands, operation, orders
+from .spelling import COMMUTATIVE, orders
 
 MOST_STEPS = 2000  # of one attempt, orders of operands tried included
 MOST_WAYS = 4
@@ -37,12 +37,14 @@ class Candidate:
     eqns: tuple[JaxprEqn, ...]
 
 
-@dataclass(frozen=True)
-class NoMatch:
+class NoMatch(NamedTuple):  # made a hundred thousand times: a frozen dataclass takes four times as long
     """Why a pattern is not there, and how much of it was."""
 
     reason: str
     depth: int = 0
+
+
+NOT_TRIED = NoMatch("", -1)
 
 
 def candidates(
@@ -52,9 +54,7 @@ def candidates(
     at = _climbed(graph, skeleton, [start], skeleton.path[1:], 1)
     if isinstance(at, NoMatch):
         return at
-    made, worst = [], NoMatch("", -1)
-    results = skeleton.pattern.results
-    index = [result_index(top, skeleton.stripped(x)) for top, x in zip(skeleton.tops, results, strict=True) if top]
+    made, worst = [], NOT_TRIED
     for node in at:
         matched = _Search(graph, skeleton, parameters).run(node)
         if isinstance(matched, NoMatch):
@@ -62,7 +62,7 @@ def candidates(
             continue
         for state in matched:
             chains = tuple(state.operands[v] for v in skeleton.pattern.jaxpr.invars)
-            tops = tuple((state.tops[k], index[k]) for k in range(len(results)))
+            tops = tuple((state.tops[k], index) for k, index in enumerate(skeleton.indices))
             if any(k >= len(node.eqn.outvars) for node, k in tops):  # results that nobody reads are gone from it
                 worst = max(worst, NoMatch("not all of its results are read", 0), key=lambda one: one.depth)
                 continue
@@ -70,40 +70,51 @@ def candidates(
     return made or NoMatch(worst.reason, len(skeleton.path) + worst.depth)
 
 
+def missing(graph: Graph, skeleton: Skeleton, start: Node) -> NoMatch | None:
+    """What most attempts fail by, told without a search: `start` is read by, or made of, none of what the pattern has.
+
+    None says nothing.
+    """
+    if skeleton.above is not None:
+        readers = graph.readers_behind(start, skeleton.plumbing)
+        if skeleton.above not in readers.operations:
+            return NoMatch(f"expected `{skeleton.path[1].primitive.name}`, found {readers.told}", 1)
+    makers = graph.makers_behind(start, skeleton.plumbing) if skeleton.under else ()
+    for k, eqn in skeleton.under:
+        maker, found = makers[k] if k < len(makers) else (None, "nothing")
+        if maker is None or maker.operation != skeleton.operation(eqn):
+            return NoMatch(f"expected `{eqn.primitive.name}`, found {found}", 2 * len(skeleton.path))
+    return None
+
+
 def _climbed(
     graph: Graph, skeleton: Skeleton, at: list[Node], path: Sequence[JaxprEqn], depth: int
 ) -> list[Node] | NoMatch:
     """The equations that the operations of `path`, each a reader of the one before, lead to from those `at`."""
     for further, eqn in enumerate(path, depth):
-        readers = (one for node in at for one in graph.readers_behind(node, skeleton.plumbing))
-        found = _like(eqn, readers, further)
+        readers = [graph.readers_behind(node, skeleton.plumbing) for node in at]
+        found = _like(skeleton, eqn, readers, further)
         if isinstance(found, NoMatch):
             return found
         at = found
     return at
 
 
-def _like(eqn: JaxprEqn, readers: Iterable[Node | None], depth: int) -> list[Node] | NoMatch:
-    """Those of some equations that are of the operation of `eqn`."""
-    wanted, found, others = operation(eqn), dict[int, Node](), set[str]()
-    for reader in readers:
-        if reader is None:
-            others.add("a result")
-        elif operation(reader.eqn) == wanted:
-            found[id(reader.eqn)] = reader
-        else:
-            others.add(f"`{reader.eqn.primitive.name}`")
+def _like(skeleton: Skeleton, eqn: JaxprEqn, readers: Sequence[Readers], depth: int) -> list[Node] | NoMatch:
+    """Those of some readers that are of the operation of `eqn`."""
+    wanted = skeleton.operation(eqn)
+    found = [node for one in readers for node in one.of(wanted)]
     if found:
-        return list(found.values())
-    return NoMatch(f"expected `{eqn.primitive.name}`, found {' and '.join(sorted(others)) or 'nothing'}", depth)
+        return found if len(readers) == 1 else list({id(node.eqn): node for node in found}.values())
+    names = " and ".join(dict.fromkeys(one.told for one in readers)) or "nothing"
+    return NoMatch(f"expected `{eqn.primitive.name}`, found {names}", depth)
 
 
 def _depth(one: NoMatch) -> int:
     return one.depth
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     """Operands with what they could be, equations of the pattern with those of the program, and what makes results."""
 
     operands: dict[Var, tuple[Atom, ...]]
@@ -121,11 +132,22 @@ class _Search:
     def run(self, node: Node) -> list[_State] | NoMatch:
         """What stands for what, if `node` makes the first result: several ways where operands could be exchanged."""
         skeleton = self.skeleton
+        other = self._other_number(node)
+        if other is not None:
+            return other
         first = self._equations(skeleton.path[-1], node, _State({}, {}, {skeleton.result: node}))
         states = list(itertools.islice(self._with_others(first, skeleton.others), MOST_WAYS))
         if states and len(states[0].operands) != len(skeleton.pattern.jaxpr.invars):
             return NoMatch("`before` does not use all of its arguments")
         return states or self.worst
+
+    def _other_number(self, node: Node) -> NoMatch | None:
+        """Why `node` has another number than the last operation of the pattern, where each has one, told at once."""
+        eqn = self.skeleton.path[-1]
+        wanted, got = ([x for x in xs if isinstance(x, Literal)] for xs in (self.skeleton.operands(eqn), node.operands))
+        if len(wanted) != 1 or len(got) != 1 or node.operation not in COMMUTATIVE:
+            return None
+        return None if self._is_number(wanted[0], got[0]) else NoMatch(_unequal(wanted[0], shown(got[0])), 1)
 
     def _with_others(self, states: Iterator[_State], others: Sequence[Climb]) -> Iterator[_State]:
         """The states that hold the other results too."""
@@ -139,7 +161,8 @@ class _Search:
         depth = len(state.made)
         if isinstance(climb.start, Var):
             values = [x for x in state.operands[climb.start] if is_var(x)]
-            at = _like(climb.path[0], self.graph.reading(values, self.skeleton.plumbing), depth)
+            reading = Readers(self.graph.reading(values, self.skeleton.plumbing))
+            at = _like(self.skeleton, climb.path[0], [reading], depth)
         else:
             maker = self.graph.maker(state.made[id(climb.start)].outvars[0])
             at = [] if maker is None else [maker]
@@ -162,8 +185,8 @@ class _Search:
             if state.made.get(id(eqn)) is node.eqn:
                 yield state
             return
-        wanted = operands(eqn)
-        if operation(eqn) != operation(node.eqn) or len(wanted) != len(operands(node.eqn)):
+        wanted = self.skeleton.operands(eqn)
+        if self.skeleton.operation(eqn) != node.operation or len(wanted) != len(node.operands):
             self._fail(f"expected `{eqn.primitive.name}`, found `{node.eqn.primitive.name}`", state)
             return
         here = _State(state.operands, {**state.made, id(eqn): node.eqn}, state.tops)
@@ -177,7 +200,7 @@ class _Search:
             if self._is_number(core, chain[-1]):
                 yield state
             else:
-                self._fail(f"expected {shown(core)}, found {self._what(chain[-1])}", state)
+                self._fail(_unequal(core, self._what(chain[-1])), state)
             return
         if core not in self.skeleton.depends:
             yield state  # a constant: the exact match looks at it
@@ -203,8 +226,7 @@ class _Search:
         return id(wanted) not in self.skeleton.numbers
 
     def _what(self, x: Atom) -> str:
-        maker = self.graph.maker(x)
-        return shown(x) if maker is None else f"`{maker.eqn.primitive.name}`"
+        return told(x, self.graph.maker(x))
 
     def _bound(self, operand: Var, chain: list[Atom], state: _State) -> Iterator[_State]:
         old = state.operands.get(operand, tuple(chain))
@@ -215,11 +237,8 @@ class _Search:
             self._fail("one argument stands in two places, and two values were found there", state)
 
 
-def shown(x: Atom) -> str:
-    """An atom that no equation makes, in words."""
-    if not isinstance(x, Literal) or np.shape(x.val):
-        return "an argument or a constant"
-    return f"the number {np.asarray(x.val).item()!r}"
+def _unequal(wanted: Literal, found: str) -> str:
+    return f"expected {shown(wanted)}, found {found}"
 
 
 S = TypeVar("S")

@@ -179,13 +179,13 @@ def primitive_match(level: Level, rule: PrimitiveRule, node: Node) -> Match | No
     eqn = node.eqn
     if eqn.effects:
         return NoMatch(f"`{eqn.primitive.name}` has effects")
-    if any(_jax.explicit_mesh(x.aval) for x in (*eqn.invars, *eqn.outvars)):
+    if node.is_sharded:
         return NoMatch("its values are sharded by their types")
     forbidden = not_allowed(rule, level.context.allowed)
     if forbidden is not None:
         return NoMatch(forbidden)
     site = Site(level.graph, eqn, eqn.invars, eqn.outvars, level.context, level.around)
-    after = rule.replacement(eqn, site)
+    after = rule.replacement(node, site)
     if isinstance(after, str):
         return NoMatch(after)
     lost = _scattered(level, rule, after) or loss(rule.profit, site, level.graph, [node], eqn.outvars, after.jaxpr)

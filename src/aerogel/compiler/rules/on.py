@@ -1,7 +1,7 @@
 """Rules for one primitive: an ordinary function that stands in its place."""
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,6 @@ from ..._errors import UsageError
 from ..._jax import Atom, JaxprEqn, Literal
 from ..exactness import Exactness
 from ..kept import Kept
-from ..program import inner_jaxprs
-from ..same import literal_key, param_key
 from .errors import RuleError
 from .graph import Graph, Node
 from .place import is_own, name_of, place_of
@@ -81,13 +79,13 @@ class PrimitiveRule:
         """Whether it comes with Aerogel, whose tests check it."""
         return is_own(self.function)
 
-    def replacement(self, eqn: JaxprEqn, site: Site) -> Pattern | str:
+    def replacement(self, node: Node, site: Site) -> Pattern | str:
         """What is computed in the place of an equation, as a program of its operands; or the reason against it.
 
         Raises:
             RuleError: the function raises, or returns other types than the equation has.
         """
-        key = _key(eqn)
+        eqn, key = node.eqn, node.key
         known = self.kept.get(key) or []
         for answers, outcome in known:
             if site.agrees(answers):
@@ -154,27 +152,6 @@ def _first_line(error: BaseException) -> str:
 def _number(x: Atom) -> Any:
     assert isinstance(x, Literal)
     return np.asarray(x.val, x.aval.dtype)[()]
-
-
-def _key(eqn: JaxprEqn) -> Hashable | None:
-    """Equal for equations that a function cannot tell apart but by their sites; None if that cannot be told.
-
-    Nothing is kept of equations that hold programs: to compare a thousand loops with each other costs more.
-    """
-    if inner_jaxprs(eqn):
-        return None
-    atoms = tuple(literal_key(x) if isinstance(x, Literal) else _type(x) for x in eqn.invars)
-    params = tuple((k, param_key(v)) for k, v in sorted(eqn.params.items()))
-    key = (atoms, params, tuple(map(_type, eqn.outvars)), eqn.ctx, _jax.trace_key())
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _type(x: Any) -> Hashable:
-    return x.aval, bool(getattr(x.aval, "weak_type", False))
 
 
 def nodes_of(graph: Graph, rule: PrimitiveRule) -> list[Node]:

@@ -205,7 +205,7 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "before_differentiation": lambda site: site._context.before_differentiation,
     "over_devices": lambda site: site._context.over_devices,
     "around": Site._enclosing,
-    "in_loop": lambda site: any(one.name in LOOPS for one in site._enclosing()),
+    "in_loop": lambda site: any(eqn.primitive.name in LOOPS for eqn in site._around),
     "loop_bytes": Site._loop_bytes,
     "steps": lambda site: math.prod(one.length or 1 for one in site._enclosing()),
     "value": Site._value_key,

@@ -13,7 +13,7 @@ from ..._jax import Atom, JaxprEqn, Literal, Var
 from ..program import depends_on, is_var
 from ..same import literal_key
 from .rule import Rule
-from .spelling import PLUMBING, operands, operation, rarity
+from .spelling import COMMUTATIVE, PLUMBING, operands, operation, rarity
 from .traces import SIZE, Pattern, at_size, examples
 
 MOST_STALE = 3  # arrays of mixed ranks that show no new graph: broadcasting is looked past
@@ -54,8 +54,37 @@ class Skeleton:
         self.tops = [self.maker(x) for x in pattern.results]
         self.path: list[JaxprEqn] = []
         self.result, self.others = 0, list[Climb]()
+        self._spelt = {id(eqn): (operation(eqn), operands(eqn)) for eqn in pattern.jaxpr.eqns}
         if self.tops and None not in self.tops:
             self._find_paths(core or live)
+
+    @cached_property
+    def indices(self) -> list[int]:
+        """Which result of the operation that makes it each result of the pattern is."""
+        pairs = zip(self.tops, self.pattern.results, strict=True)
+        return [result_index(top, self.stripped(x)) for top, x in pairs if top is not None]
+
+    @cached_property
+    def above(self) -> str | None:
+        """The operation that reads the first one of `path`; None if that makes the result itself."""
+        return self.operation(self.path[1]) if len(self.path) > 1 else None
+
+    @cached_property
+    def under(self) -> list[tuple[int, JaxprEqn]]:
+        """What makes the operands of the first operation of `path`, by their places; nothing if they can be swapped."""
+        start = self.path[0]
+        if self.operation(start) in COMMUTATIVE:
+            return []
+        makers = [(k, self.maker(x)) for k, x in enumerate(self.operands(start))]
+        return [(k, eqn) for k, eqn in makers if eqn is not None]
+
+    def operation(self, eqn: JaxprEqn) -> str:
+        """What an equation of the pattern computes."""
+        return self._spelt[id(eqn)][0]
+
+    def operands(self, eqn: JaxprEqn) -> Sequence[Atom]:
+        """What an equation of the pattern is computed from."""
+        return self._spelt[id(eqn)][1]
 
     def stripped(self, x: Atom) -> Atom:
         """`x`, or what it is made of by plumbing alone."""
