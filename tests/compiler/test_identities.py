@@ -69,12 +69,11 @@ def test_a_variance_asks_nothing_at_run_time(ddof: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "int8", "uint32"])
-@pytest.mark.parametrize("ones", [lambda x: jnp.ones_like(x), lambda x: 1, lambda x: jnp.ones((), x.dtype)])
-def test_a_product_with_ones_is_the_other_factor(dtype: str, ones: Any) -> None:
+def test_a_product_with_ones_is_the_other_factor(dtype: str) -> None:
     """In either order, bit for bit; the derivative of a sum is such a product."""
     with jax.enable_x64(True):
         x = jnp.asarray([[1, 0, 3], [2, 5, 9]], dtype)
-        for f in (lambda x: x * ones(x), lambda x: ones(x) * x):
+        for f in (lambda x: x * jnp.ones_like(x), lambda x: jnp.ones_like(x) * x):
             assert not normalize(traced(f, x))[0].jaxpr.eqns
             assert bits([jax.jit(ag.optimize(f))(x)]) == bits([x])
     program = normalize(traced(jax.grad(lambda x, y: (x * y).sum()), jnp.ones(3), jnp.ones(3)))[0]

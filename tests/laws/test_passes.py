@@ -324,6 +324,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["read along"] = read_along, (list(normal(0, 8, 8, 64, 64)), normal(1, 64, 64) / 8)
     found["outer"] = outer, (normal(0, 256, 28), normal(1, 5, 16, 256), normal(2, 5, 16, 28))
     found["settled"] = settled, (normal(0, 64, 64) / 8, normal(1, 8, 64))
+    found["field"] = lambda w, x: (jnp.tanh(x) * w[:, None]).sum(0), (normal(0, 512), normal(1, 512, 512))
     return {
         name: (normalize(jax.make_jaxpr(f)(*args))[0], [jnp.asarray(x) for x in jax.tree.leaves(args)])
         for name, (f, args) in found.items()

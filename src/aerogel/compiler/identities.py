@@ -84,10 +84,12 @@ def _times_one(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Atom | None:
 
 
 def _is_one(x: Atom, makers: Mapping[Var, JaxprEqn]) -> bool:
+    """Whether it is an array of ones. Numbers stay: `x[i] * i` is the same for each `i` where loops are looked for."""
     maker = makers.get(x) if is_var(x) else None
-    if maker is not None and maker.primitive.name == "broadcast_in_dim":
-        x = maker.invars[0]
-    return isinstance(x, Literal) and np.ndim(x.val) == 0 and bool(x.val == 1)
+    if maker is None or maker.primitive.name != "broadcast_in_dim":
+        return False
+    one = maker.invars[0]
+    return isinstance(one, Literal) and bool(one.val == 1)
 
 
 # Exactly rounded operations only: what NumPy gives is what every backend gives, half precision included.
