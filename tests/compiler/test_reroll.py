@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import aerogel as ag
+from aerogel._jax import evaluate
 from aerogel.compiler.loop import Loop
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes import reroll
@@ -239,6 +240,21 @@ def test_types_survive() -> None:
         assert [v.aval for v in program.jaxpr.outvars] == [v.aval for v in traced(f, x).jaxpr.outvars]
     empty = X[:, :0]
     assert jax.jit(ag.optimize(listed, passes=(Reroll(),)))(empty).shape == (0, 8)
+
+
+@pytest.mark.parametrize("other", [1, 2, 5])
+def test_a_loop_begins_with_an_entry_of_another_loops_output(other: int) -> None:
+    """Where one term of a sum is another one, loops of the rest make what a second loop carries."""
+
+    def f(x: Any) -> Any:
+        terms = [jnp.sum(x[i]) if i == other else jnp.sum(x[i] * i) for i in range(8)]
+        return sum(terms), jnp.stack([jnp.prod(x[i]) for i in range(8)])
+
+    x = X.astype("bfloat16")
+    program, report = alone(f, x)
+    assert report.fired
+    for got, want in zip(evaluate(program, [x]), f(x), strict=True):
+        np.testing.assert_allclose(np.asarray(got, "float32"), np.asarray(want, "float32"), rtol=0.05)
 
 
 def test_all_passes_together_leave_no_loop_where_none_is_needed() -> None:

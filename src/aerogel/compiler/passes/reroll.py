@@ -75,7 +75,9 @@ class _Level:
             loop, start, stop = self._rolled(run)
             if loop is not None:
                 self._keep(self.jaxpr.eqns[done:start])
-                self.eqns += loop.eqns
+                for eqn in loop.eqns:  # may read entries of outputs of loops before, as the first value of a carry
+                    env = {x: self._read(x, eqn) for x in eqn.invars if is_var(x) and x in self.parts}
+                    self.eqns.append(rename(eqn, env))
                 self.env.update(loop.results)
                 self.parts.update(loop.parts)
                 done = stop
