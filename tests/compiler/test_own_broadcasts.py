@@ -109,6 +109,9 @@ ALONE: dict[str, Callable[..., Any]] = {
     "logarithms of many sums": jax.grad(
         lambda x, y, s: (lambda v: jax.nn.softmax(v) * jax.nn.log_softmax(v))(x.reshape(-1, 128)).sum()
     ),
+    "constant factors, which XLA takes along": lambda x, y, s: jax.value_and_grad(
+        lambda a, b, c: ((a[:, None] * b - c[:, None]) ** 2).sum(), (0, 1, 2)
+    )(x[:, 0], y[0], y[:, 1]),
     "before a selection": lambda x, y, s: (jnp.where(x > s, x, s).sum(), jnp.where(y > s, y, s).sum()),
     "a product of two arrays": lambda x, y, s: (lambda d: (jnp.exp(d).sum(1), jnp.abs(d).sum(1)))(x * y),
     "a result": lambda x, y, s: (lambda d: (d, jnp.abs(d).sum(1)))(x - y[0]),

@@ -42,6 +42,7 @@ TAKEN = CHEAP | frozenset(
 )
 # What else XLA fuses with its readers, so that what it reads need not be stored.
 COMPARISONS = frozenset("eq ne lt le gt ge".split())
+LINEAR = frozenset("mul div neg reduce_sum".split())
 FUSED = TAKEN | COMPARISONS | frozenset("select_n and or not is_finite".split())
 # The library goes row by row: a value repeated in rows of one entry takes it three times as long as when it is written,
 # in rows of three 1.0 to 1.15 times, of 16 0.6. Sums of short rows XLA keeps.
@@ -164,15 +165,19 @@ class Sums:
     def _is_copied(self, eqn: JaxprEqn, readers: Sequence[int]) -> bool:
         """Whether XLA would write a value for a sum alone, and to compute it twice costs less: it is made of one array.
 
-        A quotient that several others read is written for these.
+        That exists: of a longer chain, or one of rows and columns alone, each sum would compute all of it. A quotient that several others read is written for these.
         """
         size, name = eqn.outvars[0].aval.size, eqn.primitive.name
         whole = [x for x in eqn.invars if is_var(x) and x.aval.size == size and not self._is_broadcast(x)]
         others = [k for k in readers if k < 0 or not _is_sum(self.level.eqns[k])]
-        if len(whole) > 1 or not all(k >= 0 and self._is_fused(k) for k in others):
+        if len(whole) != 1 or not self._exists(whole[0]) or not all(k >= 0 and self._is_fused(k) for k in others):
             return False
         elsewhere = sum(ELSEWHERE in self.homes[k] for k in others)
         return name in CHEAP or (name == "div" and elsewhere <= 1 and whole == [eqn.invars[0]])
+
+    def _exists(self, x: Atom) -> bool:
+        maker = self.level.maker(x)
+        return maker is None or maker.primitive.name not in FUSED or len(self.level.readers(maker.outvars[0])) > 1
 
     def _is_fused(self, place: int) -> bool:
         return self.level.eqns[place].primitive.name in FUSED
@@ -212,8 +217,22 @@ class Sums:
             if self._is_fused(place) and len(eqn.outvars) == 1 and _is_float(eqn.outvars[0]):
                 out = eqn.outvars[0].aval
                 for x in eqn.invars:
-                    if x.aval.size < out.size and _is_float(x):
+                    if x.aval.size < out.size and _is_float(x) and not self._is_pulled_out(x, eqn):
                         yield place, x, out.shape
+
+    def _is_pulled_out(self, x: Atom, eqn: JaxprEqn) -> bool:
+        """Whether XLA takes a constant factor along to other factors, or behind the sum, or `x` is such another one."""
+        if eqn.primitive.name != "mul":
+            return False
+        if is_var(x):
+            others = [self.level.maker(y) for y in eqn.invars if y is not x]
+            return any(
+                y.primitive.name == "mul" and any(self._is_pulled_out(c, y) for c in y.invars if not is_var(c))
+                for y in others
+                if y is not None
+            )
+        readers = self.level.readers(eqn.outvars[0])
+        return all(k >= 0 and self.level.eqns[k].primitive.name in LINEAR for k in readers)
 
     def _priced(self, value: Atom, places: dict[int, tuple[int, ...]]) -> Shared | None:
         if is_var(value) and value in self.given and value.aval.size >= LEAST_ENTRIES:
