@@ -158,3 +158,16 @@ def test_many_terms_are_summed_in_parts() -> None:
         for g in (f, ag.optimize(f, rules=[few_term_convolution]))
     )
     assert ours < 1.2 * plain
+
+
+def test_a_kernel_that_fits_nowhere_has_no_gradient() -> None:
+    """The input's gradient is the convolution of an empty array: zeros, whatever stands in the kernel."""
+    x, kernel = jnp.ones((2, 6, 4, 3)), jnp.full((1, 6, 3, 2), jnp.nan)
+    spelt = ("NCHW", "OIHW", "NHWC")
+
+    def f(x: jax.Array) -> jax.Array:
+        out = lax.conv_general_dilated(x, kernel, (1, 1), "VALID", rhs_dilation=(2, 2), dimension_numbers=spelt)
+        assert out.size == 0
+        return out.sum()
+
+    np.testing.assert_array_equal(jax.jit(ag.optimize(jax.grad(f)))(x), jnp.zeros_like(x))

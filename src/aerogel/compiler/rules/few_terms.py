@@ -42,7 +42,7 @@ def few_term_convolution(lhs: Any, rhs: Any, **params: Any) -> Any:
     if conv.groups == 1 and conv.inputs > 1 and max(conv.strides, default=1) > 1:
         return "it has strides and several channels"  # 0.9 to 1.4 of the library's time
     refusal = _too_many(conv)
-    if refusal is not None or not conv.products:
+    if refusal is not None or not conv.products or not lhs.size:  # of nothing, the kernel's nan is no term
         return refusal or "it has no entries"
     whole, axes = conv.padded(lhs), [axis for axis in range(lhs.ndim) if axis != conv.out[1]]
     total = few = None
