@@ -165,7 +165,8 @@ class Sums:
     def _is_copied(self, eqn: JaxprEqn, readers: Sequence[int]) -> bool:
         """Whether XLA would write a value for a sum alone, and to compute it twice costs less: it is made of one array.
 
-        That exists: of a longer chain, or one of rows and columns alone, each sum would compute all of it. A quotient that several others read is written for these.
+        That exists: of a longer chain, or one of rows and columns alone, each sum would compute all of it. A quotient
+        that several others read is written for these.
         """
         size, name = eqn.outvars[0].aval.size, eqn.primitive.name
         whole = [x for x in eqn.invars if is_var(x) and x.aval.size == size and not self._is_broadcast(x)]
