@@ -84,11 +84,10 @@ def test_others_are_left(name: str) -> None:
 
 
 def test_a_gradient_over_all_pairs_is_no_such_sum() -> None:
-    """Its array is written once for all of its sums, and no pass has each of them compute it."""
+    """Its array is written once for all of its sums, and none of them computes it."""
     f = jax.value_and_grad(regression, (0, 1, 2))
     args = normal(0, N), normal(1, N), normal(2, N)
     assert fired(f, *args) == 0
-    assert not any(d.rule == "own-broadcasts" for d in ag.explain(f)(*args).fired)
     for got, want in zip(*(jax.tree.leaves(jax.jit(g)(*args)) for g in (ag.optimize(f), f)), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5 * float(jnp.max(jnp.abs(want))))
 
