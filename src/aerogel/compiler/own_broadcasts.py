@@ -50,6 +50,7 @@ LEAST_ROW = 16
 LONG_ROW = 64
 # The library is given sums of any size, and other work of as many entries (jaxlib 0.10.2).
 LEAST_ENTRIES = 4096
+LONGEST_CHAIN = 16  # between a sum and what takes it from the summed array, so that a level is read in linear time
 # A barrier may add a kernel: for the scalar that lies behind it.
 LEAST_SECONDS = 5e-6
 
@@ -92,6 +93,7 @@ class Sums:
     machine: Machine
     homes: dict[int, Homes] = field(default_factory=dict, init=False)
     closed: dict[int, Home] = field(default_factory=dict, init=False)  # what takes a sum from the summed array
+    taken: set[Home] = field(default_factory=set, init=False)  # these sums
     given: set[Var] = field(default_factory=set, init=False)  # sums, and what the library makes of these
 
     def __post_init__(self) -> None:
@@ -101,6 +103,7 @@ class Sums:
         marked = self._small()
         self.given = self._given()
         self.closed = {place: home for place in marked if (home := self._summed(place)) != ELSEWHERE}
+        self.taken = set(self.closed.values())
         for place in reversed(range(len(self.level.eqns))):
             self.homes[place] = self._homes(place, place in marked)
 
@@ -108,7 +111,7 @@ class Sums:
         eqn = self.level.eqns[place]
         elsewhere = frozenset((ELSEWHERE,))
         if _is_sum(eqn):
-            is_taken = place in self.closed.values() or self._is_compared(eqn)
+            is_taken = place in self.taken or self._is_compared(eqn)
             return elsewhere if is_taken else frozenset((place,))
         if eqn.primitive.name not in TAKEN or len(eqn.outvars) != 1 or eqn.effects or not _is_float(eqn.outvars[0]):
             return elsewhere
@@ -137,7 +140,9 @@ class Sums:
         eqn = self.level.eqns[place]
         for x in eqn.invars:
             maker = self.level.maker(x)
-            while maker is not None and self._is_taken_along(maker):
+            for _ in range(LONGEST_CHAIN):
+                if maker is None or not self._is_taken_along(maker):
+                    break
                 maker = self.level.maker(next(filter(is_var, maker.invars)))
             if maker is not None and _is_sum(maker) and any(y is maker.invars[0] for y in eqn.invars):
                 return self.level.made_by[maker.outvars[0]]
