@@ -53,7 +53,7 @@ elementary = import_module("aerogel.compiler.rules.elementary.rules")
 
 DIRECTIONS = ("into loops", "out of loops")
 # All rules that come with Aerogel; those that do not run by default come first.
-_BY_NAME = [rules.top_one, rules.half_power, rules.inverse_times]
+_BY_NAME = [rules.half_power, rules.inverse_times]
 CATALOGUE = rules.rule_set([*_BY_NAME, *rules.default])
 
 
@@ -150,6 +150,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (lookups, "MANY", 1),
     (lookups, "SHORT", 4),
     (selection, "FEWEST", 1),
+    (selection, "FEWEST_OF_ONE", 1),
     (selection, "MOST", 1),
     (cumulative, "SHORTEST", 2),
     (cumulative, "FEWEST", 1),

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.rules import selection
 from rules.rules_under_test import normal
 from rules.specials import bits_with, integers, reasons, rules_fired, specials
 
@@ -47,8 +48,15 @@ SPELLINGS: dict[str, tuple[Any, Any, Any]] = {
     "places downwards under vmap": (DOWN, jax.vmap(lambda x: jnp.argsort(x, descending=True)[:2]), ODD),
     "top one": (ONE, lambda x: lax.top_k(x, 1), normal(3, 50, 100)),
     "top one of few kinds": (ONE, lambda x: lax.top_k(x, 1), specials(4, 50, 100)),
+    "top one of zeros and less": (ONE, lambda x: lax.top_k(x, 1), jnp.minimum(normal(5, 50, 100), 0.0)),
     "top one under vmap": (ONE, jax.vmap(lambda x: lax.top_k(x, 1)[1]), jnp.zeros((5, 1000)).at[:, 9::2].set(-0.0)),
 }
+
+
+@pytest.fixture(autouse=True)
+def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the largest element as well, whose rule is for large arrays."""
+    monkeypatch.setattr(selection, "FEWEST_OF_ONE", selection.FEWEST)
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -110,3 +118,13 @@ def test_claims() -> None:
         _, f, _ = SPELLINGS[spelling]
         misses = [(jnp.sort, (normal(0, 9),)), (lambda x: lax.top_k(x, 1), (normal(0, 99),))]
         ag.check_rule(rule, fires_on=[(f, (normal(0, 70, 70),))], leaves_alone=misses, under=[jax.vmap])
+
+
+def test_the_largest_of_a_large_array_is_found_by_default() -> None:
+    """Large zeros are found by blocks too: no second branch with the whole selection is taken for them."""
+    x = jax.nn.relu(normal(6, 50, 100))
+    assert "top-one-by-blocks" in {d.rule for d in ag.explain(lambda x: lax.top_k(x, 1))(x).fired}
+    assert not selection._is_unusual(x, jnp.max(x, 1, keepdims=True), 1)
+    nothing = x * 0
+    assert not selection._is_unusual(nothing, jnp.max(nothing, 1, keepdims=True), 1)
+    assert selection._is_unusual(-nothing, jnp.max(-nothing, 1, keepdims=True), 1)

@@ -24,6 +24,7 @@ from .selection import (
     last_of_argsorted,
     last_of_sorted,
     one_of_sorted,
+    top_one,
 )
 from .small_determinants import small_det, small_log_det, small_slogdet
 from .small_products import small_product
@@ -42,6 +43,7 @@ default = RuleSet(
         first_of_argsorted,
         first_of_argsorted_down,
         last_of_argsorted,
+        top_one,
         sort_places,
         argmax_by_blocks,
         argmin_by_blocks,
