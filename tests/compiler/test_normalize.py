@@ -231,6 +231,37 @@ def test_the_gradient_of_an_extremum_compares_its_operands() -> None:
     assert compare_extrema(normalize(program)[0].jaxpr) == [False] * (2 if is_older else 4)
 
 
+@pytest.mark.parametrize("operation", [lax.add, lax.mul, lax.bitwise_xor, lax.eq])
+def test_operands_in_another_order_are_the_same(operation: Any) -> None:
+    """What may be exchanged is computed once; a difference may not."""
+    x, y = jnp.arange(12), jnp.arange(12)[::-1] * 3
+    program, arrays = traced(lambda x, y: (operation(x, y), operation(y, x)), x, y), [x, y]
+    normal, _ = normalize(program)
+    assert len(normal.jaxpr.eqns) == 1
+    assert bits(evaluate(normal, arrays)) == bits(evaluate(program, arrays))
+    kept, _ = normalize(traced(lambda x, y: (x - y, y - x, lax.max(x, y), lax.max(y, x)), x, y))
+    assert len(kept.jaxpr.eqns) == 4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_derivative_of_a_square_is_a_product(dtype: str) -> None:
+    """`x * y + y * x` is `2 * (x * y)`, to the bit, infinities, zeros and nan included."""
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray([0.0, -0.0, 1.1, -3.3, 6e4, np.inf, np.nan, 1e-7], dtype)
+        program = traced(lambda x: jax.grad(lambda x: jnp.sum(jnp.cos(x * x)))(x), x)
+        normal, _ = normalize(program)
+        assert "add_any" in names(program)
+        assert "add_any" not in names(normal)
+        assert bits(evaluate(normal, [x])) == bits(evaluate(program, [x]))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "int32"])
+def test_a_sum_with_itself_stays(dtype: str) -> None:
+    """Of complex numbers: twice an infinite part is no number where the other part is a zero."""
+    x = jnp.asarray([1, 2], dtype)
+    assert names(normalize(traced(lambda x: x + x, x))[0]) == ["add"]
+
+
 def test_weak_types_are_kept() -> None:
     """A cast that only makes a type strong is no identity."""
     program = traced(lambda x: lax.convert_element_type(x, jnp.float32), 2.0)

@@ -32,6 +32,12 @@ def by_columns(q: Any, k: Any, v: Any) -> Any:
     return (a / a.sum(0)).T @ v
 
 
+def divided_along(q: Any, k: Any, v: Any) -> Any:
+    """Of several heads; what divides varies along what is summed over."""
+    a = jnp.einsum("bthd,bshd->bhts", q, k)
+    return jnp.einsum("bhts,bshe->bthe", a / a.sum(-2, keepdims=True), v)
+
+
 # fmt: off
 OUTSIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a mean of a layer": (lambda a, b, r: jnp.mean(a @ b + r), (A, B, ROW)),
@@ -44,6 +50,9 @@ OUTSIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "normalised by a column": (lambda q, k, v: (lambda a: (a / jnp.sum(a, 1)[:, None]) @ v)(q @ k.T), (Q, K, V)),
     "normalised, heads": (by_heads, HEADS),
     "normalised, turned": (by_columns, (Q, K, V)),
+    "divided along the sum": (lambda q, k, v: (lambda a: (a / a.sum(0)) @ v)(q @ k.T), (Q, K, V)),
+    "divided along the sum, heads": (divided_along, HEADS),
+    "read twice": (lambda q, k, v: (lambda a: a @ v + a.T @ v)((w := q @ k.T) / w.sum(1)[:, None]), (Q, K, V)),
 }
 INSIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "the product is read, too": (lambda a, b, r: (lambda y: (y, jnp.sum(y + r)))(a @ b), (A, B, ROW)),
@@ -52,7 +61,7 @@ INSIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "not linear": (lambda a, b, r: jnp.sum(jnp.tanh(a @ b) + r), (A, B, ROW)),
     "few rows": (lambda a, b, r: jnp.sum(a @ b + r, 1), (A[:4, :8], B[:8, :4], ROW[:4])),
     "softmax": (lambda q, k, v: jax.nn.softmax(q @ k.T) @ v, (Q, K, V)),
-    "divided along the sum": (lambda q, k, v: (lambda a: (a / a.sum(0)) @ v)(q @ k.T), (Q, K, V)),
+    "divided along both": (lambda q, k, v: ((w := q @ k.T) / jnp.outer(w.sum(0), w.sum(1))) @ v, (Q, K, V)),
     "divided by a matrix": (lambda q, k, v, w: (q @ k.T / w) @ v, (Q, K, V, abs(normal(11, 300, 300)) + 1)),
     "short rows": (lambda q, k, v: (lambda a: (a / a.sum(1)[:, None]) @ v)(q @ k.T), (Q[:8], K[:8], V[:8])),
 }

@@ -38,6 +38,9 @@ CHEAPER: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
     "few columns beside weights": (lambda W, u, v, x: (W + 0.5 * u @ v) @ x, (A, U, V, X), 4),
     "a shifted matrix": (lambda A, s, x: (A + s * EYE(1024)) @ x, (values(1024, 1024), S, values(1024)), 1.4),
     "three terms": (lambda u, v, x: (EYE(N) + u @ v - jnp.diag(x)) @ x, (U, V, X), 4),
+    "rows of it are scaled": (lambda r, K, H, P: (EYE(N) - r[:, None] * (K @ H)) @ P, (X, U, V, A), 8),
+    "its columns are divided": (lambda r, K, H, P: (jnp.ones((N, 1)) * r + (K @ H) / r).T @ P, (X**2 + 1, U, V, A), 8),
+    "a row that is repeated": (lambda r, K, H, P: (r + K @ H) @ P, (X, U, V, A), 8),
     "under vmap": (jax.vmap(lambda K, H, P: (EYE(N) - K @ H) @ P), tuple(jnp.stack([x] * 3) for x in (U, V, A)), 8),
 }
 
@@ -53,6 +56,7 @@ NEAR: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "the sum is read otherwise": (lambda K, H, P: ((L := EYE(N) - K @ H) @ P, jnp.tanh(L)), (U, V, A)),
     "many columns": (lambda W, G, Y: (W + G @ W) @ Y, (A, B, A)),
     "two full matrices": (lambda P, Q, x: (P + Q) @ x, (A, B, X)),
+    "entries are scaled": (lambda S, K, H, P: (EYE(N) - S * (K @ H)) @ P, (B, U, V, A)),
     "a full matrix for many columns": (lambda W, Y: (W + EYE(N)) @ Y, (A, B)),
     "a function of the sum": (lambda K, H, P: jnp.tanh(EYE(N) - K @ H) @ P, (U, V, A)),
     "small": (lambda K, H, P: (EYE(4) - K @ H) @ P, (U[:4, :1], V[:1, :4], A[:4, :4])),

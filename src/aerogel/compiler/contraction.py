@@ -17,10 +17,13 @@ from .program import Builder, is_var
 
 
 class Contraction:
-    """The cheapest way to contract a network on a machine; `ranks` orders the values of the program."""
+    """The cheapest way to contract a network on a machine; `ranks` orders the values of the program.
 
-    def __init__(self, network: Network, dtype: Any, machine: Machine, ranks: Mapping[Var, int]):
-        self.network, self.dtype, self.machine = network, dtype, machine
+    On a backend that has `one_precision` all products are made in it, and what was no product asks for no other.
+    """
+
+    def __init__(self, network: Network, dtype: Any, machine: Machine, ranks: Mapping[Var, int], one_precision: bool):
+        self.network, self.dtype, self.machine, self.one_precision = network, dtype, machine, one_precision
         self.ranks = [ranks.get(f.atom, -1) if is_var(f.atom) else -1 for f in network.factors]
 
     @cached_property
@@ -119,10 +122,10 @@ class Contraction:
     @property
     def precision(self) -> Any:
         """That of the products: what they had, or what a product entry by entry has."""
-        given = self.network.precisions
-        if self.network.joins or not given or len(set(given)) > 1:
+        given = set(self.network.precisions)
+        if len(given) > 1 or not (self.one_precision or (given and not self.network.joins)):
             return lax.Precision.HIGHEST
-        return given[0]
+        return given.pop() if given else None
 
 
 def _bits(dims: Sequence[Labels]) -> int:

@@ -168,7 +168,8 @@ class _Finder:
         networks = found.networks
         if len(networks) == 1 and (not _is_more_than_written(networks[0]) or self._weighs_steps(networks[0])):
             return None
-        contractions = [Contraction(one, aval.dtype, self.context.machine, self.ranks) for one in networks]
+        on_cpu = self.context.platform == "cpu"
+        contractions = [Contraction(one, aval.dtype, self.context.machine, self.ranks, on_cpu) for one in networks]
         places = frozenset[int]().union(*(one.places for one in networks))
         bound = sum(self._seconds(k) for k in sorted(places) if self.level.eqns[k].primitive.name not in VIEWS)
         planned = sum(one.tree.seconds for one in contractions if one.tree is not None)
@@ -176,7 +177,7 @@ class _Finder:
             return _refusal(networks, place, bound, planned)
         exactness = _exactness(contractions)
         # The CPU knows one precision. Elsewhere the highest of several would cost what was not asked for.
-        mixed = self.context.platform != "cpu" and any(len(set(one.precisions)) > 1 for one in networks)
+        mixed = not on_cpu and any(len(set(one.precisions)) > 1 for one in networks)
         if exactness not in self.context.allowed or mixed:
             return None
         builder = Builder(eqn)
@@ -208,9 +209,11 @@ class _Finder:
         eqns = self.level.eqns
         before = cost_of(self.level, [eqns[k] for k in sorted(dying)], eqns[place].outvars, self.context.machine)
         after = cost_of(self.level, builder.eqns, (result,), self.context.machine)
-        parts = {k: sum(j in dying for j in self.level.readers(eqns[k].outvars[0])) for k in shared}
-        others = sum(self._seconds(k) * (1 - n / len(self.level.readers(eqns[k].outvars[0]))) for k, n in parts.items())
-        now, then = (before.seconds or 0.0) - others, after.seconds or 0.0
+        whole = before.seconds or 0.0
+        parts = {k: self._part_of_others(k, dying) for k in shared}
+        # Alone, an equation writes its result out, as it does not in one kernel with those that read it.
+        others = min(sum(self._seconds(k) * part for k, part in parts.items()), whole * max(parts.values(), default=0))
+        now, then = whole - others, after.seconds or 0.0
         if then > MARGIN * now or now - then < LEAST_SECONDS:
             return _refusal([one.network for one in contractions], place, now, then)
         read = inputs_of([eqns[k] for k in sorted(dying)], ())
@@ -224,6 +227,11 @@ class _Finder:
             place, frozenset(dying), frozenset(shared), tuple(builder.eqns), result, before, after, now - then,
             _exactness(contractions), _in_words(contractions),
         )  # fmt: skip
+
+    def _part_of_others(self, place: int, dying: Container[int]) -> float:
+        """How many of those that read an equation's result do not go."""
+        readers = self.level.readers(self.level.eqns[place].outvars[0])
+        return sum(j not in dying for j in readers) / len(readers)
 
     def _dying(self, place: int, places: frozenset[int], kept: Container[Var]) -> tuple[set[int], set[int]]:
         """What nobody reads any more when the root goes, and which of it other networks read, too."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -43,6 +44,8 @@ from .views import Views, small_integers
 SMALL_CALL = 24
 SLICED = "rows at places that are known are a slice"
 
+# Not `max` and `min`: of 0 and -0 a backend may give the first.
+COMMUTATIVE = frozenset("add add_any mul and or xor eq ne".split())
 LOOPS_AND_BRANCHES = frozenset(
     {"scan", "while", "cond", "jit", "closed_call", "eval_jaxpr", "checkpoint", "remat2", "remat", "with_reverse"}
 )
@@ -174,7 +177,7 @@ class Normalizer:
         if eqn.effects or eqn.primitive.name in KEPT_APART:
             eqns.append(eqn)
             return
-        eqn = with_static_starts(without_empty_sharding(rename(eqn, env)))
+        eqn = doubled(with_static_starts(without_empty_sharding(rename(eqn, env))))
         same = simplify_equation(eqn, makers)
         if same is not None:
             env[eqn.outvars[0]] = same
@@ -294,12 +297,24 @@ def with_static_starts(eqn: JaxprEqn) -> JaxprEqn:
     return builder.eqns[0].replace(outvars=eqn.outvars) if len(builder.eqns) == 1 else eqn
 
 
+def doubled(eqn: JaxprEqn) -> JaxprEqn:
+    """`x + x`, the derivative of `x * x`, is `2 * x`: a product, through which sums of products are seen."""
+    if eqn.primitive.name not in ("add", "add_any") or eqn.invars[0] is not eqn.invars[1] or not is_var(eqn.invars[0]):
+        return eqn
+    if not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        return eqn  # complex: an infinite part times 0 is no number
+    builder = Builder(eqn)
+    builder.call(lambda x: x * 2, eqn.invars[0])
+    return builder.eqns[0].replace(outvars=eqn.outvars)
+
+
 def equation_key(eqn: JaxprEqn) -> Any:
     """Two equations with one key compute the same; None when that cannot be told."""
+    operands = tuple(_atom_key(x) for x in eqn.invars)
     try:
         key = (
             eqn.primitive,
-            tuple(_atom_key(x) for x in eqn.invars),
+            frozenset(operands) if eqn.primitive.name in COMMUTATIVE else operands,
             tuple((k, param_key(v)) for k, v in sorted(eqn.params.items())),
             tuple((isinstance(v, _jax.DropVar), v.aval) for v in eqn.outvars),
             eqn.ctx,

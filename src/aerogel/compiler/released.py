@@ -127,29 +127,42 @@ def _summed(v: Any, shape: Sequence[int], axes: Sequence[int], once: Sequence[in
 
 
 def _undivided(level: Level, facts: Facts, place: int) -> _Released | None:
-    """A product whose operand is divided by what does not vary along what is summed over: the result is divided."""
+    """A product of which an operand is divided by what varies along its rows, or its columns, alone.
+
+    Where that is what is summed over, the other operand is divided; where it is not, the result is.
+    """
     eqn = level.eqns[place]
     (contract, _), (product,) = eqn.params["dimension_numbers"], eqn.outvars
     for side, x in enumerate(eqn.invars):
-        order, made = tuple(range(len(x.aval.shape))), _alone(level, x)
+        order, made = tuple(range(len(x.aval.shape))), level.maker(x)
         while made is not None and made.primitive.name == "transpose":
             order = tuple(made.params["permutation"][d] for d in order)
-            made = _alone(level, made.invars[0])
+            made = level.maker(made.invars[0])
         if made is None or made.primitive.name != "div" or not is_plain(made) or not _is_network(level, made.invars[0]):
             continue
         core, divisor = made.invars
-        summed = [order[d] for d in contract[side]]
-        same = core.aval.shape == made.outvars[0].aval.shape and len(divisor.aval.shape) == len(order)
-        if not same or not all(divisor.aval.shape[d] == 1 or Repeated(d) in facts.of(divisor) for d in summed):
+        if core.aval.shape != made.outvars[0].aval.shape or len(divisor.aval.shape) != len(order):
             continue
-        builder, operands = Builder(eqn), list(eqn.invars)
+        varies = [d for d, n in enumerate(divisor.aval.shape) if n != 1 and Repeated(d) not in facts.of(divisor)]
+        summed = [order[d] for d in contract[side]]
+        builder, operands, out = Builder(eqn), list(eqn.invars), _jax.new_var(product.aval)
         operands[side] = builder.call(lambda v, order=order: _moved(v, order), core)[0]
-        out = _jax.new_var(product.aval)
-        builder.eqns.append(eqn.replace(invars=operands, outvars=[out]))
-        divided = partial(_divided, order=order, summed=summed, to=_places(eqn, side))
-        (quotient,) = builder.call(divided, out, divisor)
+        line = partial(_line, kept=[d for d in order if d in varies])
+        if not set(varies) & set(summed):
+            to = _places(eqn, side)
+            divided = partial(_divided, line=line, to=[to[k] for k, d in enumerate(order) if d in varies])
+            builder.eqns.append(eqn.replace(invars=operands, outvars=[out]))
+            (result,) = builder.call(divided, out, divisor)
+        elif all(order[k] not in varies for k in _free(eqn, side)):
+            to = _places_of_other(eqn, side)
+            divided = partial(_divided, line=line, to=[to[k] for k, d in enumerate(order) if d in varies])
+            operands[1 - side] = builder.call(divided, operands[1 - side], divisor)[0]
+            builder.eqns.append(eqn.replace(invars=operands, outvars=[out]))
+            result = out
+        else:
+            continue
         here = frozenset({place})
-        return _Released(Edit(place, here, builder.eqns, {product: quotient}, here), frozenset({out}))
+        return _Released(Edit(place, here, builder.eqns, {product: result}, here), frozenset({out}))
     return None
 
 
@@ -157,15 +170,18 @@ def _moved(v: Any, order: Sequence[int]) -> Any:
     return v if list(order) == list(range(v.ndim)) else lax.transpose(v, order)
 
 
-def _divided(y: Any, d: Any, order: Sequence[int], summed: Sequence[int], to: Sequence[int]) -> Any:
-    """A product divided by what an operand was divided by."""
-    for axis in summed:
+def _line(d: Any, kept: Sequence[int]) -> Any:
+    """A value without the dimensions along which it does not vary, those that are kept in their order."""
+    for axis in set(range(d.ndim)) - set(kept):
         d = lax.slice_in_dim(d, 0, 1, axis=axis)
-    d = _moved(d, order)
-    kept = sorted((k for k in range(d.ndim) if to[k] >= 0), key=lambda k: to[k])
-    d = lax.transpose(d, [*kept, *(k for k in range(d.ndim) if to[k] < 0)])
-    d = lax.reshape(d, d.shape[: len(kept)])
-    return lax.div(y, lax.broadcast_in_dim(d, y.shape, [to[k] for k in kept]))
+    d = lax.transpose(d, [*kept, *(k for k in range(d.ndim) if k not in kept)])
+    return lax.reshape(d, d.shape[: len(kept)])
+
+
+def _divided(y: Any, d: Any, line: Callable[[Any], Any], to: Sequence[int]) -> Any:
+    """A value divided by a line whose dimensions are those of its own at places `to`."""
+    order = sorted(range(len(to)), key=lambda k: to[k])
+    return lax.div(y, lax.broadcast_in_dim(_moved(line(d), order), y.shape, [to[k] for k in order]))
 
 
 def _is_network(level: Level, x: Atom) -> bool:
@@ -178,13 +194,26 @@ def _is_network(level: Level, x: Atom) -> bool:
 
 def _places(eqn: JaxprEqn, side: int) -> list[int]:
     """For each dimension of an operand the one of the product that it is; -1 if it is summed over."""
-    contract, batch = eqn.params["dimension_numbers"]
-    ranks = [len(x.aval.shape) for x in eqn.invars]
-    free = [[d for d in range(n) if d not in c and d not in b] for n, c, b in zip(ranks, contract, batch, strict=True)]
-    start = len(batch[0]) + (len(free[0]) if side else 0)
-    to = [-1] * ranks[side]
+    _, batch = eqn.params["dimension_numbers"]
+    start = len(batch[0]) + (len(_free(eqn, 0)) if side else 0)
+    to = [-1] * len(eqn.invars[side].aval.shape)
     for k, d in enumerate(batch[side]):
         to[d] = k
-    for k, d in enumerate(free[side]):
+    for k, d in enumerate(_free(eqn, side)):
         to[d] = start + k
+    return to
+
+
+def _free(eqn: JaxprEqn, side: int) -> list[int]:
+    """The dimensions of an operand that are the result's alone."""
+    contract, batch = eqn.params["dimension_numbers"]
+    return [d for d in range(len(eqn.invars[side].aval.shape)) if d not in contract[side] and d not in batch[side]]
+
+
+def _places_of_other(eqn: JaxprEqn, side: int) -> list[int]:
+    """For each dimension of an operand the one of the other operand that it meets; -1 if it meets none."""
+    to = [-1] * len(eqn.invars[side].aval.shape)
+    for dims in eqn.params["dimension_numbers"]:
+        for mine, other in zip(dims[side], dims[1 - side], strict=True):
+            to[mine] = other
     return to

@@ -21,7 +21,7 @@ from .cost.sizes import elements
 from .level import Edit, Level
 from .networks import FLOATS, is_plain
 from .program import Builder, is_var
-from .records import Diagonal, Facts, Separable, the
+from .records import Diagonal, Facts, Repeated, Separable, the
 
 MARGIN = 0.8
 LEAST_SECONDS = 1e-6
@@ -83,7 +83,7 @@ def distributed(level: Level, facts: Facts, machine: Machine) -> list[Distribute
 
 def _is_sum(level: Level, x: Atom) -> bool:
     made = level.maker(x)
-    return made is not None and made.primitive.name in ("add", "sub") and _is_alike(made)
+    return made is not None and made.primitive.name in ("add", "add_any", "sub") and _is_alike(made)
 
 
 def _is_alike(eqn: JaxprEqn) -> bool:
@@ -176,9 +176,9 @@ def _rank(level: Level, facts: Facts, x: Atom) -> int | None:
     shape = x.aval.shape
     if any(isinstance(r, Diagonal) for r in known):
         return 0
-    if len(shape) == 2 and the(Separable, known) is not None:
+    if len(shape) == 2 and (the(Separable, known) is not None or any(isinstance(r, Repeated) for r in known)):
         return 1
-    made = level.maker(_moved(level, x)[0])
+    made = level.maker(_unscaled(level, facts, x))
     if made is None or made.primitive.name != "dot_general":
         return None
     contract, batch = made.params["dimension_numbers"]
@@ -188,6 +188,28 @@ def _rank(level: Level, facts: Facts, x: Atom) -> int | None:
     for d in contract[0]:
         terms *= made.invars[0].aval.shape[d]
     return terms if 2 * terms <= min(shape[-2:]) else None
+
+
+def _unscaled(level: Level, facts: Facts, x: Atom) -> Atom:
+    """What a matrix is without the transposes of it, and the numbers by which its rows and columns are multiplied."""
+    while True:
+        x, _ = _moved(level, x)
+        made = level.maker(x)
+        if made is None or made.primitive.name not in ("mul", "div") or not _is_alike(made):
+            return x
+        core, other = made.invars
+        if made.primitive.name == "mul" and _is_line(facts, core):
+            core, other = other, core
+        if core.aval.shape != x.aval.shape or not _is_line(facts, other):
+            return x
+        x = core
+
+
+def _is_line(facts: Facts, x: Atom) -> bool:
+    """Whether a value does not vary along the rows, or the columns, of its matrices."""
+    shape = x.aval.shape
+    ends = {len(shape) - 1, len(shape) - 2}
+    return any(shape[d] == 1 for d in ends) or any(isinstance(r, Repeated) and r.dim in ends for r in facts.of(x))
 
 
 def _seconds(eqn: JaxprEqn, side: int, terms: Sequence[_Term], machine: Machine) -> tuple[float, float]:
