@@ -387,3 +387,18 @@ def test_arguments_that_xla_finds_unused_do_not_abort_the_process(name: str) -> 
     """XLA ends the process (a failed check) where such a call has an argument that nothing in it reads."""
     run = subprocess.run([sys.executable, "-c", UNREAD, name], capture_output=True, text=True, check=False)
     assert run.stdout == "compiled\n", run.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", ["tanh", "erf", "expm1", "log1p"])
+def test_functions_that_are_slow_in_one_kernel_are_counted(name: str) -> None:
+    """200 of them a step cost more there than their kernel's start; as many of another function do not."""
+
+    xs = jnp.zeros((20, 200))
+
+    def priced(function: Any) -> Any:
+        loop = jax.make_jaxpr(lambda xs: lax.scan(lambda c, x: (c + function(x), None), xs[0], xs)[0])(xs)
+        return price(loop.jaxpr.eqns[-1], table("cpu"))
+
+    slow, quick = priced({"erf": lax.erf}.get(name) or getattr(jnp, name)), priced(jnp.exp)
+    assert slow.inside > slow.kernels
+    assert quick.inside < quick.kernels
