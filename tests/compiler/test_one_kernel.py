@@ -392,7 +392,6 @@ def test_arguments_that_xla_finds_unused_do_not_abort_the_process(name: str) -> 
 @pytest.mark.parametrize("name", ["tanh", "erf", "expm1", "log1p"])
 def test_functions_that_are_slow_in_one_kernel_are_counted(name: str) -> None:
     """200 of them a step cost more there than their kernel's start; as many of another function do not."""
-
     xs = jnp.zeros((20, 200))
 
     def priced(function: Any) -> Any:

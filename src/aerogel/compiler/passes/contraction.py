@@ -12,6 +12,7 @@ from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_steps
 from ..networks import ROOTS
 from ..normalize import normalize
+from ..picked_products import picked_products
 from ..pipeline import Context
 from ..program import Program
 from ..records import Facts
@@ -86,7 +87,7 @@ def _prepared(
         exactness = Exactness.FINITE
         return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
 
-    return (_compared, _solved, _running, _distributed, releasing)
+    return (_compared, _solved, _running, _picked, _distributed, releasing)
 
 
 def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
@@ -94,6 +95,16 @@ def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], l
     what, why = "a solve for a product becomes a product with a solve", "that is for fewer columns"
     exactness = Exactness.REASSOCIATES
     return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
+
+
+def _picked(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+    found = picked_products(level, facts, context.machine)
+    what, decisions = "entries of a product are picked from its factors", list[Decision]()
+    for one in found:
+        reason = f"{1e6 * one.seconds_before:.1f} us become {1e6 * one.seconds_after:.1f} us"
+        line = line_of(one.edit.place, level)
+        decisions.append(Decision(NAME, what, line, True, reason, exactness=Exactness.REASSOCIATES))
+    return [one.edit for one in found], decisions
 
 
 def _running(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:

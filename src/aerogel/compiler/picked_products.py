@@ -1,0 +1,191 @@
+"""Entries of a product that indices pick: rows and columns are picked from its factors, and they alone are multiplied.
+
+`(A @ B)[i]` is `A[i] @ B`, and `(A @ B)[i, j]` is `sum(A[i] * B.T[j], -1)`: a table of embeddings in factors, the
+scores of the pairs that were seen. An index out of bounds picks from the factor what it picked from the product: the
+nearest row, or nan.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aerogel._jax import Atom, JaxprEqn
+
+from .apart import cost_of
+from .contraction import product
+from .cost import Machine
+from .level import Edit, Level
+from .network import Label, Labels
+from .networks import FLOATS, is_plain
+from .program import Builder, is_var
+from .records import Counted, Facts, the
+
+MARGIN = 0.8
+LEAST_SECONDS = 1e-6
+MORE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Picked:
+    """An edit, and what both forms are predicted to take."""
+
+    edit: Edit
+    seconds_before: float
+    seconds_after: float
+
+
+def picked_products(level: Level, facts: Facts, machine: Machine) -> list[Picked]:
+    """The gathers of entries of products that nobody else reads which are cheaper from the factors."""
+    gathers = (place for place, eqn in enumerate(level.eqns) if eqn.primitive.name == "gather")
+    return [found for place in gathers if (found := _judged(level, facts, machine, place)) is not None]
+
+
+def _judged(level: Level, facts: Facts, machine: Machine, place: int) -> Picked | None:
+    eqn = level.eqns[place]
+    (x, _), out = eqn.invars, eqn.outvars[0]
+    gone, order = {place}, tuple(range(len(x.aval.shape)))
+    made = _alone(level, x)
+    while made is not None and made.primitive.name == "transpose":
+        order = tuple(made.params["permutation"][d] for d in order)
+        gone.add(level.made_by[made.outvars[0]])
+        made = _alone(level, made.invars[0])
+    if made is None or made.primitive.name != "dot_general" or not is_plain(made) or not _picks(eqn):
+        return None
+    gone.add(level.made_by[made.outvars[0]])
+    builder = Builder(eqn)
+    result = _Picking(eqn, made, order, _counted(level, facts, eqn)).emit(builder)
+    before = cost_of(level, [level.eqns[k] for k in sorted(gone)], [out], machine)
+    after = cost_of(level, builder.eqns, [result], machine)
+    now, then = before.seconds or 0.0, after.seconds or 0.0
+    if then > MARGIN * now or now - then < LEAST_SECONDS or after.peak_bytes > before.peak_bytes + MORE_BYTES:
+        return None
+    here = frozenset(gone)
+    return Picked(Edit(place, here, builder.eqns, {out: result}, here), now, then)
+
+
+def _alone(level: Level, x: Atom) -> JaxprEqn | None:
+    return level.maker(x) if is_var(x) and len(level.readers(x)) == 1 else None
+
+
+def _picks(eqn: JaxprEqn) -> bool:
+    """Whether a gather picks single places of some dimensions and all of the others, and fills with nan if it fills."""
+    (x, index), p = eqn.invars, eqn.params
+    numbers, fill = p["dimension_numbers"], p["fill_value"]
+    single = {*map(int, numbers.start_index_map), *map(int, numbers.operand_batching_dims)}
+    sizes = zip(p["slice_sizes"], x.aval.shape, strict=True)
+    filled = p["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    return (
+        str(x.aval.dtype) in FLOATS
+        and bool(numbers.start_index_map)
+        and 0 not in (*x.aval.shape, *index.aval.shape)
+        and all(n == (1 if d in single else m) for d, (n, m) in enumerate(sizes))
+        and (not filled or fill is None or bool(np.isnan(fill)))
+    )
+
+
+def _counted(level: Level, facts: Facts, eqn: JaxprEqn) -> dict[int, int]:
+    """The dimensions that are picked by counting along a dimension of the indices, and that: `P[arange(n), j]`."""
+    (x, index), numbers = eqn.invars, eqn.params["dimension_numbers"]
+    joined = level.maker(index)
+    if joined is None or joined.primitive.name != "concatenate":
+        return {}
+    last = len(index.aval.shape) - 1
+    if joined.params["dimension"] != last or any(part.aval.shape[last] != 1 for part in joined.invars):
+        return {}
+    found: dict[int, int] = {}
+    for d, part in zip(map(int, numbers.start_index_map), joined.invars, strict=True):
+        counted = the(Counted, facts.of(part))
+        if counted is None or (counted.scale, counted.offset) != (1, 0) or d not in numbers.collapsed_slice_dims:
+            continue
+        taken = counted.dim in found.values() or counted.dim in numbers.start_indices_batching_dims
+        if counted.dim != last and not taken and x.aval.shape[d] == index.aval.shape[counted.dim]:
+            found[d] = counted.dim
+    return found
+
+
+class _Picking:
+    """The labels of a gather from a product: of its indices, of the product's dimensions, and of those summed over."""
+
+    def __init__(self, eqn: JaxprEqn, made: JaxprEqn, order: Sequence[int], counted: Mapping[int, int]):
+        """Of a gather, and the product from which it is.
+
+        Args:
+            order: for each dimension of what is gathered from, the one of the product that it is.
+            counted: the dimensions of which no place is picked but all, along a dimension of the indices.
+        """
+        self.eqn, self.made = eqn, made
+        numbers = eqn.params["dimension_numbers"]
+        fresh = count()
+        self.at: Labels = tuple(next(fresh) for _ in eqn.invars[1].aval.shape[:-1])
+        ranks = [len(v.aval.shape) for v in made.invars]
+        contract, batch = made.params["dimension_numbers"]
+        self.of: list[list[Label]] = [[-1] * n for n in ranks]  # labels of the factors' dimensions
+        outs: list[list[tuple[int, int]]] = []  # for each dimension of the product, those of the factors that it is
+        for a, b in zip(contract[0], contract[1], strict=True):
+            self.of[0][a] = self.of[1][b] = next(fresh)
+        outs += [[(0, a), (1, b)] for a, b in zip(batch[0], batch[1], strict=True)]
+        for side in (0, 1):
+            outs += [[(side, d)] for d in range(ranks[side]) if d not in contract[side] and d not in batch[side]]
+        turned = [outs[d] for d in order]
+        batched = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+        batched |= counted
+        labels = [self.at[batched[d]] if d in batched else next(fresh) for d in range(len(turned))]
+        for label, places in zip(labels, turned, strict=True):
+            for side, d in places:
+                self.of[side][d] = label
+        self.picked = [None if d in counted else labels[d] for d in map(int, numbers.start_index_map)]
+        hidden = {*map(int, numbers.collapsed_slice_dims), *map(int, numbers.operand_batching_dims)}
+        offsets = {int(d): k for k, d in enumerate(numbers.offset_dims)}
+        shown = [d for d in range(len(turned)) if d not in hidden]
+        rest = iter(self.at)
+        # The dimensions of the result; one of size 1 stands for a place that is picked and not collapsed.
+        rank = len(eqn.outvars[0].aval.shape)
+        self.out = [labels[shown[offsets[d]]] if d in offsets else next(rest) for d in range(rank)]
+
+    def emit(self, builder: Builder) -> Atom:
+        """Adds the equations; the result."""
+        index, aval = self.eqn.invars[1], self.eqn.outvars[0].aval
+        params, factors = self.made.params, []
+        for x, own in zip(self.made.invars, self.of, strict=True):
+            labels = list(own)
+            for component, label in enumerate(self.picked):
+                if label is not None and label in labels:
+                    x, labels = self._gathered(builder, x, labels, index, component, label)
+            factors.append((x, tuple(labels)))
+        (x, of_x), (y, of_y) = factors
+        flat = [one for one in self.out if one not in self.picked]
+
+        def multiplied(x: Any, y: Any) -> Any:
+            z = product(x, y, of_x, of_y, tuple(flat), params["precision"], np.dtype(aval.dtype))
+            made = [*(one for one in of_x if one in of_y and one in flat)]
+            made += [one for one in (*of_x, *of_y) if (one in of_x) != (one in of_y)]
+            z = lax.transpose(z, [made.index(one) for one in flat])
+            return lax.reshape(z, aval.shape)
+
+        return builder.call(multiplied, x, y)[0]
+
+    def _gathered(
+        self, builder: Builder, x: Atom, labels: list[Label], index: Atom, component: int, label: Label
+    ) -> tuple[Atom, list[Label]]:
+        """A factor at the indices that one component picks: the labels of the indices, then what is left of its own."""
+        batch = [one for one in labels if one in self.at]
+        rest = [one for one in labels if one != label and one not in self.at]
+        dim, params = labels.index(label), self.eqn.params
+        numbers = lax.GatherDimensionNumbers(
+            offset_dims=tuple(range(len(self.at), len(self.at) + len(rest))),
+            collapsed_slice_dims=(dim,),
+            start_index_map=(dim,),
+            operand_batching_dims=tuple(labels.index(one) for one in batch),
+            start_indices_batching_dims=tuple(self.at.index(one) for one in batch),
+        )
+        sizes = tuple(n if one in rest else 1 for n, one in zip(x.aval.shape, labels, strict=True))
+
+        def read(x: Any, i: Any) -> Any:
+            i = lax.slice_in_dim(i, component, component + 1, axis=-1)
+            return lax.gather(x, i, numbers, sizes, mode=params["mode"], fill_value=params["fill_value"])
+
+        return builder.call(read, x, index)[0], [*self.at, *rest]
