@@ -1,5 +1,7 @@
 """Recurrent layers: where they start, which way they go, and all steps at once."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,3 +78,39 @@ def test_no_step_leaves_the_state() -> None:
         assert outs.shape == (2, 0, 3)
         assert after.dtype == jnp.complex64
         np.testing.assert_array_equal(after, wanted)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_sequences_end_at_their_own_lengths(kind: Any) -> None:
+    """Results, last states and gradients are those of each sequence alone, both ways; what is behind is not read."""
+    layer, lengths = kind(3, 4, 2, bidirectional=True, key=KEY), jnp.array([7, 3, 0])
+    xs = jax.random.normal(KEY, (3, 7, 3))
+    behind = jnp.arange(7)[:, None] >= lengths[:, None, None]
+    xs = jnp.where(behind, jnp.nan, xs)
+
+    def loss(layer: Any, xs: Any) -> Any:
+        outs, state = layer(xs, lengths=lengths)
+        return sum(jnp.sin(x).sum() for x in jax.tree.leaves((outs, state))), (outs, state)
+
+    def alone(layer: Any, xs: Any) -> Any:
+        each = [layer(x[:n]) for x, n in zip(xs, lengths.tolist(), strict=True)]
+        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(each)), each
+
+    (_, (outs, state)), grads = ag.jit(ag.value_and_grad(loss, (0, 1), has_aux=True))(layer, xs)
+    (_, each), wanted = jax.value_and_grad(alone, (0, 1), has_aux=True)(layer, xs)
+    for i, (own_outs, own_state) in enumerate(each):
+        np.testing.assert_allclose(outs[i, : len(own_outs)], own_outs, atol=1e-6)
+        assert not outs[i, len(own_outs) :].any()
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-6), state, own_state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, wanted)
+    mapped, _ = jax.vmap(lambda x, n: layer(x, lengths=n))(xs, lengths)
+    np.testing.assert_allclose(mapped, outs, atol=1e-6)
+
+
+def test_lengths_that_do_not_fit_are_told() -> None:
+    """Numbers with a point, and as many as there are not sequences."""
+    layer = nn.GRU(3, 4, key=KEY)
+    with pytest.raises(nn.InputError, match="the lengths must be integers"):
+        layer(XS, lengths=jnp.ones(2))
+    with pytest.raises(nn.InputError, match="the array of lengths does not broadcast"):
+        layer(XS, lengths=jnp.ones(3, int))

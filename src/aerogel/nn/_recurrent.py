@@ -9,7 +9,7 @@ from aerogel._errors import UsageError
 from aerogel.module import Module
 
 from ._cells import AbstractCell, GRUCell, LSTMCell, RNNCell
-from ._check import check_last_axes, shown, types_of
+from ._check import check_broadcasts, check_integers, check_last_axes, shown, types_of
 from ._dropout import Dropout
 from ._errors import InputError
 from ._half import unhalved
@@ -36,10 +36,24 @@ class Recurrent(Module):
     cell: AbstractCell
     reverse: bool = False
 
-    def __call__(self, x: Any, state: Any = None, *, key: jax.Array | None = None) -> tuple[jax.Array, Any]:
-        """The results and the last state for `x`, from `state` or the cell's initial one; `key` is not used."""
+    def __call__(
+        self, x: Any, state: Any = None, *, lengths: Any = None, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+        """The results and the last state for `x`, from `state` or the cell's initial one; `key` is not used.
+
+        Args:
+            x: [..., time, input_size].
+            state: before the first step.
+            lengths: how many steps each sequence has, integers [...], where they differ; the rest of `x` is not read.
+                The last state is that at a sequence's own end, with `reverse` it starts from there, and results
+                behind it are zeros, as PyTorch's of packed sequences.
+            key: not used.
+        """
         check_last_axes(self, x, "time", self.cell.input_size)
         steps = jnp.moveaxis(jnp.asarray(x), -2, 0)
+        is_there = None if lengths is None else self._is_there(lengths, steps)
+        if is_there is not None:
+            steps = jnp.where(is_there, steps, jnp.zeros((), steps.dtype))  # else a nan there would reach gradients
         if state is None:
             state = self.cell.initial_state(jax.eval_shape(lambda steps: steps.sum(0, steps.dtype), steps))
 
@@ -49,14 +63,28 @@ class Recurrent(Module):
         def narrowed(one: Any, as_it_is: Any) -> Any:
             return one if one is as_it_is else one.astype(as_it_is.dtype)
 
-        def step(state: Any, x: Any) -> tuple[Any, jax.Array]:
+        def step(state: Any, each: Any) -> tuple[Any, jax.Array]:
+            x, is_there = each
             stand_in = StandIn(jax.tree.map(narrowed, wide, self.cell), "cell")
             after = stand_in.layer(x, state)
             self._check_carried(state, after)
-            return after, after[0] if isinstance(after, tuple) else after
+            out = after[0] if isinstance(after, tuple) else after
+            if is_there is None:
+                return after, out
+            after = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), after, state)
+            return after, jnp.where(is_there, out, jnp.zeros((), out.dtype))
 
-        state, outs = jax.lax.scan(step, state, steps, reverse=self.reverse)
+        state, outs = jax.lax.scan(step, state, (steps, is_there), reverse=self.reverse)
         return jnp.moveaxis(outs, 0, -2), state
+
+    def _is_there(self, lengths: Any, steps: jax.Array) -> jax.Array:
+        """Whether each step [time, ..., 1] is one of its sequence."""
+        check_integers(self, lengths, "lengths")
+        batch = steps.shape[1:-1]
+        check_broadcasts(self, lengths, batch, len(batch), "array of lengths")
+        lengths = jnp.broadcast_to(jnp.asarray(lengths), batch)
+        time = jax.lax.broadcasted_iota(lengths.dtype, (*steps.shape[:-1], 1), 0)
+        return time < lengths[None, ..., None]
 
     def _check_carried(self, before: Any, after: Any) -> None:
         got, wanted = ((*map(shown, jax.tree.leaves(tree)),) for tree in (before, after))
@@ -87,10 +115,12 @@ class Bidirectional(Module):
         self.forward = Recurrent(forward)
         self.backward = Recurrent(backward, reverse=True)
 
-    def __call__(self, x: Any, state: Any = None, *, key: jax.Array | None = None) -> tuple[jax.Array, Any]:
-        """The results and the two last states for `x`, from a pair of states; `key` is not used."""
+    def __call__(
+        self, x: Any, state: Any = None, *, lengths: Any = None, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+        """The results and the two last states for `x`, from a pair of states; the rest is as for `Recurrent`."""
         one, two = (None, None) if state is None else state
-        (forth, one), (back, two) = self.forward(x, one), self.backward(x, two)
+        (forth, one), (back, two) = self.forward(x, one, lengths=lengths), self.backward(x, two, lengths=lengths)
         return jnp.concatenate([forth, back], -1), (one, two)
 
 
@@ -112,9 +142,12 @@ class _Layers(Module):
         self.layers = tuple(layers)
         self.dropout = Dropout(dropout)
 
-    def __call__(self, x: Any, state: Any = None, *, key: jax.Array | None = None) -> tuple[jax.Array, Any]:
+    def __call__(
+        self, x: Any, state: Any = None, *, lengths: Any = None, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
         """The results of the last layer and the last state of all; `key` is for dropout between layers.
 
+        Where sequences end at their own `lengths`, integers [...], results behind them are zeros, as for `Recurrent`.
         A state has all layers, each forwards and then backwards, along its last axis but one:
         [..., layers, hidden_size], or a pair of such arrays for LSTM.
         """
@@ -122,7 +155,7 @@ class _Layers(Module):
         keys = [None] * len(given) if key is None else jax.random.split(key, len(given))
         states: list[Any] = []
         for i, (layer, before, one_key) in enumerate(zip(self.layers, given, keys, strict=True)):
-            x, after = layer(self.dropout(x, key=one_key) if i else x, before)
+            x, after = layer(self.dropout(x, key=one_key) if i else x, before, lengths=lengths)
             states += after if isinstance(layer, Bidirectional) else [after]
         return x, jax.tree.map(lambda *each: jnp.stack(each, -2), *states)
 
