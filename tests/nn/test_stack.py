@@ -161,3 +161,18 @@ def test_a_stack_under_vmap_and_editing() -> None:
     assert stack.map(lambda layer: ag.at(layer).weight.apply(jnp.transpose))[1].weight.T.tolist() == (
         stack[1].weight.tolist()
     )
+
+
+def test_each_layer_of_a_stack_is_changed_with_its_own_key() -> None:
+    """What `map` is given besides is divided among the layers: changes of low rank that are drawn apart."""
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=KEY)
+
+    def tuned(layer: Any, key: Any) -> Any:
+        return ag.at(layer).weight.apply(lambda weight: nn.LoRA(weight, 2, key=key))
+
+    keys = jax.random.split(KEY, 4)
+    got = stack.map(tuned, keys)
+    for i, layer in enumerate(stack):
+        np.testing.assert_array_equal(got[i].weight.a, tuned(layer, keys[i]).weight.a)
+    assert len({float(a.sum()) for a in got.layers.weight.a}) == 4
+    np.testing.assert_array_equal(got(XS), stack(XS))

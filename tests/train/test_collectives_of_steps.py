@@ -147,7 +147,7 @@ def by_scan(remat: Any, dtype: Any, params: Any, x: Any, y: Any) -> Any:
         blocks = jax.tree.map(lambda array: array.reshape(2, 2, *array.shape[1:]), params["blocks"])
         h, _ = jax.lax.scan(jax.checkpoint(lambda h, two: jax.lax.scan(inner, h, two)), h, blocks)
     else:
-        policy = remat if callable(remat) else None
+        policy: Any = remat if callable(remat) else None
         step = body if remat == "none" else jax.checkpoint(body, prevent_cse=False, policy=policy)
         h, _ = jax.lax.scan(step, h, params["blocks"])
     return cross_entropy(_plain.dense(params["head"], _plain.norm(params["norm"], h)).astype(jnp.float32), y)
@@ -173,8 +173,11 @@ def test_a_stack_communicates_as_by_hand(mix: str, remat: Any, dtype: Any) -> No
     spread, step = place(model), stepping(place)
     compiled = step.lower(spread, started(spread), *batch).compile()
 
-    stacked = params | {"blocks": jax.tree.map(lambda *each: np.stack(each), *params["blocks"])}
-    spec_of = lambda path, array: P(None, *spec(path, array[0])) if "blocks" in path else spec(path, array)
+    stacked: Any = params | {"blocks": jax.tree.map(lambda *each: np.stack(each), *params["blocks"])}
+
+    def spec_of(path: str, array: Any) -> P:
+        return P(None, *spec(path, array[0])) if "blocks" in path else spec(path, array)
+
     hand = by_hand(mesh, spec_of, stacked, batch, functools.partial(by_scan, remat, dtype))
     no_more(collectives(hand), collectives(compiled))
 

@@ -113,9 +113,13 @@ class Stack(Module, Generic[L]):
             assign(self.layers, new)
         return x
 
-    def map(self, function: Callable[[L], Any]) -> "Stack[Any]":
-        """The stack of `function(layer)` for each layer; it is traced once, by `jax.vmap`."""
-        return at(self).layers.set(jax.vmap(function)(self.layers))
+    def map(self, function: Callable[..., Any], *each: Any) -> "Stack[Any]":
+        """The stack of `function(layer)` for each layer; it is traced once, by `jax.vmap`.
+
+        Further trees have an axis of `n` in front, and each layer is given its own part, such as a key of its own:
+        `stack.map(lambda layer, key: ..., jax.random.split(key, n))`.
+        """
+        return at(self).layers.set(jax.vmap(function)(self.layers, *each))
 
     def __len__(self) -> int:
         return self.n
