@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,3 +177,53 @@ def test_each_layer_of_a_stack_is_changed_with_its_own_key() -> None:
         np.testing.assert_array_equal(got[i].weight.a, tuned(layer, keys[i]).weight.a)
     assert len({float(a.sum()) for a in got.layers.weight.a}) == 4
     np.testing.assert_array_equal(got(XS), stack(XS))
+
+
+class Foreign(eqx.Module):
+    """A block of Equinox's layers, among whose leaves are bools, numbers and functions."""
+
+    mlp: eqx.nn.MLP
+    dropout: eqx.nn.Dropout
+
+    def __init__(self, key: Any) -> None:
+        self.mlp = eqx.nn.MLP(3, 3, 8, 1, key=key)
+        self.dropout = eqx.nn.Dropout(0.5)
+
+    def __call__(self, x: Any, *, key: Any = None) -> Any:
+        return self.dropout(x + jax.vmap(self.mlp)(x), key=key)
+
+
+@pytest.mark.parametrize("remat", ["none", "all", "sqrt"])
+def test_layers_of_another_library_stack(remat: Any) -> None:
+    """Equinox's modules as they are: applied, indexed, changed and made of a list, with keys, as one by one."""
+    keys = jax.random.split(KEY, 5)
+    by_hand = XS
+    for key in keys:
+        by_hand = Foreign(key)(by_hand, key=key)
+    stack = nn.Stack(Foreign, 5, remat, key=KEY)
+    run = ag.jit(lambda stack, x, key: stack(x, key=key))
+    for each in (stack, nn.Stack.from_list(list(stack), remat), stack.map(lambda layer: layer)):
+        np.testing.assert_allclose(run(each, XS, KEY), by_hand, rtol=1e-5)
+        assert each[1:3].layers.dropout.inference is False
+    grads = ag.jit(ag.grad(lambda stack: run(stack, XS, KEY).sum()))(stack)
+    one_by_one = jax.grad(lambda arrays: by_hand_of(arrays).sum())
+    arrays, rest = eqx.partition([*stack], eqx.is_array)
+
+    def by_hand_of(arrays: Any) -> Any:
+        x = XS
+        for layer, key in zip(eqx.combine(arrays, rest), keys, strict=True):
+            x = layer(x, key=key)
+        return x
+
+    for i, wanted in enumerate(one_by_one(arrays)):
+        np.testing.assert_allclose(grads.layers.mlp.layers[1].weight[i], wanted.mlp.layers[1].weight, rtol=1e-4)
+    assert ag.inference(stack).layers.dropout.inference is True
+
+
+def test_a_sequence_gives_keys_to_layers_of_another_library() -> None:
+    """Inside of `jit` too, where Equinox's layers cannot be hashed; functions of JAX's are given none."""
+    linear, dropout = eqx.nn.Linear(3, 3, key=KEY), eqx.nn.Dropout(0.5)
+    model = nn.Sequential(linear, jax.nn.relu, jax.jit(jnp.sin), dropout)
+    x = jnp.ones(3)
+    wanted = dropout(jnp.sin(jax.nn.relu(linear(x))), key=jax.random.split(KEY, 4)[3])
+    np.testing.assert_allclose(jax.jit(lambda model, x, key: model(x, key=key))(model, x, KEY), wanted, rtol=1e-6)

@@ -69,16 +69,26 @@ class Sequential(Module):
 
 def called(layer: Any, x: Any, *args: Any, key: jax.Array | None, **kwargs: Any) -> Any:
     """The result of a layer that is given the key if there is one, and if it takes one."""
-    cls: Any = type(layer)
-    takes = key is not None and takes_key(cls.__call__ if issubclass(cls, Module) else layer)
-    given = {"key": key} if takes else {}
+    given = {"key": key} if key is not None and _takes(layer) else {}
     return layer(x, *args, **given, **kwargs)
 
 
+def _takes(layer: Any) -> bool:
+    """Whether a layer takes a `key`. A layer of another library cannot be hashed inside of `jit`, but its class can."""
+    cls: Any = type(layer)
+    if inspect.isfunction(layer):
+        return takes_key(layer, True)
+    return takes_key(cls.__call__, issubclass(cls, Module))
+
+
 @functools.lru_cache(maxsize=1024)
-def takes_key(function: Any) -> bool:
-    """Whether a layer takes a `key`. A function that does not say what it takes is not given one."""
+def takes_key(function: Any, as_any: bool) -> bool:
+    """Whether a function takes a `key`, by that name or, with `as_any`, by taking any.
+
+    A function that does not say what it takes is not given one. That a class of JAX's (of `jax.nn.relu`, say) takes any
+    tells of its wrapper alone.
+    """
     if not inspect.isfunction(function):
         return False
     parameters = inspect.signature(function).parameters.values()
-    return any(each.name == "key" or each.kind is each.VAR_KEYWORD for each in parameters)
+    return any(each.name == "key" or (as_any and each.kind is each.VAR_KEYWORD) for each in parameters)

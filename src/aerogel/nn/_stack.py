@@ -14,6 +14,7 @@ from aerogel.module._display import show_type
 from aerogel.module._paths import show_path
 from aerogel.module._variable import Bound, is_variable
 from aerogel.transform import assign, stateful
+from aerogel.transform._static import Static, is_static, reveal
 
 from ._check import shown, types_of
 from ._errors import InputError
@@ -72,7 +73,7 @@ class Stack(Module, Generic[L]):
     ) -> None:
         if n < 0:
             raise UsageError(argument="n", got=n, wanted="a number of layers, 0 or more", function="Stack")
-        self.layers = jax.vmap(make_layer)(jax.random.split(key, n))
+        self.layers = reveal(jax.vmap(lambda key: _hidden(make_layer(key)))(jax.random.split(key, n)))
         self.n = n
         self.remat = _checked(remat)
         self.unroll = unroll
@@ -84,12 +85,13 @@ class Stack(Module, Generic[L]):
         Raises:
             UsageError: there is none, or they differ in structure, shapes or dtypes.
         """
-        kinds = {types_of(layer) for layer in layers}
+        hidden = [_hidden(layer) for layer in layers]
+        kinds = {types_of(layer) for layer in hidden}
         if len(kinds) != 1:
             wanted = "one layer or more, all of one structure, with arrays of one shape and dtype"
             raise UsageError(argument="layers", got=list(layers), wanted=wanted, function="Stack.from_list")
         stack = Stack(lambda _: layers[0], len(layers), remat, unroll, key=jax.random.key(0))
-        return at(stack).layers.set(jax.tree.map(lambda *each: jnp.stack(each), *layers))
+        return at(stack).layers.set(reveal(jax.tree.map(lambda *each: jnp.stack(each), *hidden)))
 
     def __call__(self, x: Any, *args: Any, key: jax.Array | None = None, **kwargs: Any) -> Any:
         """The result of the last layer."""
@@ -101,16 +103,17 @@ class Stack(Module, Generic[L]):
 
         def step(x: Any, each: Any) -> tuple[Any, Any]:
             layer, one_key = each
+            layer = reveal(layer)
             if has_state:
                 out, new = stateful(self._one)(layer, x, one_key, args, kwargs)
             else:
                 out, new = self._one(layer, x, one_key, args, kwargs), None
             self._check(x, out)
-            return out, new
+            return out, _hidden(new)
 
-        x, new = self._looped(step, x, (self.layers, keys))
+        x, new = self._looped(step, x, (_hidden(self.layers), keys))
         if has_state:
-            assign(self.layers, new)
+            assign(self.layers, reveal(new))
         return x
 
     def map(self, function: Callable[..., Any], *each: Any) -> "Stack[Any]":
@@ -119,7 +122,11 @@ class Stack(Module, Generic[L]):
         Further trees have an axis of `n` in front, and each layer is given its own part, such as a key of its own:
         `stack.map(lambda layer, key: ..., jax.random.split(key, n))`.
         """
-        return at(self).layers.set(jax.vmap(function)(self.layers, *each))
+
+        def one(layer: Any, *own: Any) -> Any:
+            return _hidden(function(reveal(layer), *own))
+
+        return at(self).layers.set(reveal(jax.vmap(one)(_hidden(self.layers), *each)))
 
     def __len__(self) -> int:
         return self.n
@@ -132,9 +139,11 @@ class Stack(Module, Generic[L]):
         if not isinstance(index, slice):
             if isinstance(index, int | np.integer) and not -self.n <= index < self.n:
                 raise IndexError(f"a stack of {self.n} layers has no layer {index}")
-            return jax.tree.map(lambda array: array[index], self.layers)
-        layers = jax.tree.map(lambda array: array[index], self.layers)
-        return at(self).replace(layers=layers, n=len(range(self.n)[index]))
+            return self._part(index)
+        return at(self).replace(layers=self._part(index), n=len(range(self.n)[index]))
+
+    def _part(self, index: int | slice) -> Any:
+        return reveal(jax.tree.map(lambda array: array[index], _hidden(self.layers)))
 
     def __iter__(self) -> Iterator[L]:
         return (self[i] for i in range(self.n))
@@ -144,7 +153,7 @@ class Stack(Module, Generic[L]):
         return called(stand_in.layer, x, *args, key=key, **kwargs)
 
     def _check_stacked(self) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.layers):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(_hidden(self.layers)):
             if np.shape(leaf)[:1] != (self.n,):
                 raise InputError(
                     what=f"{show_path(path)} in the layers of a stack is not stacked.",
@@ -174,6 +183,17 @@ class Stack(Module, Generic[L]):
                 policy = jax.checkpoint_policies.save_only_these_names(*self.remat)  # type: ignore[misc]
             step = jax.checkpoint(step, prevent_cse=False, policy=policy)
         return jax.lax.scan(step, x, each, self.n, unroll=self.unroll)
+
+
+def _hidden(tree: Any) -> Any:
+    """The tree whose leaves are its arrays alone: those of Equinox's modules are numbers, bools and functions too."""
+
+    def is_fixed(leaf: Any) -> bool:
+        return is_static(leaf) or isinstance(leaf, bool | int | float | complex)
+
+    if not any(map(is_fixed, jax.tree.leaves(tree))):
+        return tree
+    return jax.tree.map(lambda leaf: Static(leaf) if is_fixed(leaf) else leaf, tree)
 
 
 def _in_blocks(step: Any, x: Any, each: Any, n: int, unroll: int) -> tuple[Any, Any]:
