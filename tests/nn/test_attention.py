@@ -1,5 +1,6 @@
 """Attention: heads that share keys, masks, biases, and decoding with a cache."""
 
+import re
 from typing import Any
 
 import jax
@@ -102,3 +103,12 @@ def test_relative_positions_are_all_that_rotations_show() -> None:
     np.testing.assert_allclose(products, products[0], rtol=1e-4)
     waves = nn.SinusoidalPositionalEmbedding(8).waves(jnp.arange(4))
     np.testing.assert_allclose((waves**2).sum(-1), np.full(4, 4.0), rtol=1e-6)
+
+
+def test_a_mask_of_keys_alone_is_told_its_axes() -> None:
+    """PyTorch's `key_padding_mask`, [batch, keys], has no axes of heads and queries: the error says how it gets them."""
+    layer, is_there = nn.MultiheadAttention(2, 8, key=KEY), jnp.ones((3, 6), bool)
+    xs = jnp.ones((3, 6, 8))
+    with pytest.raises(nn.InputError, match=re.escape("one of keys alone: mask[..., None, None, :]")):
+        layer(xs, mask=is_there)
+    assert layer(xs, mask=is_there[..., None, None, :]).shape == (3, 6, 8)

@@ -190,7 +190,8 @@ class MultiheadAttention(Module):
         places = jnp.shape(key_)[-2] if self.cache is None else self.cache.keys.get().shape[-3]
         for name, each in (("mask", mask), ("bias", bias)):
             if each is not None:
-                check_broadcasts(self, each, (*batch, self.num_heads, jnp.shape(query)[-2], places), 3, name)
+                fix = f"its axes are [..., heads, queries, keys]; one of keys alone: {name}[..., None, None, :]"
+                check_broadcasts(self, each, (*batch, self.num_heads, jnp.shape(query)[-2], places), 3, name, fix)
         if mask is not None and not jnp.issubdtype(jnp.result_type(mask), jnp.bool_):
             raise InputError(
                 what="the mask must be of booleans.",

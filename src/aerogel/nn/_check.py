@@ -46,7 +46,9 @@ def check_axes(layer: Module, x: Any, *sizes: int | str, name: str = "input", to
     )
 
 
-def check_broadcasts(layer: Module, x: Any, shape: tuple[int, ...], kept: int, name: str) -> None:
+def check_broadcasts(
+    layer: Module, x: Any, shape: tuple[int, ...], kept: int, name: str, to_fix: str | None = None
+) -> None:
     """Nothing, if `x` broadcasts against an array of this shape, and makes none of its last `kept` axes longer.
 
     Raises:
@@ -65,6 +67,7 @@ def check_broadcasts(layer: Module, x: Any, shape: tuple[int, ...], kept: int, n
             place=position_of(layer),
             got=shown(x),
             wanted=show_type(str(jnp.result_type(x)), shape),
+            to_fix=to_fix,
         )
 
 
