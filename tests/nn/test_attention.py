@@ -106,7 +106,7 @@ def test_relative_positions_are_all_that_rotations_show() -> None:
 
 
 def test_a_mask_of_keys_alone_is_told_its_axes() -> None:
-    """PyTorch's `key_padding_mask`, [batch, keys], has no axes of heads and queries: the error says how it gets them."""
+    """PyTorch's `key_padding_mask`, [batch, keys], has no axes of heads and queries: the error says how to add them."""
     layer, is_there = nn.MultiheadAttention(2, 8, key=KEY), jnp.ones((3, 6), bool)
     xs = jnp.ones((3, 6, 8))
     with pytest.raises(nn.InputError, match=re.escape("one of keys alone: mask[..., None, None, :]")):
