@@ -30,6 +30,7 @@ CLAIMS = (
     "sums_of_products_cost_their_cheapest_order",
     "wide_products_are_read_along_their_rows",
     "a_sum_of_rows_reads_them_once",
+    "an_axis_of_length_one_costs_nothing",
     "what_several_sums_repeat_is_not_written_out",
     "gates_of_an_input_are_read_one_by_one",
     "every_vmap_order_of_matvec_costs_the_best_einsum",

@@ -45,6 +45,7 @@ from aerogel.compiler.rules import (
     small_products,
     small_solves,
     turned_products,
+    unit_sums,
 )
 from aerogel.compiler.stream_plan import Sizes
 
@@ -179,6 +180,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (turned_products, "FEWEST", 1),
     (turned_products, "COPIED", range(2, 4)),
     (turned_products, "WIDE", 1),
+    (unit_sums, "FEWEST", 1),
     (_jax, "HAS_VECTOR_SUMS", False),
     (elementary, "FEWEST", MANY),
     (elementary, "FEWEST_POWERS", MANY),

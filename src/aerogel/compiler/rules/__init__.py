@@ -54,3 +54,4 @@ from .softmax_gradient import softmax_gradient as softmax_gradient
 from .sorting import sort_places as sort_places
 from .stage import Stage as Stage
 from .turned_products import turned_product as turned_product
+from .unit_sums import unit_axis_sum as unit_axis_sum

@@ -32,6 +32,7 @@ from .small_solves import small_cholesky, small_lu, small_solve, small_triangula
 from .softmax_gradient import softmax_gradient
 from .sorting import sort_places
 from .turned_products import turned_product
+from .unit_sums import unit_axis_sum
 
 default = RuleSet(
     (
@@ -72,5 +73,7 @@ default = RuleSet(
         convolution_by_rows,
         few_term_convolution,
         depthwise_kernel_gradient,
+        # sums: docs/reference/catalogue-linear-algebra.md
+        unit_axis_sum,
     )
 )
