@@ -202,3 +202,23 @@ def test_what_is_made_of_the_state_is_not_stored_beside_it() -> None:
         return sum(v.aval.ndim == 2 for v in loops[0].outvars)
 
     assert starts(jnp.sin) + 1 == starts(jnp.cos)
+
+
+def test_states_of_a_batch_run_in_segments() -> None:
+    """Matrices that a batch of texts carries along are in segments of steps, not text by text in small steps."""
+
+    def loss(q: Any, k: Any, v: Any, s: Any) -> Any:
+        def step(s: Any, x: Any) -> tuple[Any, Any]:
+            q, k, v = x
+            s = 0.95 * s + k[..., None] * v[:, None]
+            return s, jnp.einsum("bkv,bk->bv", s, q)
+
+        return jnp.mean(lax.scan(step, s, (q, k, v))[1] ** 2)
+
+    entries = jax.ShapeDtypeStruct((256, 8, 64), jnp.float32)
+    args = entries, entries, entries, jax.ShapeDtypeStruct((8, 64, 64), jnp.float32)
+    report = ag.explain(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*args)
+    assert [d.reason for d in report.refused if d.rule == "streaming"] == [
+        "the loop that makes it runs again in segments"
+    ]
+    assert {"streaming", SEGMENTS.name} & {d.rule for d in report.fired} == {SEGMENTS.name}
