@@ -1,5 +1,6 @@
 """Streaming: formulas whose inside is large run in blocks, with the same results, value and gradient."""
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -244,6 +245,14 @@ def test_nothing_large_is_left(name: str) -> None:
     for g in (f, jax.value_and_grad(squares(f), argnums=(0, 1, 2))):
         assert max(sizes_in(traced(g, *large).jaxpr)) >= 8192 * 8192
         assert max(sizes_in(traced(ag.optimize(g), *large).jaxpr)) < 8192 * 8192 // 10
+
+
+def test_a_mask_that_heads_share_is_made_in_blocks() -> None:
+    """Causal attention with heads, which run one after the other: the mask does not exist for all of them."""
+    heads = jax.ShapeDtypeStruct((1, 8192, 4, 64), jnp.float32)
+    f = functools.partial(jax.nn.dot_product_attention, is_causal=True)
+    assert max(sizes_in(traced(f, heads, heads, heads).jaxpr)) >= 4 * 8192 * 8192
+    assert max(sizes_in(traced(ag.optimize(f), heads, heads, heads).jaxpr)) < 8192 * 8192 // 10
 
 
 def test_parts_by_a_mask_count_nothing_else() -> None:

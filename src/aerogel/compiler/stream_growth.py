@@ -70,7 +70,14 @@ def _answer(stream: Stream, place: int) -> Mapped | Reduced | No | None:
     ins = {k: known[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in known and _in_blocks(stream, x)}
     if outs and not ins:
         return along_output(eqn, outs, stream.length)
-    return along(eqn, ins, stream.length) if ins else None
+    answer = along(eqn, ins, stream.length) if ins else None
+    if isinstance(answer, Mapped) and any(answer.outs[k] != axis for k, axis in outs.items()):
+        # What one reader repeats along the axis, and another across it (the labels of a loss in both directions): one
+        # that is small is read as a whole.
+        if not any(x in stream.large for x in eqn.invars if is_var(x)):
+            other = along_output(eqn, outs, stream.length)
+            return other if isinstance(other, Mapped) else answer
+    return answer
 
 
 def _in_blocks(stream: Stream, x: Var) -> bool:

@@ -177,9 +177,11 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
     found = _best_of(level, seed, nearly, taken, context, sizes, inside)
     if nearly <= sizes.least_bytes or group_of(level, seed, nearly) == group_of(level, seed, sizes.least_bytes):
         return found
-    # what is much smaller is large, too: the distances, beside as many functions of each
+    # What is much smaller is large, too: the distances, beside as many functions of each. But a mask that all heads
+    # share is in no stream of heads: there it would be written for all of them.
     wider = _best_of(level, seed, sizes.least_bytes, taken, context, sizes, inside)
-    return wider if isinstance(wider, Form) else found
+    loses = isinstance(wider, Left) or (isinstance(found, Form) and not found.edit.gone <= wider.edit.gone)
+    return found if loses else wider
 
 
 def _best_of(
