@@ -71,12 +71,12 @@ def _answer(stream: Stream, place: int) -> Mapped | Reduced | No | None:
     if outs and not ins:
         return along_output(eqn, outs, stream.length)
     answer = along(eqn, ins, stream.length) if ins else None
-    if isinstance(answer, Mapped) and any(answer.outs[k] != axis for k, axis in outs.items()):
-        # What one reader repeats along the axis, and another across it (the labels of a loss in both directions): one
-        # that is small is read as a whole.
-        if not any(x in stream.large for x in eqn.invars if is_var(x)):
-            other = along_output(eqn, outs, stream.length)
-            return other if isinstance(other, Mapped) else answer
+    across = isinstance(answer, Mapped) and any(answer.outs[k] != axis for k, axis in outs.items())
+    if across and stream.large.isdisjoint(filter(is_var, eqn.invars)):
+        # What is small, and repeated along the axis by one reader and across it by another (the labels of a loss in
+        # both directions), is read as a whole.
+        other = along_output(eqn, outs, stream.length)
+        return other if isinstance(other, Mapped) else answer
     return answer
 
 
