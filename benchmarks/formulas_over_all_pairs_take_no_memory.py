@@ -144,6 +144,16 @@ def clipped(weights, x, y):
     return jax.tree.map(lambda g: jnp.tensordot(jnp.minimum(1, 1 / norms), g, 1), gradients)
 
 
+def divided(weights, x, y):
+    """The same, written for one example: its gradient divided by its norm, where that is more than one."""
+
+    def one(x, y):
+        g = jax.grad(loss)(weights, x, y)
+        return jax.tree.map(lambda t: t / jnp.maximum(1, jnp.sqrt(sum(jnp.vdot(t, t) for t in g))), g)
+
+    return jax.tree.map(lambda t: t.sum(0), jax.vmap(one)(x, y))
+
+
 def clipped_by_rows(weights, x, y):
     def step(total, block):
         return jax.tree.map(jnp.add, total, clipped(weights, *block)), None
@@ -184,5 +194,6 @@ CASES = (
     case("attention with a bias by index", with_bias, with_bias_by_rows, tokens_and_table, (0, 1, 2, 3), 30),
     case("causal attention, four heads", causal, causal_by_rows, heads, (), 30),
     case("clipped gradients of examples", clipped, clipped_by_rows, examples, (), 30),
+    case("gradients of examples, divided by norms", divided, clipped_by_rows, examples, (), 30),
     case("a Jacobian times a vector", jacobian_times_vector, jacobian_by_rows, partial(coordinates, FEWER), (0, 1), 30),
 )

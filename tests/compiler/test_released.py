@@ -38,6 +38,19 @@ def divided_along(q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhts,bshe->bthe", a / a.sum(-2, keepdims=True), v)
 
 
+EXAMPLES = normal(10, 100, 40), normal(11, 100, 30)
+
+
+def clipped(x: Any, d: Any) -> Any:
+    """The mean gradient of a layer's weights, each example's divided by its norm where that is large."""
+
+    def one(x: Any, d: Any) -> Any:
+        g = jnp.outer(x, d)
+        return g / jnp.maximum(1.0, jnp.sqrt(jnp.vdot(g, g)))
+
+    return jnp.mean(jax.vmap(one)(x, d), 0)
+
+
 # fmt: off
 OUTSIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a mean of a layer": (lambda a, b, r: jnp.mean(a @ b + r), (A, B, ROW)),
@@ -53,6 +66,8 @@ OUTSIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "divided along the sum": (lambda q, k, v: (lambda a: (a / a.sum(0)) @ v)(q @ k.T), (Q, K, V)),
     "divided along the sum, heads": (divided_along, HEADS),
     "read twice": (lambda q, k, v: (lambda a: a @ v + a.T @ v)((w := q @ k.T) / w.sum(1)[:, None]), (Q, K, V)),
+    "clipped examples": (clipped, EXAMPLES),
+    "clipped examples, turned": (lambda x, d: clipped(d, x).T, EXAMPLES),
 }
 INSIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "the product is read, too": (lambda a, b, r: (lambda y: (y, jnp.sum(y + r)))(a @ b), (A, B, ROW)),
@@ -62,6 +77,7 @@ INSIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "few rows": (lambda a, b, r: jnp.sum(a @ b + r, 1), (A[:4, :8], B[:8, :4], ROW[:4])),
     "softmax": (lambda q, k, v: jax.nn.softmax(q @ k.T) @ v, (Q, K, V)),
     "divided along both": (lambda q, k, v: ((w := q @ k.T) / jnp.outer(w.sum(0), w.sum(1))) @ v, (Q, K, V)),
+    "divided by what it is not": (lambda q, k, v: jnp.sum(jnp.tanh(q @ k.T) / jnp.sum(v, 1), 1), (Q, K, V)),
     "divided by a matrix": (lambda q, k, v, w: (q @ k.T / w) @ v, (Q, K, V, abs(normal(11, 300, 300)) + 1)),
     "short rows": (lambda q, k, v: (lambda a: (a / a.sum(1)[:, None]) @ v)(q @ k.T), (Q[:8], K[:8], V[:8])),
 }

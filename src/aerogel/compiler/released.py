@@ -1,8 +1,10 @@
 """What can leave a sum of products, if the products are then cheaper: other terms of the sum, and what divides rows.
 
 `sum(A @ B + c)` is `sum(A @ B) + n * sum(c)`, and needs no product then; `(a / a.sum(1)[:, None]) @ v` is `(a @ v) /
-a.sum(1)[:, None]`, and where `a` is `q @ k.T`, none of the n x n numbers need be made. Neither form is for the better
-by itself: it is tried, and kept where the products around it find a cheaper order.
+a.sum(1)[:, None]`, and where `a` is `q @ k.T`, none of the n x n numbers need be made. What divides the terms of a sum
+cannot leave it, but can be a factor: the mean of the gradients of examples, each divided by its norm, is one product of
+matrices. None of these forms is for the better by itself: it is tried, and kept where the products around it find a
+cheaper order.
 """
 
 import math
@@ -31,10 +33,11 @@ MOST_TERMS = 8
 
 @dataclass(frozen=True)
 class _Released:
-    """An edit, and the products or sums that it is for."""
+    """An edit, and the products or sums that it is for; or factors, which must then go into one."""
 
     edit: Edit
     made: frozenset[Var]
+    is_factor: bool = False
 
 
 def released(level: Level, facts: Facts, facts_of: Callable[[Jaxpr], Facts], context: Context) -> list[Edit]:
@@ -45,7 +48,8 @@ def released(level: Level, facts: Facts, facts_of: Callable[[Jaxpr], Facts], con
     tried = Level(apply_edits(level.jaxpr, [one.edit for one in found])[0])
     sites, _ = sites_of(tried, facts_of(tried.jaxpr), context)
     roots = {v for site in sites for v in tried.eqns[site.root].outvars}
-    return [one.edit for one in found if not roots.isdisjoint(one.made)]
+    gone = {v for site in sites for k in site.dying for v in tried.eqns[k].outvars}
+    return [one.edit for one in found if not (gone if one.is_factor else roots).isdisjoint(one.made)]
 
 
 def _found(level: Level, facts: Facts, place: int) -> list[_Released]:
@@ -55,7 +59,7 @@ def _found(level: Level, facts: Facts, place: int) -> list[_Released]:
     if not is_plain(eqn) or str(eqn.outvars[0].aval.dtype) not in FLOATS or eqn.outvars[0].aval.weak_type:
         return []
     made = _apart(level, facts, place) if eqn.primitive.name == "reduce_sum" else _undivided(level, facts, place)
-    return [] if made is None else [made]
+    return _multiplied(level, facts, eqn) if made is None else [made]
 
 
 def _alone(level: Level, x: Atom) -> JaxprEqn | None:
@@ -164,6 +168,40 @@ def _undivided(level: Level, facts: Facts, place: int) -> _Released | None:
         here = frozenset({place})
         return _Released(Edit(place, here, builder.eqns, {product: result}, here), frozenset({out}))
     return None
+
+
+def _multiplied(level: Level, facts: Facts, eqn: JaxprEqn) -> list[_Released]:
+    """Operands that are products, divided by what repeats fewer numbers: multiplied by one over these."""
+    found: list[_Released] = []
+    for x in eqn.invars:
+        made = _alone(level, x)
+        while made is not None and made.primitive.name in VIEWS:
+            x, made = made.invars[0], _alone(level, made.invars[0])
+        if made is None or made.primitive.name != "div" or not is_plain(made) or not _is_network(level, made.invars[0]):
+            continue
+        (core, divisor), shape = made.invars, made.outvars[0].aval.shape
+        if core.aval.shape != shape or len(divisor.aval.shape) != len(shape):
+            continue
+        once = [d for d, n in enumerate(shape) if n > 1 and Repeated(d) in facts.of(divisor)]
+        if not once and divisor.aval.size == core.aval.size:
+            continue
+        builder, place = Builder(made), level.made_by[made.outvars[0]]
+        (factor,) = builder.call(partial(_inverse, once=once, shape=shape), divisor)
+        (out,) = builder.call(lax.mul, core, factor)
+        assert is_var(out), "what a call makes is a variable"
+        here = frozenset({place})
+        edit = Edit(place, here, builder.eqns, {made.outvars[0]: out}, here)
+        found.append(_Released(edit, frozenset({out}), is_factor=True))
+    return found
+
+
+def _inverse(d: Any, once: Sequence[int], shape: Sequence[int]) -> Any:
+    """One over the numbers that a divisor repeats along `once`, repeated."""
+    for axis in once:
+        d = lax.slice_in_dim(d, 0, 1, axis=axis) if d.shape[axis] > 1 else d
+    kept = [k for k, n in enumerate(d.shape) if n > 1]
+    inverse = lax.div(np.ones((), d.dtype), lax.reshape(d, [d.shape[k] for k in kept]))
+    return lax.broadcast_in_dim(inverse, shape, kept)
 
 
 def _moved(v: Any, order: Sequence[int]) -> Any:
