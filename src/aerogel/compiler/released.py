@@ -177,13 +177,15 @@ def _multiplied(level: Level, facts: Facts, eqn: JaxprEqn) -> list[_Released]:
         made = _alone(level, x)
         while made is not None and made.primitive.name in VIEWS:
             x, made = made.invars[0], _alone(level, made.invars[0])
-        if made is None or made.primitive.name != "div" or not is_plain(made) or not _is_network(level, made.invars[0]):
+        if made is None or made.primitive.name != "div" or not is_plain(made):
             continue
         (core, divisor), shape = made.invars, made.outvars[0].aval.shape
+        if not (_is_network(level, core) or _is_outer(level, facts, core)):
+            continue
         if core.aval.shape != shape or len(divisor.aval.shape) != len(shape):
             continue
-        once = [d for d, n in enumerate(shape) if n > 1 and Repeated(d) in facts.of(divisor)]
-        if not once and divisor.aval.size == core.aval.size:
+        once = [d for d, n in enumerate(shape) if n > 1 and _is_once(facts, divisor, d)]
+        if not once:
             continue
         builder, place = Builder(made), level.made_by[made.outvars[0]]
         (factor,) = builder.call(partial(_inverse, once=once, shape=shape), divisor)
@@ -228,6 +230,22 @@ def _is_network(level: Level, x: Atom) -> bool:
     while made is not None and made.primitive.name in VIEWS:
         made = level.maker(made.invars[0])
     return made is not None and made.primitive.name == "dot_general"
+
+
+def _is_outer(level: Level, facts: Facts, x: Atom) -> bool:
+    """Whether a value is made of fewer numbers: each of two factors repeats its own."""
+    made = level.maker(x)
+    while made is not None and made.primitive.name in VIEWS:
+        made = level.maker(made.invars[0])
+    if made is None or made.primitive.name != "mul":
+        return False
+    shape = made.outvars[0].aval.shape
+    return all(any(n > 1 and _is_once(facts, y, d) for d, n in enumerate(shape)) for y in made.invars)
+
+
+def _is_once(facts: Facts, y: Atom, d: int) -> bool:
+    """Whether an operand does not vary along a dimension of what it is multiplied to."""
+    return not y.aval.shape or y.aval.shape[d] == 1 or Repeated(d) in facts.of(y)
 
 
 def _places(eqn: JaxprEqn, side: int) -> list[int]:
