@@ -42,6 +42,7 @@ HUGE = 4 << 30
 SLOWER_THAN_HUGE = 4.0
 # From this depth on a product takes much longer than it takes to write its result.
 DEEP = 128
+FEW_VECTORS = 4
 # So many cores are few.
 FEW_CORES = 2
 # The same along an axis of examples: what is left is cut along another one then.
@@ -324,11 +325,14 @@ def _gathers(stream: Stream, sizes: Sizes) -> bool:
 
 
 def _is_product(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a product of matrices, not of one with a vector nor outer products of vectors."""
+    """Whether an equation is a product of matrices, not of one with few vectors nor outer products of vectors.
+
+    With few vectors, as the weights of a mixture with points in space, memory decides and no library shares the work.
+    """
     if eqn.primitive.name != "dot_general":
         return False
     _, m, n, k = dot_shape(eqn)
-    return min(m, n, k) > 1
+    return min(m, n) > FEW_VECTORS and k > 1
 
 
 def _bytes_of_entry(v: Var, longest: int) -> int:
