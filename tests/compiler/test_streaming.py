@@ -247,6 +247,19 @@ def test_nothing_large_is_left(name: str) -> None:
         assert max(sizes_in(traced(ag.optimize(g), *large).jaxpr)) < 8192 * 8192 // 10
 
 
+@pytest.mark.parametrize("dimensions", [2, 24])
+def test_means_of_a_mixture_are_no_product_of_matrices(dimensions: int) -> None:
+    """Weights of 100,000 points times these few coordinates: blocks from 16 MiB on, not only from 64 on."""
+
+    def means(c: Any, x: Any) -> Any:
+        r = jax.nn.softmax(-distances(x, c), 1)
+        return (r.T @ x) / r.sum(0)[:, None]
+
+    args = [jax.ShapeDtypeStruct((n, dimensions), jnp.float32) for n in (64, 100_000)]
+    assert max(sizes_in(traced(means, *args).jaxpr)) >= 64 * 100_000
+    assert max(sizes_in(traced(ag.optimize(means), *args).jaxpr)) < 64 * 100_000
+
+
 def test_a_mask_that_heads_share_is_made_in_blocks() -> None:
     """Causal attention with heads, which run one after the other: the mask does not exist for all of them."""
     heads = jax.ShapeDtypeStruct((1, 8192, 4, 64), jnp.float32)
