@@ -85,6 +85,28 @@ def mixture_of_experts(h, w, c):
     return jnp.einsum("ted,te->td", jnp.einsum("tef,efd->ted", h, w), c)
 
 
+def features(x):
+    return jax.nn.elu(x) + 1
+
+
+def normalised_attention(q, k, v):
+    weights = features(q) @ features(k).T
+    return (weights / jnp.sum(weights, 1, keepdims=True)) @ v
+
+
+def normalised_attention_by_hand(q, k, v):
+    q, k = features(q), features(k)
+    return (q @ (k.T @ v)) / (q @ jnp.sum(k, 0))[:, None]
+
+
+def outer_norms(x, y):
+    return jax.vmap(lambda x, y: jnp.linalg.norm(jnp.outer(x, y)))(x, y)
+
+
+def outer_norms_by_hand(x, y):
+    return jnp.sqrt(jnp.sum(x * x, 1) * jnp.sum(y * y, 1))
+
+
 def square(n, *more):
     return lambda: (normal(0, n, n), normal(1, n, n), *more)
 
@@ -110,6 +132,41 @@ CASES = (
         lambda q, k, v: q @ (jnp.swapaxes(k, 1, 2) @ v) / 8,
         lambda: tuple(normal(i, 8, 1024, 64) for i in range(3)),
         (0, 1, 2),
+    ),
+    case(
+        "normalised linear attention",
+        normalised_attention,
+        normalised_attention_by_hand,
+        lambda: tuple(normal(i, 1024, 64) for i in range(3)),
+        (0, 1, 2),
+    ),
+    case(
+        "norms of outer products",
+        outer_norms,
+        outer_norms_by_hand,
+        lambda: (normal(0, 256, 100), normal(1, 256, 120)),
+        (0, 1),
+    ),
+    case(
+        "embeddings in factors",
+        lambda e, w, t: (e @ w)[t],
+        lambda e, w, t: e[t] @ w,
+        lambda: (normal(0, 5000, 64), normal(1, 64, 256), tokens(512, 5000)),
+        (0, 1),
+    ),
+    case(
+        "an entry of each row of a product",
+        lambda a, b, t: (a @ b)[jnp.arange(500), t],
+        lambda a, b, t: jnp.sum(a * b.T[t], 1),
+        lambda: (normal(0, 500, 400), normal(1, 400, 600), tokens(500, 600)),
+        (0, 1),
+    ),
+    case(
+        "entries along an axis of a product",
+        lambda a, b, t: jnp.take_along_axis(a @ b, t[:, None], 1)[:, 0],
+        lambda a, b, t: jnp.sum(a * b.T[t], 1),
+        lambda: (normal(0, 500, 400), normal(1, 400, 600), tokens(500, 600)),
+        (0, 1),
     ),
     case(
         "a power times a vector",

@@ -57,11 +57,14 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 # fmt: on
 
 
-def fired(f: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> bool:
-    """Whether entries of a product were picked from its factors."""
+PICKS, SPREADS = "entries of a product are picked from its factors", "what indices spread in zeros is multiplied before"
+
+
+def fired(f: Callable[..., Any], args: tuple[Any, ...], what: str = PICKS, **options: Any) -> bool:
+    """Whether entries of a product were picked from its factors, or what is said."""
     reports: list[Any] = []
     jax.eval_shape(ag.optimize(f, passes=(ContractionOrder(),), on_report=reports.append, **options), *args)
-    return any(one.what.startswith("entries of a product") for one in reports[0].fired)
+    return any(one.what == what for one in reports[0].fired)
 
 
 @pytest.mark.parametrize("name", PICKED)
@@ -90,3 +93,46 @@ def test_settings() -> None:
     """A product of other rows may add up in another order: not under `strict`."""
     f, args = PICKED["rows"]
     assert not fired(f, args, numerics="strict")
+
+
+def gradient(f: Callable[..., Any], more: tuple[Any, ...]) -> Callable[..., Any]:
+    """By both factors."""
+    return jax.grad(lambda x, y: jnp.nansum(jnp.sin(f(x, y, *more))), (0, 1))
+
+
+@pytest.mark.parametrize("name", [name for name in PICKED if name != "vmap"])
+def test_gradients_multiply_what_is_spread(name: str) -> None:
+    """And none of the zeros: with JAX's numbers, and its nan where an index is out of bounds."""
+    f, args = PICKED[name]
+    plain = gradient(f, args[2:])
+    assert fired(plain, args[:2], SPREADS)
+    made = ag.optimize(plain, passes=(ContractionOrder(),))
+    for x, y in zip(jax.jit(made)(*args[:2]), jax.jit(plain)(*args[:2]), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_dropped_may_be_nan() -> None:
+    """A scatter adds nothing out of bounds; a product with zeros would add nan."""
+    at = jnp.asarray([3, 300, -301, 299])
+    updates = jnp.ones((4, 280)).at[1:3].set(jnp.nan)
+
+    def spread(a: Any, b: Any) -> Any:
+        zeros = jnp.zeros((300, 280)).at[at].add(updates, mode="drop")
+        return a.T @ zeros, zeros @ b.T
+
+    assert fired(spread, (A, B), SPREADS)
+    got, want = (jax.jit(g)(A, B) for g in (ag.optimize(spread, passes=(ContractionOrder(),)), spread))
+    for x, y in zip(got, want, strict=True):
+        assert np.isfinite(y).all()
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("added", ["zeros", "what was there"])
+def test_what_is_spread_stays_where_all_of_it_is_read(added: str) -> None:
+    """By something else than a product, or because it is added to other numbers."""
+
+    def read(a: Any, b: Any, u: Any) -> Any:
+        x = (jnp.zeros((300, 280)) if added == "zeros" else a @ b).at[FEW].add(u)
+        return (a.T @ x, jnp.tanh(x)) if added == "zeros" else a.T @ x
+
+    assert not fired(read, (A, B, normal(1, 40, 280)), SPREADS)

@@ -56,6 +56,7 @@ NEAR: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "the sum is read otherwise": (lambda K, H, P: ((L := EYE(N) - K @ H) @ P, jnp.tanh(L)), (U, V, A)),
     "many columns": (lambda W, G, Y: (W + G @ W) @ Y, (A, B, A)),
     "two full matrices": (lambda P, Q, x: (P + Q) @ x, (A, B, X)),
+    "a vector": (lambda W, x, y: (x * y + 2 * x) @ W, (A, X, X)),
     "entries are scaled": (lambda S, K, H, P: (EYE(N) - S * (K @ H)) @ P, (B, U, V, A)),
     "a full matrix for many columns": (lambda W, Y: (W + EYE(N)) @ Y, (A, B)),
     "a function of the sum": (lambda K, H, P: jnp.tanh(EYE(N) - K @ H) @ P, (U, V, A)),

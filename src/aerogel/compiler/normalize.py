@@ -298,8 +298,11 @@ def with_static_starts(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def doubled(eqn: JaxprEqn) -> JaxprEqn:
-    """`x + x`, the derivative of `x * x`, is `2 * x`: a product, through which sums of products are seen."""
-    if eqn.primitive.name not in ("add", "add_any") or eqn.invars[0] is not eqn.invars[1] or not is_var(eqn.invars[0]):
+    """`x + x` in a derivative, that of `x * x`, is `2 * x`: a product, through which sums of products are seen.
+
+    Where a program says `x + x`, somebody may have wanted that.
+    """
+    if eqn.primitive.name != "add_any" or eqn.invars[0] is not eqn.invars[1] or not is_var(eqn.invars[0]):
         return eqn
     if not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
         return eqn  # complex: an infinite part times 0 is no number

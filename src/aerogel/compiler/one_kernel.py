@@ -184,8 +184,8 @@ def _kernels(eqn: JaxprEqn) -> list[Kernel]:
 
 def _more_seconds(kernel: Kernel) -> float:
     """What the functions that a kernel holds take more in the code of the older generator."""
-    held = (*kernel.fused, kernel.root)
-    return sum(one.outvars[0].aval.size * SECONDS_MORE.get(one.primitive.name, 0.0) for one in held)
+    held = (one for one in (*kernel.fused, kernel.root) if one.primitive.name in SECONDS_MORE)
+    return sum(one.outvars[0].aval.size * SECONDS_MORE[one.primitive.name] for one in held)
 
 
 def _is_shared(kernel: Kernel) -> bool:

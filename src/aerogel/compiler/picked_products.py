@@ -17,7 +17,8 @@ from aerogel._jax import Atom, JaxprEqn
 
 from .apart import cost_of
 from .contraction import product
-from .cost import Machine
+from .contraction_plan import bits, product_labels
+from .cost import Cost, Machine
 from .level import Edit, Level
 from .network import Label, Labels
 from .networks import FLOATS, is_plain
@@ -60,11 +61,17 @@ def _judged(level: Level, facts: Facts, machine: Machine, place: int) -> Picked 
     result = _Picking(eqn, made, order, _counted(level, facts, eqn)).emit(builder)
     before = cost_of(level, [level.eqns[k] for k in sorted(gone)], [out], machine)
     after = cost_of(level, builder.eqns, [result], machine)
-    now, then = before.seconds or 0.0, after.seconds or 0.0
-    if then > MARGIN * now or now - then < LEAST_SECONDS or after.peak_bytes > before.peak_bytes + MORE_BYTES:
+    if not pays(before, after):
         return None
     here = frozenset(gone)
-    return Picked(Edit(place, here, builder.eqns, {out: result}, here), now, then)
+    return Picked(Edit(place, here, builder.eqns, {out: result}, here), before.seconds or 0.0, after.seconds or 0.0)
+
+
+def pays(before: Cost, after: Cost) -> bool:
+    """Whether a form is predicted to take so much less time, and no more memory, that it is taken."""
+    now, then = before.seconds or 0.0, after.seconds or 0.0
+    is_small = after.peak_bytes <= before.peak_bytes + MORE_BYTES
+    return then <= MARGIN * now and now - then >= LEAST_SECONDS and is_small
 
 
 def _alone(level: Level, x: Atom) -> JaxprEqn | None:
@@ -154,38 +161,54 @@ class _Picking:
             labels = list(own)
             for component, label in enumerate(self.picked):
                 if label is not None and label in labels:
-                    x, labels = self._gathered(builder, x, labels, index, component, label)
+                    how = self.eqn.params["mode"], self.eqn.params["fill_value"]
+                    x, labels = gathered(builder, x, labels, self.at, index, component, label, *how)
             factors.append((x, tuple(labels)))
         (x, of_x), (y, of_y) = factors
-        flat = [one for one in self.out if one not in self.picked]
+        flat = tuple(one for one in self.out if one not in self.picked)
 
         def multiplied(x: Any, y: Any) -> Any:
-            z = product(x, y, of_x, of_y, tuple(flat), params["precision"], np.dtype(aval.dtype))
-            made = [*(one for one in of_x if one in of_y and one in flat)]
-            made += [one for one in (*of_x, *of_y) if (one in of_x) != (one in of_y)]
-            z = lax.transpose(z, [made.index(one) for one in flat])
-            return lax.reshape(z, aval.shape)
+            z = product(x, y, of_x, of_y, flat, params["precision"], np.dtype(aval.dtype))
+            return lax.reshape(in_order(z, of_x, of_y, flat), aval.shape)
 
         return builder.call(multiplied, x, y)[0]
 
-    def _gathered(
-        self, builder: Builder, x: Atom, labels: list[Label], index: Atom, component: int, label: Label
-    ) -> tuple[Atom, list[Label]]:
-        """A factor at the indices that one component picks: the labels of the indices, then what is left of its own."""
-        batch = [one for one in labels if one in self.at]
-        rest = [one for one in labels if one != label and one not in self.at]
-        dim, params = labels.index(label), self.eqn.params
-        numbers = lax.GatherDimensionNumbers(
-            offset_dims=tuple(range(len(self.at), len(self.at) + len(rest))),
-            collapsed_slice_dims=(dim,),
-            start_index_map=(dim,),
-            operand_batching_dims=tuple(labels.index(one) for one in batch),
-            start_indices_batching_dims=tuple(self.at.index(one) for one in batch),
-        )
-        sizes = tuple(n if one in rest else 1 for n, one in zip(x.aval.shape, labels, strict=True))
 
-        def read(x: Any, i: Any) -> Any:
-            i = lax.slice_in_dim(i, component, component + 1, axis=-1)
-            return lax.gather(x, i, numbers, sizes, mode=params["mode"], fill_value=params["fill_value"])
+def gathered(
+    builder: Builder,
+    x: Atom,
+    labels: Sequence[Label],
+    at: Labels,
+    index: Atom,
+    component: int,
+    label: Label,
+    mode: lax.GatherScatterMode,
+    fill: Any,
+) -> tuple[Atom, list[Label]]:
+    """A factor at the places along `label` that one component of the indices says, and its labels then.
 
-        return builder.call(read, x, index)[0], [*self.at, *rest]
+    Those are the indices' own, `at`, and what is left of the factor's.
+    """
+    batch = [one for one in labels if one in at]
+    rest = [one for one in labels if one != label and one not in at]
+    dim = labels.index(label)
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(len(at), len(at) + len(rest))),
+        collapsed_slice_dims=(dim,),
+        start_index_map=(dim,),
+        operand_batching_dims=tuple(labels.index(one) for one in batch),
+        start_indices_batching_dims=tuple(at.index(one) for one in batch),
+    )
+    sizes = tuple(n if one in rest else 1 for n, one in zip(x.aval.shape, labels, strict=True))
+
+    def read(x: Any, i: Any) -> Any:
+        i = lax.slice_in_dim(i, component, component + 1, axis=-1)
+        return lax.gather(x, i, numbers, sizes, mode=mode, fill_value=fill)
+
+    return builder.call(read, x, index)[0], [*at, *rest]
+
+
+def in_order(z: Any, of_x: Labels, of_y: Labels, wanted: Labels) -> Any:
+    """A product of two values with its dimensions as they are wanted."""
+    made = product_labels(of_x, of_y, bits(wanted))
+    return lax.transpose(z, [made.index(one) for one in wanted])

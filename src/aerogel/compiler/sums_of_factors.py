@@ -208,6 +208,8 @@ def _unscaled(level: Level, facts: Facts, x: Atom) -> Atom:
 def _is_line(facts: Facts, x: Atom) -> bool:
     """Whether a value does not vary along the rows, or the columns, of its matrices."""
     shape = x.aval.shape
+    if len(shape) < 2:
+        return False
     ends = {len(shape) - 1, len(shape) - 2}
     return any(shape[d] == 1 for d in ends) or any(isinstance(r, Repeated) and r.dim in ends for r in facts.of(x))
 

@@ -20,6 +20,7 @@ from ..released import released
 from ..report import Decision
 from ..slices import sliced_apart
 from ..solved_products import solved_products
+from ..spread_products import spread_products
 from ..structure import structure
 from ..sums_of_factors import distributed
 from ..triangles import running_sums
@@ -98,13 +99,17 @@ def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], l
 
 
 def _picked(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
-    found = picked_products(level, facts, context.machine)
-    what, decisions = "entries of a product are picked from its factors", list[Decision]()
-    for one in found:
-        reason = f"{1e6 * one.seconds_before:.1f} us become {1e6 * one.seconds_after:.1f} us"
-        line = line_of(one.edit.place, level)
-        decisions.append(Decision(NAME, what, line, True, reason, exactness=Exactness.REASSOCIATES))
-    return [one.edit for one in found], decisions
+    edits, decisions = list[Edit](), list[Decision]()
+    ways = (
+        ("entries of a product are picked from its factors", Exactness.REASSOCIATES, picked_products),
+        ("what indices spread in zeros is multiplied before", Exactness.FINITE, spread_products),
+    )
+    for what, exactness, found in ways:
+        for one in found(level, facts, context.machine):
+            reason = f"{1e6 * one.seconds_before:.1f} us become {1e6 * one.seconds_after:.1f} us"
+            decisions.append(Decision(NAME, what, line_of(one.edit.place, level), True, reason, exactness=exactness))
+            edits.append(one.edit)
+    return edits, decisions
 
 
 def _running(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
