@@ -58,7 +58,10 @@ def _judged(level: Level, facts: Facts, machine: Machine, place: int) -> Picked 
         return None
     gone.add(level.made_by[made.outvars[0]])
     builder = Builder(eqn)
-    result = _Picking(eqn, made, order, _counted(level, facts, eqn)).emit(builder)
+    numbers = eqn.params["dimension_numbers"]
+    whole = counted(level, facts, eqn, numbers.start_index_map, numbers.start_indices_batching_dims)
+    whole = {d: at for d, at in whole.items() if d in numbers.collapsed_slice_dims}
+    result = _Picking(eqn, made, order, whole).emit(builder)
     before = cost_of(level, [level.eqns[k] for k in sorted(gone)], [out], machine)
     after = cost_of(level, builder.eqns, [result], machine)
     if not pays(before, after):
@@ -94,9 +97,12 @@ def _picks(eqn: JaxprEqn) -> bool:
     )
 
 
-def _counted(level: Level, facts: Facts, eqn: JaxprEqn) -> dict[int, int]:
-    """The dimensions that are picked by counting along a dimension of the indices, and that: `P[arange(n), j]`."""
-    (x, index), numbers = eqn.invars, eqn.params["dimension_numbers"]
+def counted(level: Level, facts: Facts, eqn: JaxprEqn, dims: Sequence[int], batched: Sequence[int]) -> dict[int, int]:
+    """The `dims` of which indices count all places, along a dimension of their own, and that: `P[arange(n), j]`.
+
+    `dims` are those that the indices' components are of, `batched` the dimensions of the indices that are taken.
+    """
+    x, index = eqn.invars[:2]
     joined = level.maker(index)
     if joined is None or joined.primitive.name != "concatenate":
         return {}
@@ -104,25 +110,25 @@ def _counted(level: Level, facts: Facts, eqn: JaxprEqn) -> dict[int, int]:
     if joined.params["dimension"] != last or any(part.aval.shape[last] != 1 for part in joined.invars):
         return {}
     found: dict[int, int] = {}
-    for d, part in zip(map(int, numbers.start_index_map), joined.invars, strict=True):
-        counted = the(Counted, facts.of(part))
-        if counted is None or (counted.scale, counted.offset) != (1, 0) or d not in numbers.collapsed_slice_dims:
+    for d, part in zip(map(int, dims), joined.invars, strict=True):
+        known = the(Counted, facts.of(part))
+        if known is None or (known.scale, known.offset) != (1, 0) or known.dim == last:
             continue
-        taken = counted.dim in found.values() or counted.dim in numbers.start_indices_batching_dims
-        if counted.dim != last and not taken and x.aval.shape[d] == index.aval.shape[counted.dim]:
-            found[d] = counted.dim
+        is_free = known.dim not in found.values() and known.dim not in batched
+        if is_free and x.aval.shape[d] == index.aval.shape[known.dim]:
+            found[d] = known.dim
     return found
 
 
 class _Picking:
     """The labels of a gather from a product: of its indices, of the product's dimensions, and of those summed over."""
 
-    def __init__(self, eqn: JaxprEqn, made: JaxprEqn, order: Sequence[int], counted: Mapping[int, int]):
+    def __init__(self, eqn: JaxprEqn, made: JaxprEqn, order: Sequence[int], whole: Mapping[int, int]):
         """Of a gather, and the product from which it is.
 
         Args:
             order: for each dimension of what is gathered from, the one of the product that it is.
-            counted: the dimensions of which no place is picked but all, along a dimension of the indices.
+            whole: the dimensions of which no place is picked but all, along a dimension of the indices.
         """
         self.eqn, self.made = eqn, made
         numbers = eqn.params["dimension_numbers"]
@@ -139,12 +145,12 @@ class _Picking:
             outs += [[(side, d)] for d in range(ranks[side]) if d not in contract[side] and d not in batch[side]]
         turned = [outs[d] for d in order]
         batched = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
-        batched |= counted
+        batched |= whole
         labels = [self.at[batched[d]] if d in batched else next(fresh) for d in range(len(turned))]
         for label, places in zip(labels, turned, strict=True):
             for side, d in places:
                 self.of[side][d] = label
-        self.picked = [None if d in counted else labels[d] for d in map(int, numbers.start_index_map)]
+        self.picked = [None if d in whole else labels[d] for d in map(int, numbers.start_index_map)]
         hidden = {*map(int, numbers.collapsed_slice_dims), *map(int, numbers.operand_batching_dims)}
         offsets = {int(d): k for k, d in enumerate(numbers.offset_dims)}
         shown = [d for d in range(len(turned)) if d not in hidden]

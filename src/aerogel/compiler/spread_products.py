@@ -5,7 +5,7 @@ picked and multiplied with what is spread instead, or the product of what is spr
 `spread(u @ B.T)`, and `A.T @ spread(u)` is `A[i].T @ u`. What is added out of bounds, nowhere, stays out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import count
 from typing import Any
@@ -21,7 +21,7 @@ from .cost import Machine
 from .level import Edit, Level
 from .network import Label, Labels
 from .networks import FLOATS, is_plain
-from .picked_products import Picked, gathered, in_order, pays
+from .picked_products import Picked, counted, gathered, in_order, pays
 from .program import Builder
 from .records import Constant, Facts, the
 
@@ -54,7 +54,9 @@ def _spread(level: Level, facts: Facts, machine: Machine, place: int) -> list[Pi
             else:
                 return []
     made = [(k, Builder(level.eqns[k]), side, order) for k, side, order in read]
-    results = [_Spreading(eqn, level.eqns[k], side, order).emit(builder) for k, builder, side, order in made]
+    numbers = eqn.params["dimension_numbers"]
+    whole = counted(level, facts, eqn, numbers.scatter_dims_to_operand_dims, numbers.scatter_indices_batching_dims)
+    results = [_Spreading(eqn, level.eqns[k], side, order, whole).emit(builder) for k, builder, side, order in made]
     outs = [level.eqns[k].outvars[0] for k, *_ in made]
     before = cost_of(level, [level.eqns[k] for k in sorted(gone)], outs, machine)
     after = cost_of(level, [one for _, builder, *_ in made for one in builder.eqns], results, machine)
@@ -86,15 +88,23 @@ def _spreads(eqn: JaxprEqn) -> bool:
 class _Spreading:
     """The labels of a product with what a scatter makes: of its indices, and of the product's dimensions."""
 
-    def __init__(self, eqn: JaxprEqn, made: JaxprEqn, side: int, order: Sequence[int]):
-        """`order`: for each dimension of the operand at `side`, the one of the scatter's result that it is."""
+    def __init__(self, eqn: JaxprEqn, made: JaxprEqn, side: int, order: Sequence[int], whole: Mapping[int, int]):
+        """Of a scatter and a product with its result.
+
+        Args:
+            side: which operand of the product that is.
+            order: for each dimension of the operand, the one of the scatter's result that it is.
+            whole: the dimensions of which all places are added to, along a dimension of the indices.
+        """
         self.eqn, self.made, self.other = eqn, made, 1 - side
         numbers, fresh = self._numbers(), count()
         self.at: Labels = tuple(next(fresh) for _ in eqn.invars[1].aval.shape[:-1])
         batched = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
+        batched |= whole
         rank = len(eqn.outvars[0].aval.shape)
         labels = [self.at[batched[d]] if d in batched else next(fresh) for d in range(rank)]
-        self.places = [labels[int(d)] for d in numbers.scatter_dims_to_operand_dims]
+        # The label of each component of the indices, but of those that count.
+        self.places = [None if d in whole else labels[d] for d in map(int, numbers.scatter_dims_to_operand_dims)]
         window = iter(one for one in labels if one not in self.places and one not in self.at)
         rest, inside = iter(self.at), {int(d) for d in numbers.update_window_dims}
         rank = len(eqn.invars[2].aval.shape)
@@ -117,7 +127,7 @@ class _Spreading:
         _, index, updates = self.eqn.invars
         y, of_y = self.made.invars[self.other], list(self.of_other)
         for component, label in enumerate(self.places):
-            if label in of_y:
+            if label is not None and label in of_y:
                 y, of_y = self._read(builder, y, of_y, index, component, label)
         spread = [one for one in self.out if one in self.places]
         rest = [one for one in self.out if one not in self.places and one not in self.at]
@@ -154,12 +164,15 @@ class _Spreading:
         """What is spread, zeros where it is added nowhere: beside a zero of the other factor nan would be nan."""
         if self._is_clipped():
             return updates
-        sizes = [self.eqn.invars[0].aval.shape[int(d)] for d in self._numbers().scatter_dims_to_operand_dims]
+        shape, dims = self.eqn.invars[0].aval.shape, self._numbers().scatter_dims_to_operand_dims
+        sizes = {k: shape[int(d)] for k, d in enumerate(dims) if self.places[k] is not None}
+        if not sizes:
+            return updates
         at, of_updates = self.at, self.of_updates
 
         def there(u: Any, i: Any) -> Any:
-            each = [lax.index_in_dim(i, k, axis=-1, keepdims=False) for k in range(len(sizes))]
-            is_there = reduce(lax.bitwise_and, ((k >= 0) & (k < n) for k, n in zip(each, sizes, strict=True)))
+            each = [(lax.index_in_dim(i, k, axis=-1, keepdims=False), n) for k, n in sizes.items()]
+            is_there = reduce(lax.bitwise_and, ((k >= 0) & (k < n) for k, n in each))
             dims = [of_updates.index(one) for one in at]
             return lax.select(lax.broadcast_in_dim(is_there, u.shape, dims), u, lax.full_like(u, 0))
 
