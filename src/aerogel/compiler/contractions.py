@@ -18,7 +18,8 @@ from .cost import Cost, equation_seconds, nbytes
 from .exactness import Exactness
 from .level import Edit, Level
 from .network import Network
-from .networks import ROOTS, VIEWS, Sum, expanded, sum_of
+from .network_reader import VIEWS
+from .networks import ROOTS, Sum, expanded, sum_of
 from .pipeline import Context
 from .program import Builder, is_var, where
 from .records import Facts, Shifted

@@ -21,7 +21,7 @@ from .contraction_plan import bits, product_labels
 from .cost import Cost, Machine
 from .level import Edit, Level
 from .network import Label, Labels
-from .networks import FLOATS, is_plain
+from .network_reader import FLOATS, is_plain
 from .program import Builder, is_var
 from .records import Counted, Facts, the
 

@@ -21,7 +21,7 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .contractions import sites_of
 from .level import Edit, Level, apply_edits
-from .networks import VIEWS, is_plain
+from .network_reader import VIEWS, is_plain
 from .pipeline import Context
 from .program import Builder, is_var
 from .records import Facts, Repeated

@@ -12,7 +12,7 @@ from jax import lax
 from aerogel._jax import JaxprEqn
 
 from .level import Edit, Level
-from .networks import is_plain
+from .network_reader import is_plain
 from .program import Builder
 from .solves import DenseSolve, dense_solve
 

@@ -20,7 +20,7 @@ from .contraction import product
 from .cost import Machine
 from .level import Edit, Level
 from .network import Label, Labels
-from .networks import FLOATS, is_plain
+from .network_reader import FLOATS, is_plain
 from .picked_products import Picked, counted, gathered, in_order, pays
 from .program import Builder
 from .records import Constant, Facts, the

@@ -19,7 +19,7 @@ from .cost import Machine, equation_seconds
 from .cost.seconds import dot_seconds, transfer_seconds
 from .cost.sizes import elements
 from .level import Edit, Level
-from .networks import FLOATS, is_plain
+from .network_reader import FLOATS, is_plain
 from .program import Builder, is_var
 from .records import Diagonal, Facts, Repeated, Separable, the
 
