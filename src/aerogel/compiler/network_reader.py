@@ -1,4 +1,4 @@
-"""A network as it is read from a level, from its result down: what each equation that multiplies, moves and adds does."""
+"""A network as it is read from a level, from its result down: what equations that multiply, move and add do to it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
