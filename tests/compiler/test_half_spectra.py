@@ -183,3 +183,59 @@ def test_random_programs_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         fired, left = fired + acted, left + (not acted)
     assert fired >= 15
     assert left >= 10
+
+
+LONG = np.random.default_rng(0).normal(size=(8, 8192)).astype(np.float32)
+
+
+def power(x: Any) -> Any:
+    """A power spectrum, of which the half above zero is wanted."""
+    return jnp.abs(jnp.fft.fft(x))[:, :4097] ** 2
+
+
+READ: dict[str, Callable[..., Any]] = {
+    "power": power,
+    "half, then its size": lambda x: jnp.abs(jnp.fft.fft(x)[:, :4096]),
+    "without the mean, in decibels": lambda x: jnp.log(jnp.abs(jnp.fft.fft(x * jnp.hanning(8192)))[..., 1:4096] + 1),
+    "a product": lambda x: (lambda z: (z * jnp.conj(z)).real[:, :2000])(jnp.fft.fft(x)),
+    "several parts": lambda x: (lambda z: (jnp.abs(z[:, :100]), z[:, 50:3000].real))(jnp.fft.fft(x)),
+    "two axes": lambda x: jnp.abs(jnp.fft.fft2(x.reshape(4, 128, 128)))[:, :, :65],
+    "backwards": lambda x: jnp.abs(jnp.fft.ifft(x))[:, :100],
+    "of each": jax.vmap(lambda x: jnp.abs(jnp.fft.fft(x))[:4097]),
+}
+WHOLE: dict[str, Callable[..., Any]] = {
+    "one place more": lambda x: jnp.abs(jnp.fft.fft(x))[:, :4098],
+    "the other axis": lambda x: jnp.abs(jnp.fft.fft2(x.reshape(4, 128, 128)))[:, :65],
+    "the upper half": lambda x: jnp.abs(jnp.fft.fft(x))[:, 4096:],
+    "all is read, too": lambda x: (lambda z: (z[:, :100].real, jnp.sum(jnp.abs(z))))(jnp.fft.fft(x)),
+    "complex numbers": lambda x: jnp.abs(jnp.fft.fft(x * 1j * x + x))[:, :4097],
+    "few numbers": lambda x: jnp.abs(jnp.fft.fft(x[0]))[:4097],
+    "an odd length": lambda x: jnp.abs(jnp.fft.fft(x.reshape(-1)[:65535]))[:100],
+}
+
+
+def kinds(f: Callable[..., Any]) -> set[Any]:
+    """The kinds of transform that a program makes of `LONG`."""
+    eqns = jax.make_jaxpr(f)(LONG).jaxpr.eqns
+    return {eqn.params["fft_type"] for eqn in eqns if eqn.primitive.name == "fft"}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_of_a_spectrum_that_is_read_to_the_half_no_more_is_made(name: str) -> None:
+    """By a transform of real numbers; gradients are those of the program as it stood."""
+    f = READ[name]
+    made = ag.optimize(f)
+    assert kinds(made) == {lax.FftType.RFFT}
+    for got, want in zip(jax.tree.leaves(jax.jit(made)(LONG)), jax.tree.leaves(jax.jit(f)(LONG)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * float(np.abs(want).max()))
+    got, want = (
+        jax.grad(lambda x, g=g: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(g(x))))(LONG / 100) for g in (made, f)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * float(np.abs(want).max()))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_other_spectra_stay_whole(name: str) -> None:
+    """More than half is read, or it would be slower, or there is no half."""
+    f = WHOLE[name]
+    assert lax.FftType.RFFT not in kinds(ag.optimize(f))

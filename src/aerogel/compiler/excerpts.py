@@ -11,6 +11,7 @@ from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Var
 from .axes import Axis, Mapped, along_output
 from .excerpt import Excerpt, Writer
 from .groups import Group, joined
+from .half_spectra import is_made_by_half, made_by_half
 from .level import Edit, Level
 from .program import Builder, is_var
 
@@ -22,7 +23,9 @@ class _Asked:
     level: Level
     excerpts: dict[Var, Excerpt] = field(default_factory=dict)
     whole: set[Var] = field(default_factory=set)
+    by_half: bool = False  # whether transforms of real numbers may be made by half
     done: dict[int, Mapped | None] = field(default_factory=dict)  # how each equation makes its excerpt; None: it cuts
+    halves: dict[int, Excerpt] = field(default_factory=dict)  # transforms of which only the first half is made
 
     def walk(self) -> None:
         """From the last equation to the first."""
@@ -35,6 +38,11 @@ class _Asked:
                 self._ask(eqn.invars[0], cut)
                 self.whole.update(x for x in eqn.invars[1:] if is_var(x))
                 continue
+            half = self._half(eqn)
+            if half is not None:
+                self.done[place], self.halves[place] = None, half
+                self._ask(eqn.invars[0], None)
+                continue
             answer = self._answer(eqn)
             if answer is not None:
                 self.done[place] = answer
@@ -45,6 +53,18 @@ class _Asked:
 
     def wanted(self, eqn: JaxprEqn) -> dict[int, Excerpt]:
         return {k: self.excerpts[v] for k, v in enumerate(eqn.outvars) if v in self.excerpts}
+
+    def _half(self, eqn: JaxprEqn) -> Excerpt | None:
+        """The first half of a spectrum, if what is wanted is in it: a transform of real numbers makes that."""
+        (wanted, *others) = self.wanted(eqn).values() or (None,)
+        if not self.by_half or wanted is None or others or not isinstance(wanted.start, int):
+            return None
+        if eqn.outvars[0] in self.whole or not wanted.axis.is_plain:
+            return None
+        end, dim = wanted.start + wanted.size, wanted.axis.dim
+        if not is_made_by_half(self.level, eqn, wanted.start, end, dim):
+            return None
+        return Excerpt(wanted.axis, wanted.length, 0, wanted.length // 2 + 1)
 
     def _answer(self, eqn: JaxprEqn) -> Mapped | None:
         wanted = self.wanted(eqn)
@@ -89,11 +109,14 @@ def cut_of(eqn: JaxprEqn) -> Excerpt | None:
     return Excerpt(Axis(dim), shape[dim], eqn.params["start_indices"][dim], sizes[dim])
 
 
-def excerpt_groups(level: Level) -> list[Group]:
-    """The equations that make excerpts, by what hangs together, each with the edit that makes nothing else."""
-    asked = _Asked(level)
+def excerpt_groups(level: Level, by_half: bool = False) -> list[Group]:
+    """The equations that make excerpts, by what hangs together, each with the edit that makes nothing else.
+
+    With `by_half` also transforms of real numbers of which half the spectrum is read.
+    """
+    asked = _Asked(level, by_half=by_half)
     asked.walk()
-    cuts = {place for place, answer in asked.done.items() if answer is None}
+    cuts = {place for place, answer in asked.done.items() if answer is None and place not in asked.halves}
     links = [
         (place, level.made_by[x])
         for place in asked.done
@@ -109,6 +132,9 @@ def _group(level: Level, asked: _Asked, places: frozenset[int], cuts: frozenset[
     writer, results = Writer(builder), dict[Var, Atom]()
     for place in sorted(places - cuts):
         eqn, answer = level.eqns[place], asked.done[place]
+        if place in asked.halves:
+            writer.made[eqn.outvars[0]] = made_by_half(level, builder, eqn), asked.halves[place]
+            continue
         assert answer is not None
         wanted = asked.wanted(eqn)
         outs = writer.narrowed(eqn, answer, next(iter(wanted.values())))

@@ -57,6 +57,24 @@ def transform(eqn: JaxprEqn) -> tuple[int, ...] | None:
     return tuple(eqn.params["fft_lengths"]) if complex_ones else None
 
 
+# Measured (docs/reference/catalogue-order.md): below, and for odd lengths, transforms of real numbers are slower.
+FEWEST = 1 << 16
+
+
+def is_made_by_half(level: Level, eqn: JaxprEqn, start: int, end: int, dim: int) -> bool:
+    """Whether places `start` to `end` along `dim` of a transform are in the half that one of real numbers makes."""
+    lengths = transform(eqn)
+    if not lengths or eqn.outvars[0].aval.size < FEWEST or lengths[-1] % 2:
+        return False
+    is_last = dim == eqn.outvars[0].aval.ndim - 1
+    return is_last and 0 <= start < end <= lengths[-1] // 2 + 1 and is_real(level, eqn.invars[0])
+
+
+def made_by_half(level: Level, builder: Builder, eqn: JaxprEqn) -> Atom:
+    """The first half of the spectrum of real numbers, along the last axis."""
+    return builder.call(_Transform(eqn).of_real, _real_part(level, builder, eqn.invars[0]))[0]
+
+
 def half_spectra(level: Level) -> list[Group]:
     """Transforms with real results, together with those that share spectra, and the edits that make halves."""
     found = [

@@ -57,8 +57,12 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         what = "what is zero around a part"
         jaxpr = _rounds(jaxpr, padded_apart, paddings, what, Exactness.FINITE, context, decisions)
     if not names.isdisjoint(("slice", "dynamic_slice", "pad", "dynamic_update_slice")):
+
+        def excerpts(level: Level) -> list[Group]:
+            return excerpt_groups(level, by_half=not context.before_differentiation and not context.over_devices)
+
         what = "what nobody reads of a value"
-        jaxpr = _rounds(jaxpr, cut_apart, excerpt_groups, what, Exactness.REASSOCIATES, context, decisions)
+        jaxpr = _rounds(jaxpr, cut_apart, excerpts, what, Exactness.REASSOCIATES, context, decisions)
     return jaxpr
 
 

@@ -7,7 +7,7 @@ from aerogel._jax import Jaxpr
 
 from ..apart import cost_of
 from ..exactness import Exactness
-from ..half_spectra import half_spectra, transform
+from ..half_spectra import FEWEST, half_spectra, transform
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import normalize
@@ -17,8 +17,6 @@ from ..report import Decision
 
 NAME = "half-spectra"
 WHAT = "spectra of real numbers"
-# Measured (docs/reference/catalogue-order.md): below, and for odd lengths, transforms of real numbers are slower.
-FEWEST = 1 << 16
 MARGIN = 0.8
 
 
