@@ -31,6 +31,7 @@ CLAIMS = (
     "wide_products_are_read_along_their_rows",
     "a_sum_of_rows_reads_them_once",
     "an_axis_of_length_one_costs_nothing",
+    "half_a_spectrum_is_made_of_real_numbers",
     "what_several_sums_repeat_is_not_written_out",
     "gates_of_an_input_are_read_one_by_one",
     "every_vmap_order_of_matvec_costs_the_best_einsum",

@@ -114,4 +114,11 @@ CASES = (
         start,
         bounds=SAVES,
     ),
+    Case(
+        "lax.map of a tanh, mean over rows",
+        lambda x: lax.map(lambda r: 2 * jnp.tanh(r), x).mean(0),
+        {"carried": lambda x: lax.scan(lambda c, r: (c + 2 * jnp.tanh(r), None), jnp.zeros(x.shape[1]), x)[0] / len(x)},
+        lambda: (normal(0, 2000, 1000),),
+        bounds=Bounds(over_natural=0.9),
+    ),
 )
