@@ -226,8 +226,18 @@ def product(x: Any, y: Any, of_x: Labels, of_y: Labels, kept: Labels, precision:
     return summed(z, axes)
 
 
-def gathered(index: Any, y: Any, at: Labels, sizes: Sequence[int], of_y: Labels, label: Label, kept: Labels) -> Any:
-    """The entries of `y` that `index` picks along `label`, zeros where it is out of bounds."""
+def gathered(
+    index: Any,
+    y: Any,
+    at: Labels,
+    sizes: Sequence[int],
+    of_y: Labels,
+    label: Label,
+    kept: Labels,
+    mode: lax.GatherScatterMode = lax.GatherScatterMode.FILL_OR_DROP,
+    fill: Any = 0,
+) -> Any:
+    """The entries of `y` that `index` picks along `label`; where it is out of bounds, zeros unless said otherwise."""
     batch = [one for one in of_y if one in at]  # operand's batch dimensions must be in order
     dim = of_y.index(label)
     rest = [one for one in of_y if one != label and one not in at]
@@ -241,8 +251,7 @@ def gathered(index: Any, y: Any, at: Labels, sizes: Sequence[int], of_y: Labels,
     )
     slices = tuple(n if d in whole else 1 for d, n in enumerate(y.shape))
     index = lax.reshape(index, (*sizes, 1))
-    mode = lax.GatherScatterMode.FILL_OR_DROP
-    z = lax.gather(y, index, numbers, slices, mode=mode, fill_value=0)
+    z = lax.gather(y, index, numbers, slices, mode=mode, fill_value=fill)
     out = (*at, *rest)
     axes = tuple(d for d, one in enumerate(out) if one not in kept)
     return summed(z, axes)

@@ -16,7 +16,7 @@ from jax import lax
 from aerogel._jax import Atom, JaxprEqn
 
 from .apart import cost_of
-from .contraction import product
+from .contraction import gathered, product
 from .contraction_plan import bits, product_labels
 from .cost import Cost, Machine
 from .level import Edit, Level
@@ -168,7 +168,7 @@ class _Picking:
             for component, label in enumerate(self.picked):
                 if label is not None and label in labels:
                     how = self.eqn.params["mode"], self.eqn.params["fill_value"]
-                    x, labels = gathered(builder, x, labels, self.at, index, component, label, *how)
+                    x, labels = picked(builder, x, labels, self.at, index, component, label, *how)
             factors.append((x, tuple(labels)))
         (x, of_x), (y, of_y) = factors
         flat = tuple(one for one in self.out if one not in self.picked)
@@ -180,7 +180,7 @@ class _Picking:
         return builder.call(multiplied, x, y)[0]
 
 
-def gathered(
+def picked(
     builder: Builder,
     x: Atom,
     labels: Sequence[Label],
@@ -195,23 +195,13 @@ def gathered(
 
     Those are the indices' own, `at`, and what is left of the factor's.
     """
-    batch = [one for one in labels if one in at]
-    rest = [one for one in labels if one != label and one not in at]
-    dim = labels.index(label)
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=tuple(range(len(at), len(at) + len(rest))),
-        collapsed_slice_dims=(dim,),
-        start_index_map=(dim,),
-        operand_batching_dims=tuple(labels.index(one) for one in batch),
-        start_indices_batching_dims=tuple(at.index(one) for one in batch),
-    )
-    sizes = tuple(n if one in rest else 1 for n, one in zip(x.aval.shape, labels, strict=True))
+    kept = (*at, *(one for one in labels if one != label and one not in at))
 
     def read(x: Any, i: Any) -> Any:
-        i = lax.slice_in_dim(i, component, component + 1, axis=-1)
-        return lax.gather(x, i, numbers, sizes, mode=mode, fill_value=fill)
+        i = lax.index_in_dim(i, component, axis=-1, keepdims=False)
+        return gathered(i, x, at, i.shape, tuple(labels), label, kept, mode, fill)
 
-    return builder.call(read, x, index)[0], [*at, *rest]
+    return builder.call(read, x, index)[0], list(kept)
 
 
 def in_order(z: Any, of_x: Labels, of_y: Labels, wanted: Labels) -> Any:

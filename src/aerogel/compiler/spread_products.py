@@ -21,7 +21,7 @@ from .cost import Machine
 from .level import Edit, Level
 from .network import Label, Labels
 from .network_reader import FLOATS, is_plain
-from .picked_products import Picked, counted, gathered, in_order, pays
+from .picked_products import Picked, counted, in_order, pays, picked
 from .program import Builder
 from .records import Constant, Facts, the
 
@@ -189,6 +189,6 @@ class _Spreading:
     ) -> tuple[Atom, list[Label]]:
         # Out of bounds a scatter adds nothing, unless it is told to take the nearest place.
         if self._is_clipped():
-            return gathered(builder, y, labels, self.at, index, component, label, lax.GatherScatterMode.CLIP, None)
+            return picked(builder, y, labels, self.at, index, component, label, lax.GatherScatterMode.CLIP, None)
         mode = lax.GatherScatterMode.FILL_OR_DROP
-        return gathered(builder, y, labels, self.at, index, component, label, mode, 0)
+        return picked(builder, y, labels, self.at, index, component, label, mode, 0)
