@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.rules import turned_products
 from rules.rules_under_test import normal, refusals, report_of
 
 RULE = ag.rules.turned_product
@@ -201,3 +202,18 @@ def test_it_fires_after_the_passes(f: Callable[..., Any], args: Any) -> None:
 def test_it_keeps_its_claim() -> None:
     """Values are as exact as a sum in another order is."""
     ag.check_rule(RULE, fires_on=[(rows, (X, Y))], under=[jax.vmap, jax.jit])
+
+
+def test_small_matrices_of_a_batch_stay_whatever_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA aborted the process for these, where prices let them be turned: there is no error to catch."""
+    for name in ("WIDER", "LONGER", "LONGER_FOR_MANY", "FEWEST"):
+        monkeypatch.setattr(turned_products, name, 0)
+
+    def both(x: Any, y: Any, z: Any) -> Any:
+        product = lax.dot_general(x, y, (((1,), (1,)), ((0,), (0,))))
+        return jnp.transpose(product, (0, 2, 1)), lax.dot_general(x, z, (((2,), (2,)), ((0,), (0,))))
+
+    args = tuple(normal(k, *shape) for k, shape in enumerate(((3, 4, 2), (3, 4, 3), (3, 3, 2))))
+    assert "XLA may abort: its matrices are too small to be kept from their transposes" in refusals(both, RULE, *args)
+    for got, want in zip(jax.jit(ag.optimize(both, rules=[RULE]))(*args), both(*args), strict=True):
+        assert jnp.allclose(got, want, 1e-5, 1e-5)

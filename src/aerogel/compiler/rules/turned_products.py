@@ -24,6 +24,9 @@ FEWEST = 1 << 14  # multiplications
 LARGEST = 1 << 20  # numbers of a wide operand whose terms are first, where those of the narrow one are last
 COPIED = range(8, 65)  # terms of a narrow operand that is copied to be read along its rows
 WIDE = 512  # columns of the other, at least
+# Multiplications of each matrix of a batch, at least: XLA writes out smaller products itself, and aborts (jaxlib
+# 0.10.2) where the barrier lets another layout through (three of 2 x 4 with 4 x 3, an operand of which is read twice).
+FEWEST_OF_BATCH = 64
 
 
 @on(
@@ -91,6 +94,8 @@ class _Sides:
         """Why the operands keep their places."""
         narrow, wide = sorted(self.columns)
         lies = self.lies[self.at]
+        if self.batch > 1 and self.terms * narrow * wide < FEWEST_OF_BATCH:
+            return "XLA may abort: its matrices are too small to be kept from their transposes"
         if lies is None:
             return "XLA copies the wide operand"
         if (*self.lies, self.at) == ("first", "last", 0) and self.batch * self.terms * wide > LARGEST:
