@@ -56,6 +56,16 @@ def test_fires_and_agrees(name: str) -> None:
     assert fired(f, few_term_convolution, *args) == count
 
 
+@pytest.mark.parametrize("holes", [(1, 1), (2, 1)])
+def test_an_infinite_kernel_meets_the_zeros_that_plain_jax_multiplies(holes: tuple[int, int]) -> None:
+    """Zeros of the padding are terms in XLA's library, and neither these nor holes are in its own loops."""
+    f = conv(padding=((1, 1), (1, 1)), lhs_dilation=holes)
+    kernel = np.array(normal(9, 3, 1, 3, 3))
+    kernel[0, 0, 1, 0], kernel[1, 0, 0, 2] = np.inf, np.nan
+    assert fired(f, few_term_convolution, IMAGE, kernel) == 1
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(IMAGE, kernel), jax.jit(f)(IMAGE, kernel), rtol=1e-5, atol=1e-5)
+
+
 NEAR_MISSES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "many channels": (conv(), (normal(0, 1, 16, 4, 4), normal(1, 2, 16, 3, 3)), "it has 16 input channels"),
     "many outputs": (

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.rules import convolution_by_rows
+from aerogel.compiler.rules import convolution_by_rows, convolution_rows
 from aerogel.compiler.rules.convolution_rows import FEWEST_PRODUCTS
 from rules.rules_under_test import fired, normal, refusals
 
@@ -120,3 +120,10 @@ def test_stands_in_front_of_the_sum_of_terms() -> None:
     assert "convolution-by-rows" in fired_rules
     assert "few-term-convolution" not in fired_rules
     np.testing.assert_allclose(got, jax.jit(conv())(x, w), rtol=1e-4, atol=1e-4)
+
+
+def test_an_input_of_no_entries_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding alone makes the output: there is no price to compare, and once there was an error instead."""
+    monkeypatch.setattr(convolution_rows, "FEWEST_PRODUCTS", 0)
+    f = lambda x, k: lax.conv_general_dilated(x, k, (1,), ((2, 2),))  # noqa: E731
+    assert refusals(f, convolution_by_rows, jnp.ones((1, 1, 0)), jnp.ones((2, 1, 3))) == ["its input has no entries"]

@@ -120,6 +120,8 @@ def _refusal(conv: Convolution) -> str | None:
         return "its channels or its batch have groups"
     if not conv.given or max(*conv.strides, *conv.holes) > 1:
         return "it has strides, is the derivative of one with strides, or has no axis in space"
+    if not math.prod(conv.given):
+        return "its input has no entries"
     if conv.products < FEWEST_PRODUCTS:
         return f"it takes {conv.products} products: fewer than {FEWEST_PRODUCTS}"
     return "its kernel has one place" if math.prod(conv.places) < 2 else None

@@ -45,12 +45,13 @@ def few_term_convolution(lhs: Any, rhs: Any, **params: Any) -> Any:
     if refusal is not None or not conv.products or not lhs.size:  # of nothing, the kernel's nan is no term
         return refusal or "it has no entries"
     whole, axes = conv.padded(lhs), [axis for axis in range(lhs.ndim) if axis != conv.out[1]]
+    own = _own(lhs, conv)
     total = few = None
     for k, (channel, *place) in enumerate(itertools.product(range(conv.inputs), *map(range, conv.places))):
-        part = lax.transpose(
-            _shifted(whole, conv, channel, place), [conv.data[conv.out.index(d)] for d in range(lhs.ndim)]
-        )
+        part = _laid_out(_shifted(whole, conv, channel, place), conv)
         column = lax.expand_dims(_column(rhs, conv.kernel, channel, place), axes)
+        if own is not None:
+            column = jnp.where(_laid_out(_shifted(own, conv, 0, place), conv), column, 0)
         term = _wide(part, conv.out[1], conv.outputs) * column
         few = term if few is None else few + term
         if k % TERMS_AT_ONCE == TERMS_AT_ONCE - 1 or k == conv.terms - 1:
@@ -69,6 +70,25 @@ def _too_many(conv: Convolution) -> str | None:
     if conv.terms > MOST_TERMS or conv.terms * conv.outputs > products:
         return f"its entries are sums of {conv.terms} terms, and there are {conv.outputs} of them at each place"
     return None
+
+
+def _own(lhs: Any, conv: Convolution) -> Any:
+    """Which entries in space are the input's own, where products with the others are left out; else None.
+
+    An infinite kernel shows it: XLA's library multiplies the zeros around the input, its own loops, which it takes
+    where there are holes, do not.
+    """
+    if conv.groups > 1 or max(conv.holes, default=1) == 1:
+        return None
+    shape = [1] * lhs.ndim
+    for axis, n in zip(conv.data[2:], conv.given, strict=True):
+        shape[axis] = n
+    return conv.padded(jnp.ones(shape, bool))
+
+
+def _laid_out(part: Any, conv: Convolution) -> Any:
+    """What has its axes as the input has them, with the axes of the output."""
+    return lax.transpose(part, [conv.data[conv.out.index(d)] for d in range(part.ndim)])
 
 
 def _shifted(whole: Any, conv: Convolution, channel: int, place: Sequence[int]) -> Any:
