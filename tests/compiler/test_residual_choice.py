@@ -203,7 +203,7 @@ def test_dear_values_are_stored() -> None:
     assert "cos" not in str(backward.params["jaxpr"])
 
 
-@pytest.mark.parametrize(("last", "kept"), [(2, True), (3, True), (7, True), (8, False), (32, False)])
+@pytest.mark.parametrize(("last", "kept"), [(2, True), (3, True), (8, False), (32, False)])
 def test_what_a_library_would_compute_row_by_row_is_stored(last: int, kept: bool) -> None:
     """A gradient sums vectors of 3 over all rays: the library that sums them is not given products and differences.
 
@@ -213,7 +213,7 @@ def test_what_a_library_would_compute_row_by_row_is_stored(last: int, kept: bool
 
     def f(centre: Any) -> Any:
         def step(t: Any, _: Any) -> Any:
-            return t + 0.9 * (jnp.linalg.norm(rays * t[..., None] - 2 * centre, axis=-1) - 0.6), None
+            return t + 0.2 * (jnp.linalg.norm(rays * t[..., None] - 2 * centre, axis=-1) - 0.6), None
 
         return jnp.mean(lax.scan(step, jnp.zeros((96, 128)), None, length=24)[0])
 

@@ -9,6 +9,7 @@ from .passes.half_spectra import HalfSpectra
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
 from .passes.loop_commoning import LoopCommoning
+from .passes.loop_contraction import LoopContraction
 from .passes.loop_ends import LoopEnds
 from .passes.loop_fusion import LoopFusion
 from .passes.loop_hoist import LoopHoist
@@ -57,6 +58,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopParts(),
     LoopFusion(),
     ResidualChoice(),
+    LoopContraction(),
     Orientation(),
     Streaming(),
     LoopSegments(),

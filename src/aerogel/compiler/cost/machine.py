@@ -32,6 +32,8 @@ class Machine:
         seconds_per_kernel: starting a kernel; `seconds_per_small_kernel` if it moves up to `small_kernel_bytes`.
         seconds_per_step_kernel: a kernel of a loop's step that fuses with no other: a reduction over a step's values.
         seconds_per_loop_step: a step of `scan` or `while` besides its body.
+        seconds_per_step_of_few: a step of a loop that is one kernel, since a step moves up to `one_kernel_bytes`;
+            `seconds_per_term_of_few`: each term of a product in it.
         short_axis_seconds: per element, of a reduction over a last axis shorter than 16.
         element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element
             for reductions, cumulative ones and `top_k`, per comparison for `sort`, per update element for scatters.
@@ -49,6 +51,9 @@ class Machine:
     seconds_per_small_kernel: float
     small_kernel_bytes: int = 16 << 10
     seconds_per_step_kernel: float = 0.0
+    seconds_per_step_of_few: float = 0.0
+    seconds_per_term_of_few: float = 0.0
+    one_kernel_bytes: int = 0
     fresh_bytes: int = 1 << 62
     seconds_per_fresh_byte: float = 0.0
     gemm_half_rows: float = 1.0
@@ -91,6 +96,9 @@ _CPU = Machine(
     seconds_per_small_kernel=3e-8,
     seconds_per_step_kernel=1e-7,
     seconds_per_loop_step=2e-8,
+    seconds_per_step_of_few=5e-9,
+    seconds_per_term_of_few=4e-10,
+    one_kernel_bytes=1 << 10,
     fresh_bytes=32 << 20,
     seconds_per_fresh_byte=4.8e-10,
     cores=2.3,

@@ -41,6 +41,9 @@ from .work import (
 
 # A last axis shorter than this leaves most of a vector register empty.
 SHORT_AXIS = 16
+# What stands in the steps of a loop that may be one kernel.
+SHAPING = "broadcast_in_dim reshape squeeze expand_dims transpose slice concatenate pad rev iota".split()
+STEPS_OF_FEW = frozenset((*ELEMENTWISE_FLOPS, *REDUCE, *SHAPING, "dot_general", "convert_element_type", "copy"))
 
 
 def jaxpr_seconds(jaxpr: Any, machine: Machine) -> float:
@@ -132,10 +135,41 @@ def _loop_seconds(eqn: JaxprEqn, inner: list[Jaxpr], machine: Machine) -> float:
         return ASSUMED_TRIPS * (machine.seconds_per_loop_step + step)
     length = eqn.params["length"]
     length = length if isinstance(length, int) else ASSUMED_TRIPS
+    few = _seconds_of_few(inner[0], carry, machine)
+    if few is not None:
+        return length * few
     step = _body_seconds(inner[0], carry, machine, length)
     copied = forwarded_bytes(inner[0], _jax.scan_counts(eqn.params)[1])
     step += 2 * transfer_seconds(copied, copied * length, machine)
     return length * (machine.seconds_per_loop_step + step)
+
+
+def _seconds_of_few(body: Jaxpr, carry: slice, machine: Machine) -> float | None:
+    """Seconds of a step that moves few bytes, where such a loop is one kernel: nothing is started; else None."""
+    if not machine.one_kernel_bytes or not STEPS_OF_FEW.issuperset(eqn.primitive.name for eqn in body.eqns):
+        return None
+    known = _seconds.setdefault(body, {})
+    key = (carry.start, carry.stop, machine, "few")
+    if key not in known:
+        found = body_kernels(body, carry)
+        moved = sum(amount for kernel in found for amount, _ in (*kernel.reads, *kernel.writes))
+        eqns = [eqn for kernel in found for eqn in (*kernel.fused, kernel.root)]
+        known[key] = (
+            machine.seconds_per_step_of_few + sum(_seconds_in_one_kernel(eqn, machine) for eqn in eqns)
+            if moved <= machine.one_kernel_bytes
+            else float("nan")
+        )
+    return None if math.isnan(known[key]) else known[key]
+
+
+def _seconds_in_one_kernel(eqn: JaxprEqn, machine: Machine) -> float:
+    if eqn.primitive.name == "dot_general":
+        batch, m, n, k = dot_shape(eqn)
+        return batch * m * n * k * machine.seconds_per_term_of_few
+    price = machine.element_seconds.get(eqn.primitive.name)
+    if price is not None:
+        return price * _units(eqn) * _width(eqn)
+    return equation_flops(eqn) * _width(eqn) / machine.vector_flops_per_second
 
 
 def transfer_seconds(amount: int, home: int, machine: Machine) -> float:

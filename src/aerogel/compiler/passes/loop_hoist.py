@@ -18,7 +18,7 @@ from ..cost.primitives import RANDOM
 from ..cost.seconds import equation_seconds
 from ..exactness import Exactness
 from ..hoist import Outside, Replacement, move_out
-from ..hoist_plan import LEAST_SECONDS, Beside, Plan, Terms, plan_after, plan_all, plan_before, plan_once
+from ..hoist_plan import LEAST_SECONDS, SHORTEST_LOOP, Beside, Plan, Terms, plan_after, plan_all, plan_before, plan_once
 from ..hoistable import SAME_BITS, is_heavy
 from ..level import Level
 from ..levels import rewrite_levels
@@ -33,8 +33,8 @@ from ..sink import Sum, find_sums, is_long, is_small_outer, seconds_saved, sink,
 NAME = "loop-hoist"
 # A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:
 # 6,000 sines or squares took 1.3 to 2.4 times as long outside, 20,000 took 0.5 to 2.2, 64,000 took 0.2 to 0.6 (float32)
-# or 0.5 to 1.4 (float64). The bound is of predicted seconds; steps of one function are predicted at 45 ns.
-SHORT_LOOP = 3e-3
+# or 0.5 to 1.4 (float64). The bound is of predicted seconds; steps of one function are predicted at 7 to 12 ns.
+SHORT_LOOP = 3e-4
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,8 @@ def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
     small = all(_leaves(one, work.terms) if one.eqn is not None else not one.operands[0].aval.shape for one in sums)
     if not sums or len(sums) < len(loop.init) or not small:
         return False
-    numbers = not work.terms.before_differentiation and all(one.eqn is None for one in sums)
-    if numbers and equation_seconds(loop.eqn, work.terms.machine) < SHORT_LOOP:
+    least = SHORT_LOOP if all(one.eqn is None for one in sums) else SHORTEST_LOOP
+    if not work.terms.before_differentiation and equation_seconds(loop.eqn, work.terms.machine) < least:
         work.note(loop.eqn, "the sums of the loop need no loop", "one kernel takes no longer than the threads to wake")
         return False
     trial = _Work(work.jaxpr, set(work.outs), work.terms)

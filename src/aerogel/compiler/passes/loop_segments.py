@@ -29,8 +29,8 @@ NAME = "loop-segments"
 # Of the memory that both loops take at most this much may be left, and of their time.
 FEWER_BYTES = 0.5
 WORTH = 0.9
-# The same of the time of loops that may not run at all otherwise.
-WORTH_OF_HUGE = 1.5
+# The same of the time of loops that may not run at all otherwise: half of a gradient's time is run again at most.
+WORTH_OF_HUGE = 1.7
 FEWEST_STEPS = 4
 
 
