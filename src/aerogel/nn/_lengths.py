@@ -15,13 +15,14 @@ def which_are_there(layer: Module, lengths: Any, shape: tuple[int, ...], axis: i
 
     Args:
         layer: that asks, for errors.
-        lengths: integers, which broadcast against what `shape` has beside time and its last axis.
+        lengths: integers, also a list of them, which broadcast against what `shape` has beside time and its last axis.
         shape: of the steps.
         axis: of time.
 
     Raises:
         InputError: the lengths are no integers, or do not broadcast.
     """
+    lengths = jnp.asarray(lengths) if isinstance(lengths, list | tuple) else lengths
     check_integers(layer, lengths, "lengths")
     axis %= len(shape)
     batch = (*shape[:axis], *shape[axis + 1 : -1])

@@ -45,9 +45,9 @@ class Recurrent(Module):
         Args:
             x: [..., time, input_size].
             state: before the first step.
-            lengths: how many steps each sequence has, integers [...], where they differ; the rest of `x` is not read.
-                The last state is that at a sequence's own end, with `reverse` it starts from there, and results
-                behind it are zeros, as PyTorch's of packed sequences.
+            lengths: how many steps each sequence has, integers [...] or a list, where they differ; the rest of `x` is
+                not read. The last state is that at a sequence's own end, with `reverse` it starts from there, and
+                results behind it are zeros, as PyTorch's of packed sequences.
             key: not used.
         """
         check_last_axes(self, x, "time", self.cell.input_size)
