@@ -34,6 +34,7 @@ CLAIMS = (
     "half_a_spectrum_is_made_of_real_numbers",
     "what_several_sums_repeat_is_not_written_out",
     "gates_of_an_input_are_read_one_by_one",
+    "sequences_of_their_own_lengths_cost_a_mask",
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "other_spellings_cost_the_same",
     "an_inverse_in_a_product_costs_a_solve",

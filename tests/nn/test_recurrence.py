@@ -27,6 +27,20 @@ def test_a_linear_recurrence_is_its_loop(reverse: bool) -> None:
     assert nn.linear_recurrence(0.5, XS[:, :0], start).shape == (2, 0, 3)
 
 
+def test_products_of_decays_are_made_once_for_a_batch() -> None:
+    """Decays that a batch shares are not multiplied for each of its sequences: less memory, the same numbers."""
+    decay, xs = jax.nn.sigmoid(jax.random.normal(KEY, (16,))), jax.random.normal(KEY, (64, 128, 16))
+
+    def loss(shape: Any) -> Any:
+        return lambda decay, xs: (nn.linear_recurrence(jnp.broadcast_to(decay, shape), xs) ** 2).sum()
+
+    shared, own = (jax.jit(jax.grad(loss(shape), (0, 1))) for shape in ((16,), xs.shape))
+    for one, other in zip(shared(decay, xs), own(decay, xs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)
+    sizes = [f.lower(decay, xs).compile().memory_analysis().temp_size_in_bytes for f in (shared, own)]
+    assert sizes[0] < 0.8 * sizes[1]
+
+
 @pytest.mark.parametrize("layer", [
     nn.LinearRecurrentUnit(3, 4, key=KEY),
     nn.LSTM(3, 4, 2, key=KEY),
@@ -80,21 +94,24 @@ def test_no_step_leaves_the_state() -> None:
         np.testing.assert_array_equal(after, wanted)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_sequences_end_at_their_own_lengths(kind: Any) -> None:
+@pytest.mark.parametrize("layer", [
+    *(kind(3, 4, 2, bidirectional=True, key=KEY) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
+    nn.LinearRecurrentUnit(3, 4, key=KEY),
+], ids=lambda layer: type(layer).__name__)  # fmt: skip
+def test_sequences_end_at_their_own_lengths(layer: Any) -> None:
     """Results, last states and gradients are those of each sequence alone, both ways; what is behind is not read."""
-    layer, lengths = kind(3, 4, 2, bidirectional=True, key=KEY), jnp.array([7, 3, 0])
+    lengths = jnp.array([7, 3, 0])
     xs = jax.random.normal(KEY, (3, 7, 3))
     behind = jnp.arange(7)[:, None] >= lengths[:, None, None]
     xs = jnp.where(behind, jnp.nan, xs)
 
     def loss(layer: Any, xs: Any) -> Any:
         outs, state = layer(xs, lengths=lengths)
-        return sum(jnp.sin(x).sum() for x in jax.tree.leaves((outs, state))), (outs, state)
+        return sum(jnp.sin(x).real.sum() for x in jax.tree.leaves((outs, state))), (outs, state)
 
     def alone(layer: Any, xs: Any) -> Any:
         each = [layer(x[:n]) for x, n in zip(xs, lengths.tolist(), strict=True)]
-        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(each)), each
+        return sum(jnp.sin(x).real.sum() for x in jax.tree.leaves(each)), each
 
     (_, (outs, state)), grads = ag.jit(ag.value_and_grad(loss, (0, 1), has_aux=True))(layer, xs)
     (_, each), wanted = jax.value_and_grad(alone, (0, 1), has_aux=True)(layer, xs)
@@ -103,13 +120,25 @@ def test_sequences_end_at_their_own_lengths(kind: Any) -> None:
         assert not outs[i, len(own_outs) :].any()
         jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-6), state, own_state)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, wanted)
+    np.testing.assert_array_equal(ag.jit(layer)(xs, lengths=[7, 3, 0])[0], ag.jit(layer)(xs, lengths=lengths)[0])
     mapped, _ = jax.vmap(lambda x, n: layer(x, lengths=n))(xs, lengths)
     np.testing.assert_allclose(mapped, outs, atol=1e-6)
 
 
-def test_lengths_that_do_not_fit_are_told() -> None:
+def test_a_sequence_without_steps_keeps_its_state() -> None:
+    """Of a batch from given states, the last state of the one whose length is 0 is the one that it was given."""
+    layer, start = nn.LinearRecurrentUnit(3, 4, key=KEY), jnp.arange(8.0).reshape(2, 4) * 1j
+    outs, state = jax.jit(layer)(XS, start, lengths=jnp.array([0, 7]))
+    whole, last = jax.jit(layer)(XS, start)
+    np.testing.assert_array_equal(state[0], start[0])
+    np.testing.assert_allclose(state[1], last[1], atol=1e-6)
+    np.testing.assert_allclose(outs[1], whole[1], atol=1e-6)
+    assert not outs[0].any()
+
+
+@pytest.mark.parametrize("layer", [nn.GRU(3, 4, key=KEY), nn.LinearRecurrentUnit(3, 4, key=KEY)])
+def test_lengths_that_do_not_fit_are_told(layer: Any) -> None:
     """Numbers with a point, and as many as there are not sequences."""
-    layer = nn.GRU(3, 4, key=KEY)
     with pytest.raises(nn.InputError, match="the lengths must be integers"):
         layer(XS, lengths=jnp.ones(2))
     with pytest.raises(nn.InputError, match="the array of lengths does not broadcast"):

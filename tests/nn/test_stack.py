@@ -202,7 +202,12 @@ def test_layers_of_another_library_stack(remat: Any) -> None:
         by_hand = Foreign(key)(by_hand, key=key)
     stack = nn.Stack(Foreign, 5, remat, key=KEY)
     run = ag.jit(lambda stack, x, key: stack(x, key=key))
-    for each in (stack, nn.Stack.from_list(list(stack), remat), stack.map(lambda layer: layer)):
+
+    def changed(layer: Foreign) -> Foreign:
+        assert layer.dropout.inference is False  # as it is in one layer, and not hidden
+        return eqx.tree_at(lambda layer: layer.dropout, layer, eqx.nn.Dropout(0.5))
+
+    for each in (stack, nn.Stack.from_list(list(stack), remat), stack.map(changed)):
         np.testing.assert_allclose(run(each, XS, KEY), by_hand, rtol=1e-5)
         assert each[1:3].layers.dropout.inference is False
     grads = ag.jit(ag.grad(lambda stack: run(stack, XS, KEY).sum()))(stack)

@@ -51,6 +51,16 @@ def test_one_value_per_channel_has_no_statistics() -> None:
     assert ag.inference(norm)(jnp.ones(3)).shape == (3,)
 
 
+def test_an_axis_that_is_not_mapped_is_told() -> None:
+    """Outside of the `vmap` whose axis it names, the layer says so and not JAX; without a name it takes the batch."""
+    with pytest.raises(nn.InputError, match="an axis that is not mapped here") as caught:
+        nn.Sequential(nn.BatchNorm(3, "batch"))(XS[..., 0])
+    assert caught.value.place == "model.layers[0] (BatchNorm)"
+    assert "jax.vmap(model, axis_name='batch')" in str(caught.value)
+    named, whole = (ag.stateful(run)(nn.BatchNorm(3, name), XS[..., 0])[0] for name in (None, ()))
+    np.testing.assert_array_equal(named, whole)
+
+
 def test_statistics_outside_of_stateful_are_refused() -> None:
     """A training call that would lose the statistics is an error of the variable's."""
     with pytest.raises(ag.StateError):

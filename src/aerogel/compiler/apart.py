@@ -1,14 +1,24 @@
 """Some equations of a level by themselves: what they read, and what they cost."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from .cost import Cost, Machine, jaxpr_seconds
 from .cost.program import jaxpr_cost
-from .level import Level
+from .level import Edit, Level
 from .program import is_var
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Edits that are made together, and what both forms are predicted to take."""
+
+    edits: tuple[Edit, ...]
+    seconds_before: float
+    seconds_after: float
 
 
 def inputs_of(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> dict[Var, None]:

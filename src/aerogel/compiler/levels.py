@@ -7,6 +7,7 @@ from typing import Any
 
 from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, new_jaxpr, scan_counts
 
+from .loop import Loop, as_loop
 from .normalize import LOOPS_AND_BRANCHES, map_inner
 from .program import Program, depends_on, with_equations
 
@@ -21,6 +22,25 @@ def rewrite_levels(program: Program, level: Callable[[Jaxpr], Jaxpr]) -> Program
     when nothing changed.
     """
     return rewrite_nested(program, lambda jaxpr, _: level(jaxpr))
+
+
+def rewrite_loops(program: Program, loop: Callable[[Loop, Jaxpr], Sequence[JaxprEqn] | None]) -> Program:
+    """`rewrite_levels`, loop by loop: each becomes the equations that `loop` makes of it, and stays for None.
+
+    `loop` is also given the level that the loop stands in.
+    """
+
+    def level(jaxpr: Jaxpr) -> Jaxpr:
+        eqns: list[JaxprEqn] = []
+        stays = True
+        for eqn in jaxpr.eqns:
+            found = as_loop(eqn)
+            new = None if found is None else loop(found, jaxpr)
+            stays = stays and new is None
+            eqns += [eqn] if new is None else new
+        return jaxpr if stays else with_equations(jaxpr, eqns)
+
+    return rewrite_levels(program, level)
 
 
 def rewrite_nested(program: Program, level: Callable[[Jaxpr, Around], Jaxpr]) -> Program:

@@ -7,10 +7,11 @@ import numpy as np
 
 from aerogel._jax import Atom, JaxprEqn
 
+from .diagonals import Dims, gathered_diagonal, scattered_diagonal
 from .level import Level
 from .network import Factor, Labels, Network, NotOneNetwork, Picking
 from .program import is_var
-from .records import Constant, Counted, Diagonal, Facts, Identity, OneHot, Shifted, the
+from .records import Constant, Diagonal, Facts, Identity, OneHot, Shifted, the
 from .structures import is_no_pad, repeats_whole
 
 # Read by several, these are taken into each network that reads them: they are no work, or XLA repeats it anyway.
@@ -22,8 +23,6 @@ FLOATS = frozenset("bfloat16 float32 float64 complex64 complex128".split())
 SUMS = frozenset(("dot_general", "reduce_sum"))
 MOST_FACTORS = 20
 DEEPEST = 100
-
-Dims = tuple[Labels, ...]
 
 
 def is_plain(eqn: JaxprEqn) -> bool:
@@ -303,83 +302,23 @@ def _select(reader: Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
 
 
 def _gather(reader: Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
-    """The diagonal of a value, read by counted indices."""
-    numbers, (x, indices) = eqn.params["dimension_numbers"], eqn.invars
-    counted = _counter(reader, indices)
-    picked = numbers.start_index_map
-    if counted is None or tuple(sorted(picked)) != tuple(sorted(numbers.collapsed_slice_dims)):
+    labelled = gathered_diagonal(eqn, reader.facts, dims)
+    if labelled is None:
         return False
-    outer = [dim for d, dim in enumerate(dims) if d not in numbers.offset_dims]
-    inner = [dim for d, dim in enumerate(dims) if d in numbers.offset_dims]
-    labelled = _dealt(
-        x.aval.shape, picked, numbers.operand_batching_dims, numbers.start_indices_batching_dims,
-        outer, inner, counted,
-    )  # fmt: skip
-    sizes = eqn.params["slice_sizes"]
-    if labelled is None or any(
-        n != (1 if d in picked or d in numbers.operand_batching_dims else m)
-        for d, (n, m) in enumerate(zip(sizes, x.aval.shape, strict=True))
-    ):
-        return False
-    if any(x.aval.shape[d] != indices.aval.shape[counted] for d in picked):
-        return False
-    reader.read(x, labelled, depth)
+    reader.read(eqn.invars[0], labelled, depth)
     return True
 
 
 def _scatter(reader: Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
-    """A diagonal matrix: entries written into zeros, or added to them, at counted indices."""
-    if eqn.params["update_jaxpr"] is not None and eqn.primitive.name == "scatter":
+    found = scattered_diagonal(eqn, reader.facts, dims)
+    if found is None:
         return False
-    numbers, (x, indices, updates) = eqn.params["dimension_numbers"], eqn.invars
-    counted, zero = _counter(reader, indices), the(Constant, reader.facts.of(x))
-    picked = numbers.scatter_dims_to_operand_dims
-    if counted is None or zero is None or zero.value != 0 or numbers.operand_batching_dims:
-        return False
-    if tuple(sorted(picked)) != tuple(sorted(numbers.inserted_window_dims)) or len(indices.aval.shape) != 2:
-        return False
-    if any(x.aval.shape[d] != indices.aval.shape[counted] for d in picked):
-        return False
-    rest = iter([dim for d, dim in enumerate(dims) if d not in picked])
-    for d in picked[1:]:
-        reader.network.join(dims[picked[0]], dims[d])
-    window = numbers.update_window_dims
-    labelled = tuple(next(rest) if d in window else dims[picked[0]] for d in range(len(updates.aval.shape)))
+    labelled, (first, *others) = found
+    for one in others:
+        reader.network.join(first, one)
     reader.network.is_finite = True
-    reader.read(updates, labelled, depth)
+    reader.read(eqn.invars[2], labelled, depth)
     return True
-
-
-def _counter(reader: Reader, indices: Atom) -> int | None:
-    """The dimension along which all indices are 0, 1, 2, ...; None if they are not."""
-    counted = the(Counted, reader.facts.of(indices))
-    if counted is None or (counted.scale, counted.offset) != (1, 0):
-        return None
-    return counted.dim if counted.dim != len(indices.aval.shape) - 1 else None
-
-
-def _dealt(
-    shape: Sequence[int],
-    picked: Sequence[int],
-    batched: Sequence[int],
-    indices_batched: Sequence[int],
-    outer: Sequence[Labels],
-    inner: Sequence[Labels],
-    counted: int,
-) -> Dims | None:
-    """Labels of the operand of a gather of the diagonal along dimensions `picked`."""
-    if set(indices_batched) | {counted} != set(range(len(outer))) or counted in indices_batched:
-        return None
-    rest = iter(inner)
-    found = []
-    for d in range(len(shape)):
-        if d in picked:
-            found.append(outer[counted])
-        elif d in batched:
-            found.append(outer[indices_batched[list(batched).index(d)]])
-        else:
-            found.append(next(rest))
-    return tuple(found)
 
 
 TAKE: dict[str, Take] = {

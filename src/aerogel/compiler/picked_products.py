@@ -6,7 +6,6 @@ nearest row, or nan.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -15,7 +14,7 @@ from jax import lax
 
 from aerogel._jax import Atom, JaxprEqn
 
-from .apart import cost_of
+from .apart import Priced, cost_of
 from .contraction import gathered, product
 from .contraction_plan import bits, product_labels
 from .cost import Cost, Machine
@@ -30,22 +29,13 @@ LEAST_SECONDS = 1e-6
 MORE_BYTES = 1 << 16
 
 
-@dataclass(frozen=True)
-class Picked:
-    """An edit, and what both forms are predicted to take."""
-
-    edit: Edit
-    seconds_before: float
-    seconds_after: float
-
-
-def picked_products(level: Level, facts: Facts, machine: Machine) -> list[Picked]:
+def picked_products(level: Level, facts: Facts, machine: Machine) -> list[Priced]:
     """The gathers of entries of products that nobody else reads which are cheaper from the factors."""
     gathers = (place for place, eqn in enumerate(level.eqns) if eqn.primitive.name == "gather")
     return [found for place in gathers if (found := _judged(level, facts, machine, place)) is not None]
 
 
-def _judged(level: Level, facts: Facts, machine: Machine, place: int) -> Picked | None:
+def _judged(level: Level, facts: Facts, machine: Machine, place: int) -> Priced | None:
     eqn = level.eqns[place]
     (x, _), out = eqn.invars, eqn.outvars[0]
     gone, order = {place}, tuple(range(len(x.aval.shape)))
@@ -67,7 +57,8 @@ def _judged(level: Level, facts: Facts, machine: Machine, place: int) -> Picked 
     if not pays(before, after):
         return None
     here = frozenset(gone)
-    return Picked(Edit(place, here, builder.eqns, {out: result}, here), before.seconds or 0.0, after.seconds or 0.0)
+    edit = Edit(place, here, builder.eqns, {out: result}, here)
+    return Priced((edit,), before.seconds or 0.0, after.seconds or 0.0)
 
 
 def pays(before: Cost, after: Cost) -> bool:

@@ -15,24 +15,24 @@ from jax import lax
 
 from aerogel._jax import Atom, JaxprEqn
 
-from .apart import cost_of
+from .apart import Priced, cost_of
 from .contraction import product
 from .cost import Machine
 from .level import Edit, Level
 from .network import Label, Labels
 from .network_reader import FLOATS, is_plain
-from .picked_products import Picked, counted, in_order, pays, picked
+from .picked_products import counted, in_order, pays, picked
 from .program import Builder
 from .records import Constant, Facts, the
 
 
-def spread_products(level: Level, facts: Facts, machine: Machine) -> list[Picked]:
+def spread_products(level: Level, facts: Facts, machine: Machine) -> list[Priced]:
     """The products with what indices spread in zeros that are cheaper with what is spread: their gradients."""
     scatters = (place for place, eqn in enumerate(level.eqns) if eqn.primitive.name == "scatter-add")
     return [one for place in scatters for one in _spread(level, facts, machine, place)]
 
 
-def _spread(level: Level, facts: Facts, machine: Machine, place: int) -> list[Picked]:
+def _spread(level: Level, facts: Facts, machine: Machine, place: int) -> list[Priced]:
     eqn = level.eqns[place]
     (x, _, _), zero = eqn.invars, the(Constant, facts.of(eqn.invars[0]))
     if zero is None or zero.value != 0 or not _spreads(eqn):
@@ -67,7 +67,7 @@ def _spread(level: Level, facts: Facts, machine: Machine, place: int) -> list[Pi
         Edit(k, frozenset({k}), builder.eqns, {out: result}, frozenset({k}))
         for (k, builder, *_), out, result in zip(made, outs, results, strict=True)
     ]
-    return [Picked(edit, now, then) for edit in edits]
+    return [Priced((edit,), now, then) for edit in edits]
 
 
 def _spreads(eqn: JaxprEqn) -> bool:

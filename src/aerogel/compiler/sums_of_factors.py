@@ -15,6 +15,7 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
 
+from .apart import Priced
 from .cost import Machine, equation_seconds
 from .cost.seconds import dot_seconds, transfer_seconds
 from .cost.sizes import elements
@@ -53,16 +54,7 @@ class _Sum:
     read: list[tuple[int, int, list[JaxprEqn]]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Distributed:
-    """Products with a sum that are cheaper as sums of products; `seconds_before`, `seconds_after` predict both."""
-
-    edits: tuple[Edit, ...]
-    seconds_before: float
-    seconds_after: float
-
-
-def distributed(level: Level, facts: Facts, machine: Machine) -> list[Distributed]:
+def distributed(level: Level, facts: Facts, machine: Machine) -> list[Priced]:
     """The sums of a level whose terms are better multiplied alone; each equation is in one of them at most."""
     by_sum: dict[Var, list[tuple[int, int, list[JaxprEqn]]]] = defaultdict(list)
     for place, eqn in enumerate(level.eqns):
@@ -72,7 +64,7 @@ def distributed(level: Level, facts: Facts, machine: Machine) -> list[Distribute
             source, moves = _moved(level, x)
             if is_var(source) and _is_sum(level, source):
                 by_sum[source].append((place, side, moves))
-    found, taken = list[Distributed](), set[int]()
+    found, taken = list[Priced](), set[int]()
     for var, read in by_sum.items():
         one = _judged(level, facts, machine, var, read)
         if one is not None and taken.isdisjoint(edit.place for edit in one.edits):
@@ -104,7 +96,7 @@ def _moved(level: Level, x: Atom) -> tuple[Atom, list[JaxprEqn]]:
 
 def _judged(
     level: Level, facts: Facts, machine: Machine, var: Var, read: list[tuple[int, int, list[JaxprEqn]]]
-) -> Distributed | None:
+) -> Priced | None:
     """The products that read a sum, if all that reads it are such and each term alone is cheaper."""
     readers = set(level.readers(var)) | {k for _, _, moves in read for m in moves for k in level.readers(m.outvars[0])}
     own = {place for place, _, _ in read} | {level.made_by[m.outvars[0]] for _, _, moves in read for m in moves}
@@ -124,7 +116,7 @@ def _judged(
     if after > MARGIN * before or before - after < LEAST_SECONDS:
         return None
     edits = tuple(_edit(level.eqns[place], place, side, moves, one.terms) for place, side, moves in read)
-    return Distributed(edits, before, after)
+    return Priced(edits, before, after)
 
 
 def _collect(level: Level, facts: Facts, one: _Sum, x: Atom, scales: tuple[tuple[str, Atom], ...]) -> None:

@@ -10,6 +10,7 @@ from jax import lax
 
 from aerogel._jax import JaxprEqn
 
+from .apart import Priced
 from .cost import Machine, equation_seconds
 from .level import Edit, Level
 from .program import Builder
@@ -24,11 +25,11 @@ LEAST_SECONDS = 2e-6
 BY_ROWS = 0.35
 
 
-def running_sums(level: Level, facts: Facts, machine: Machine) -> list[tuple[Edit, float, float]]:
+def running_sums(level: Level, facts: Facts, machine: Machine) -> list[Priced]:
     """An edit for each product with a triangle that is cheaper as a running sum, and what both forms take."""
     if not facts.hold(Below):
         return []
-    found: list[tuple[Edit, float, float]] = []
+    found: list[Priced] = []
     for place, eqn in enumerate(level.eqns):
         if eqn.primitive.name != "dot_general" or eqn.effects or eqn.params.get("out_sharding") is not None:
             continue
@@ -40,7 +41,8 @@ def running_sums(level: Level, facts: Facts, machine: Machine) -> list[tuple[Edi
         now = sum(equation_seconds(new, machine) for new in made.eqns if new.primitive.name == "cumsum") * rows
         if now <= MARGIN * was and was - now >= LEAST_SECONDS:
             here = frozenset({place})
-            found.append((Edit(place, here, made.eqns, {eqn.outvars[0]: made.eqns[-1].outvars[0]}, here), was, now))
+            edit = Edit(place, here, made.eqns, {eqn.outvars[0]: made.eqns[-1].outvars[0]}, here)
+            found.append(Priced((edit,), was, now))
     return found
 
 

@@ -43,7 +43,8 @@ class BatchNorm(Module):
         dtype: of the parameters and statistics.
 
     Raises:
-        InputError: called in training with one value per channel, which has no variance.
+        InputError: called in training with one value per channel, which has no variance, or where no axis of
+            `axis_name` is mapped.
         StateError: called in training outside of `ag.stateful`.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
@@ -68,7 +69,7 @@ class BatchNorm(Module):
     def __init__(
         self,
         channels: int,
-        axis_name: Hashable | Sequence[Hashable] = (),
+        axis_name: Hashable | Sequence[Hashable] | None = None,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         channelwise_affine: bool = True,
@@ -87,7 +88,8 @@ class BatchNorm(Module):
         self.running_var = Variable(jnp.ones(channels, dtype)) if track_running_stats else None
         self.batches = Variable(0) if track_running_stats and momentum is None else None
         self.channels = channels
-        self.axis_name = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+        names = () if axis_name is None else axis_name
+        self.axis_name = tuple(names) if isinstance(names, tuple | list) else (names,)
         self.eps = eps
         self.momentum = momentum
         self.inference = inference
@@ -109,7 +111,7 @@ class BatchNorm(Module):
         """Mean and variance of a batch; they move the running ones."""
         at = x.ndim - 1 - self.num_spatial_dims
         axes = tuple(axis for axis in range(x.ndim) if axis != at)
-        count = math.prod(x.shape[axis] for axis in axes) * _size(self.axis_name)
+        count = math.prod(x.shape[axis] for axis in axes) * self._mapped()
         if count == 1:
             raise InputError(
                 what="in training, statistics need more than one value per channel.",
@@ -128,6 +130,20 @@ class BatchNorm(Module):
             _move(self.running_var, var * (count / (count - 1)), of_new)
         return mean, var
 
+    def _mapped(self) -> int:
+        """How often it is called, along mapped axes."""
+        try:
+            return jax.lax.axis_size(self.axis_name) if self.axis_name else 1
+        except NameError as error:  # JAX's, which does not say which layer asked
+            name = self.axis_name[0] if len(self.axis_name) == 1 else self.axis_name
+            raise InputError(
+                what="statistics are to be taken over an axis that is not mapped here.",
+                place=position_of(self),
+                got=str(error),
+                wanted=f"a call inside of a vmap with axis_name={name!r}",
+                to_fix=f"jax.vmap(model, axis_name={name!r})(x); a batch is taken whole without axis_name",
+            ) from None
+
     def _weight_of_new(self) -> Any:
         if self.momentum is not None:
             return self.momentum
@@ -139,10 +155,6 @@ class BatchNorm(Module):
 def _move(running: Variable, new: jax.Array, of_new: Any) -> None:
     old = running.get()
     running.set((old + of_new * (jax.lax.stop_gradient(new) - old)).astype(old.dtype))
-
-
-def _size(axis_name: tuple[Hashable, ...]) -> int:
-    return jax.lax.axis_size(axis_name) if axis_name else 1
 
 
 def _over(mean: jax.Array, axis_name: tuple[Hashable, ...]) -> jax.Array:

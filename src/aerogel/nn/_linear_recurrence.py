@@ -12,6 +12,7 @@ from ._adapter import Parameter, value_of
 from ._check import check_broadcasts, check_last_axes
 from ._init import default_dtype
 from ._layer_norm import narrowed, widened
+from ._lengths import of_those_there, which_are_there
 from ._ranks import aligned
 
 
@@ -19,7 +20,7 @@ def linear_recurrence(decay: Any, x: Any, state: Any = None, *, reverse: bool = 
     """All `h[t] = decay[t] * h[t - 1] + x[t]` along the last axis but one: [..., time, size], by an associative scan.
 
     Args:
-        decay: broadcasts against `x`.
+        decay: broadcasts against `x`; one for a whole batch is multiplied once for all of it.
         x: [..., time, size].
         state: h before the first step, [..., size]; zeros if None.
         reverse: whether time runs backwards.
@@ -29,8 +30,10 @@ def linear_recurrence(decay: Any, x: Any, state: Any = None, *, reverse: bool = 
     [1.0, 1.5, 1.75]
     """
     dtype = jnp.result_type(decay, x) if state is None else jnp.result_type(decay, x, state)
-    x = jnp.asarray(x, dtype)
-    decays = jnp.broadcast_to(jnp.asarray(decay, dtype), x.shape)
+    x = jnp.broadcast_to(jnp.asarray(x, dtype), jnp.broadcast_shapes(jnp.shape(decay), jnp.shape(x)))
+    # Axes along which all decays are alike stay short: products of decays are made once for a batch.
+    decay = aligned(x, jnp.asarray(decay, dtype))
+    decays = jnp.broadcast_to(decay, (*decay.shape[:-2], *x.shape[-2:]))
     if state is not None and x.shape[-2]:
         first = -1 if reverse else 0
         x = x.at[..., first, :].add(decays[..., first, :] * state)
@@ -100,12 +103,21 @@ class LinearRecurrentUnit(Module):
         self.size = size
         self.state_size = state_size
 
-    def __call__(self, x: Any, state: Any = None, *, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        """The results and the last state for `x`, from `state`, [..., state_size], or zeros; `key` is not used."""
+    def __call__(
+        self, x: Any, state: Any = None, *, lengths: Any = None, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """The results and the last state for `x`, from `state`, [..., state_size], or zeros; `key` is not used.
+
+        Where sequences end at their own `lengths`, integers [...], the last state is that at their ends, and results
+        behind them are zeros, as for `Recurrent`.
+        """
         check_last_axes(self, x, "time", self.size)
         if state is not None:
             check_broadcasts(self, state, (*jnp.shape(x)[:-2], self.state_size), jnp.ndim(x) - 1, "state")
+        is_there = None if lengths is None else which_are_there(self, lengths, jnp.shape(x), -2)
         wide = widened(x)  # complex numbers have no narrower parts
+        if is_there is not None:
+            wide = of_those_there(is_there, wide)
         rate, phase, into, out, skip = (
             value_of(each).astype(wide.dtype)
             for each in (self.log_rate, self.log_phase, self.into, self.out, self.skip)
@@ -116,7 +128,11 @@ class LinearRecurrentUnit(Module):
         entering = jax.lax.complex(*(aligned(wide, gain) * (wide @ each.T) for each in into))
         states = linear_recurrence(decay, entering, state)
         seen = states.real @ out[0].T - states.imag @ out[1].T + aligned(wide, skip) * wide
+        start = jnp.zeros_like(entering.sum(-2)) if state is None else jnp.asarray(state)
         if not jnp.shape(x)[-2]:  # no step: the state is what it was
-            states = jnp.zeros_like(entering.sum(-2)) if state is None else jnp.asarray(state)
-            return narrowed(seen, x), states
-        return narrowed(seen, x), states[..., -1, :]
+            return narrowed(seen, x), start
+        if is_there is None:
+            return narrowed(seen, x), states[..., -1, :]
+        count = is_there.sum(-2, keepdims=True)
+        last = jnp.take_along_axis(states, jnp.maximum(count - 1, 0), -2)[..., 0, :]
+        return narrowed(of_those_there(is_there, seen), x), jnp.where(count[..., 0, :] > 0, last, start)

@@ -9,11 +9,12 @@ from aerogel._errors import UsageError
 from aerogel.module import Module
 
 from ._cells import AbstractCell, GRUCell, LSTMCell, RNNCell
-from ._check import check_broadcasts, check_integers, check_last_axes, shown, types_of
+from ._check import check_last_axes, shown, types_of
 from ._dropout import Dropout
 from ._errors import InputError
 from ._half import unhalved
 from ._init import Options
+from ._lengths import of_those_there, which_are_there
 from ._position import StandIn, position_of
 
 
@@ -44,16 +45,16 @@ class Recurrent(Module):
         Args:
             x: [..., time, input_size].
             state: before the first step.
-            lengths: how many steps each sequence has, integers [...], where they differ; the rest of `x` is not read.
-                The last state is that at a sequence's own end, with `reverse` it starts from there, and results
-                behind it are zeros, as PyTorch's of packed sequences.
+            lengths: how many steps each sequence has, integers [...] or a list, where they differ; the rest of `x` is
+                not read. The last state is that at a sequence's own end, with `reverse` it starts from there, and
+                results behind it are zeros, as PyTorch's of packed sequences.
             key: not used.
         """
         check_last_axes(self, x, "time", self.cell.input_size)
         steps = jnp.moveaxis(jnp.asarray(x), -2, 0)
-        is_there = None if lengths is None else self._is_there(lengths, steps)
+        is_there = None if lengths is None else which_are_there(self, lengths, steps.shape, 0)
         if is_there is not None:
-            steps = jnp.where(is_there, steps, jnp.zeros((), steps.dtype))  # else a nan there would reach gradients
+            steps = of_those_there(is_there, steps)
         if state is None:
             state = self.cell.initial_state(jax.eval_shape(lambda steps: steps.sum(0, steps.dtype), steps))
 
@@ -72,19 +73,10 @@ class Recurrent(Module):
             if is_there is None:
                 return after, out
             after = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), after, state)
-            return after, jnp.where(is_there, out, jnp.zeros((), out.dtype))
+            return after, of_those_there(is_there, out)
 
         state, outs = jax.lax.scan(step, state, (steps, is_there), reverse=self.reverse)
         return jnp.moveaxis(outs, 0, -2), state
-
-    def _is_there(self, lengths: Any, steps: jax.Array) -> jax.Array:
-        """Whether each step [time, ..., 1] is one of its sequence."""
-        check_integers(self, lengths, "lengths")
-        batch = steps.shape[1:-1]
-        check_broadcasts(self, lengths, batch, len(batch), "array of lengths")
-        lengths = jnp.broadcast_to(jnp.asarray(lengths), batch)
-        time = jax.lax.broadcasted_iota(lengths.dtype, (*steps.shape[:-1], 1), 0)
-        return time < lengths[None, ..., None]
 
     def _check_carried(self, before: Any, after: Any) -> None:
         got, wanted = ((*map(shown, jax.tree.leaves(tree)),) for tree in (before, after))

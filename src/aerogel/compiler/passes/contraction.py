@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
+from ..apart import Priced
 from ..contractions import edits_of, line_of, sites_of
+from ..cost import Machine
 from ..exactness import Exactness
 from ..identity_rows import identity_rows
 from ..level import Edit, Level, apply_edits
@@ -27,6 +29,8 @@ from ..triangles import running_sums
 
 NAME = "contraction"
 WHAT = "a sum of products"
+
+Prepare = Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]
 
 
 @dataclass(frozen=True)
@@ -75,9 +79,7 @@ def _level(jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions
     return apply_edits(level.jaxpr, edits_of(sites, level))[0]
 
 
-def _prepared(
-    context: Context, before: Sequence[JaxprEqn]
-) -> Sequence[Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]]:
+def _prepared(context: Context, before: Sequence[JaxprEqn]) -> Sequence[Prepare]:
     """What is done before networks are looked for; `before` as for `structure`."""
     if Exactness.FINITE not in context.allowed:
         return (_compared, _solved)
@@ -98,42 +100,31 @@ def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], l
     return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
 
 
-def _picked(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
-    edits, decisions = list[Edit](), list[Decision]()
-    ways = (
-        ("entries of a product are picked from its factors", Exactness.REASSOCIATES, picked_products),
-        ("what indices spread in zeros is multiplied before", Exactness.FINITE, spread_products),
-    )
-    for what, exactness, found in ways:
-        for one in found(level, facts, context.machine):
-            reason = f"{1e6 * one.seconds_before:.1f} us become {1e6 * one.seconds_after:.1f} us"
-            decisions.append(Decision(NAME, what, line_of(one.edit.place, level), True, reason, exactness=exactness))
-            edits.append(one.edit)
-    return edits, decisions
-
-
-def _running(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
-    found = running_sums(level, facts, context.machine)
-    what, decisions = "a product with a triangle of ones becomes a running sum", list[Decision]()
-    for edit, was, now in found:
-        reason, line = f"{1e6 * was:.1f} us become {1e6 * now:.1f} us", line_of(edit.place, level)
-        decisions.append(Decision(NAME, what, line, True, reason, exactness=Exactness.FINITE))
-    return [edit for edit, _, _ in found], decisions
-
-
 def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
     edits = identity_rows(level, facts)
     what, why = "rows of an identity are compared, not looked up", "they are one-hot rows"
     return edits, [Decision(NAME, what, line_of(one.place, level), True, why) for one in edits]
 
 
-def _distributed(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
-    edits: list[Edit] = []
-    decisions: list[Decision] = []
-    for one in distributed(level, facts, context.machine):
-        edits += one.edits
-        reason = f"{1e6 * one.seconds_before:.1f} us become {1e6 * one.seconds_after:.1f} us"
-        what = f"{WHAT}: the terms of a factor are multiplied one by one"
-        line = line_of(one.edits[0].place, level)
-        decisions.append(Decision(NAME, what, line, True, reason, exactness=Exactness.FINITE))
-    return edits, decisions
+def _priced(*ways: tuple[str, Exactness, Callable[[Level, Facts, Machine], list[Priced]]]) -> Prepare:
+    """What makes the edits that each way finds, says what it is, and what each is predicted to take."""
+
+    def prepare(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+        edits, decisions = list[Edit](), list[Decision]()
+        for what, exactness, find in ways:
+            for one in find(level, facts, context.machine):
+                edits += one.edits
+                reason = f"{1e6 * one.seconds_before:.1f} us become {1e6 * one.seconds_after:.1f} us"
+                line = line_of(one.edits[0].place, level)
+                decisions.append(Decision(NAME, what, line, True, reason, exactness=exactness))
+        return edits, decisions
+
+    return prepare
+
+
+_running = _priced(("a product with a triangle of ones becomes a running sum", Exactness.FINITE, running_sums))
+_picked = _priced(
+    ("entries of a product are picked from its factors", Exactness.REASSOCIATES, picked_products),
+    ("what indices spread in zeros is multiplied before", Exactness.FINITE, spread_products),
+)
+_distributed = _priced((f"{WHAT}: the terms of a factor are multiplied one by one", Exactness.FINITE, distributed))

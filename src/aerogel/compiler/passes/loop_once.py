@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aerogel._jax import Jaxpr, JaxprEqn
+from aerogel._jax import JaxprEqn
 
 from ..exactness import Exactness
-from ..levels import rewrite_levels
-from ..loop import as_loop
+from ..levels import rewrite_loops
+from ..loop import Loop
 from ..once import Repeated, computed_once, repeated
 from ..pipeline import Context
-from ..program import Program, producers, where, with_equations
+from ..program import Program, producers, where
 from ..report import Decision
 
 NAME = "loop-once"
@@ -30,21 +30,16 @@ class LoopOnce:
         if context.platform != "cpu" or context.before_differentiation:
             return program, []
         decisions: list[Decision] = []
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions)), decisions
+        return rewrite_loops(program, lambda loop, _: _loop(loop, context, decisions)), decisions
 
 
-def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
-    eqns: list[JaxprEqn] = []
-    for eqn in jaxpr.eqns:
-        loop = as_loop(eqn)
-        found = [] if loop is None else repeated(loop, context.machine, context.over_devices)
-        if loop is None or not found:
-            eqns.append(eqn)
-            continue
-        eqns += computed_once(loop, [one.value for one in found])
-        makers = producers(loop.body)
-        decisions += [_decision(loop.body.eqns[makers[one.value]], one, loop.length) for one in found]
-    return jaxpr if len(eqns) == len(jaxpr.eqns) else with_equations(jaxpr, eqns)
+def _loop(loop: Loop, context: Context, decisions: list[Decision]) -> list[JaxprEqn] | None:
+    found = repeated(loop, context.machine, context.over_devices)
+    if not found:
+        return None
+    makers = producers(loop.body)
+    decisions += [_decision(loop.body.eqns[makers[one.value]], one, loop.length) for one in found]
+    return computed_once(loop, [one.value for one in found])
 
 
 def _decision(eqn: JaxprEqn, one: Repeated, steps: int) -> Decision:

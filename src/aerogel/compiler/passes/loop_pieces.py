@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from aerogel._jax import Jaxpr, JaxprEqn
+from aerogel._jax import JaxprEqn
 
 from ..exactness import Exactness
-from ..levels import rewrite_levels
-from ..loop import Loop, as_loop
+from ..levels import rewrite_loops
+from ..loop import Loop
 from ..pieces import Pieces, find_pieces, read_pieces
 from ..pipeline import Context
-from ..program import Program, where, with_equations
+from ..program import Program, where
 from ..report import Decision
 
 NAME = "loop-pieces"
@@ -27,22 +27,15 @@ class LoopPieces:
         if context.platform != "cpu" or context.before_differentiation:
             return program, []
         decisions: list[Decision] = []
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions)), decisions
+        return rewrite_loops(program, lambda loop, _: _loop(loop, decisions)), decisions
 
 
-def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
-    eqns: list[JaxprEqn] = []
-    fired = False
-    for eqn in jaxpr.eqns:
-        loop = as_loop(eqn)
-        found = None if loop is None else find_pieces(loop)
-        if loop is None or found is None:
-            eqns.append(eqn)
-            continue
-        fired = True
-        eqns += read_pieces(loop, found)
-        decisions.append(_decision(loop, found))
-    return with_equations(jaxpr, eqns) if fired else jaxpr
+def _loop(loop: Loop, decisions: list[Decision]) -> list[JaxprEqn] | None:
+    found = find_pieces(loop)
+    if found is None:
+        return None
+    decisions.append(_decision(loop, found))
+    return read_pieces(loop, found)
 
 
 def _decision(loop: Loop, found: Pieces) -> Decision:

@@ -18,7 +18,8 @@ from ..pipeline import Context
 from ..program import Builder, Program, is_var, rename, substitute, users, where, with_equations
 from ..repeats import Run, runs
 from ..report import Decision
-from ..rolled import Part, Refused, Rolled, Settled, Steps, rolled
+from ..rolled import Rolled, rolled
+from ..rolled_steps import Part, Refused, Settled, Steps
 
 NAME = "reroll"
 # Steps, and those with a product that waits for the step before: docs/explanation/reroll.md has the measurements.

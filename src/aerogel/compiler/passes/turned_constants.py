@@ -6,11 +6,11 @@ from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..cost import nbytes
 from ..exactness import Exactness
-from ..levels import rewrite_levels
-from ..loop import as_loop
+from ..levels import rewrite_levels, rewrite_loops
+from ..loop import Loop
 from ..normalize import drop_dead
 from ..pipeline import Context
-from ..program import Program, where, with_equations
+from ..program import Program, where
 from ..report import Decision
 from ..turned_constants import turned_constants, with_turned
 
@@ -30,21 +30,17 @@ class TurnedConstants:
         if context.platform != "cpu" or context.before_differentiation or self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
+        new = rewrite_loops(program, lambda loop, level: _loop(loop, level, decisions))
+        return (program if new is program else rewrite_levels(new, drop_dead)), decisions
 
 
-def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
-    eqns: list[JaxprEqn] = []
-    for eqn in jaxpr.eqns:
-        loop = as_loop(eqn)
-        found = [] if loop is None else turned_constants(loop, jaxpr)
-        for one in found:
-            reason = one.refusal or f"the steps turn it again and again, for {1e6 * one.seconds:.0f} us altogether"
-            size = nbytes(one.constant.aval) if one.refusal is None and one.made is None else 0
-            exactness = Exactness.REASSOCIATES if one.refusal is None else Exactness.BITWISE
-            fired = one.refusal is None
-            decisions.append(Decision(NAME, WHAT, where(one.products[0]), fired, reason, 0, 0, -size, exactness))
-        taken = [one for one in found if one.refusal is None]
-        eqns += with_turned(loop, taken) if loop is not None and taken else [eqn]
-    same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=False))
-    return jaxpr if same else drop_dead(with_equations(jaxpr, eqns))
+def _loop(loop: Loop, level: Jaxpr, decisions: list[Decision]) -> list[JaxprEqn] | None:
+    found = turned_constants(loop, level)
+    for one in found:
+        reason = one.refusal or f"the steps turn it again and again, for {1e6 * one.seconds:.0f} us altogether"
+        size = nbytes(one.constant.aval) if one.refusal is None and one.made is None else 0
+        exactness = Exactness.REASSOCIATES if one.refusal is None else Exactness.BITWISE
+        fired = one.refusal is None
+        decisions.append(Decision(NAME, WHAT, where(one.products[0]), fired, reason, 0, 0, -size, exactness))
+    taken = [one for one in found if one.refusal is None]
+    return with_turned(loop, taken) if taken else None

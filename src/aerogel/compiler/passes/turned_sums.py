@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from aerogel._jax import Jaxpr, JaxprEqn
+from aerogel._jax import JaxprEqn
 
 from ..exactness import Exactness
-from ..levels import rewrite_levels
-from ..loop import as_loop
+from ..levels import rewrite_loops
+from ..loop import Loop
 from ..pipeline import Context
-from ..program import Program, where, with_equations
+from ..program import Program, where
 from ..report import Decision
 from ..turned_sums import turned, turned_sums
 
@@ -28,17 +28,13 @@ class TurnedSums:
         if context.platform != "cpu" or context.before_differentiation or self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
+        return rewrite_loops(program, lambda loop, _: _loop(loop, decisions)), decisions
 
 
-def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
-    eqns: list[JaxprEqn] = []
-    for eqn in jaxpr.eqns:
-        loop = as_loop(eqn)
-        found = [] if loop is None else turned_sums(loop)
-        for one in found:
-            reason = one.refusal or f"{1e6 * one.seconds:.1f} us a step are spent on turning its left operand"
-            decisions.append(Decision(NAME, WHAT, where(one.product), one.refusal is None, reason))
-        taken = [one for one in found if one.refusal is None]
-        eqns += turned(loop, taken) if loop is not None and taken else [eqn]
-    return jaxpr if len(eqns) == len(jaxpr.eqns) else with_equations(jaxpr, eqns)
+def _loop(loop: Loop, decisions: list[Decision]) -> list[JaxprEqn] | None:
+    found = turned_sums(loop)
+    for one in found:
+        reason = one.refusal or f"{1e6 * one.seconds:.1f} us a step are spent on turning its left operand"
+        decisions.append(Decision(NAME, WHAT, where(one.product), one.refusal is None, reason))
+    taken = [one for one in found if one.refusal is None]
+    return turned(loop, taken) if taken else None

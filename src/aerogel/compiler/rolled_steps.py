@@ -1,0 +1,275 @@
+"""A stretch of repeated equations that may be one loop: what each operand of a step is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aerogel._jax import Atom, DropVar, JaxprEqn, Literal, Var
+
+from .axes.elementwise import NAMES as ELEMENTWISE
+from .program import is_var
+from .rules.spelling import PLUMBING, different_param
+from .same import literal_key
+
+Starts = tuple[int, ...]
+Place = tuple[int, int]  # of a value in a step: which equation makes it, and which result it is
+# What fuses with its like: a chain of such steps alone is one kernel, whose values stay in registers.
+FUSED = frozenset(ELEMENTWISE) | PLUMBING | {"slice", "iota"}
+
+PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
+
+
+class Refused(ValueError):
+    """The reason why steps are no loop."""
+
+
+class Settled(Refused):
+    """The reason why they are none wherever the first begins."""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """What the same step has made."""
+
+    place: Place
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What the step before has made; in the first step, `init`."""
+
+    place: Place
+    init: Var
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Literals, one for each step."""
+
+    values: np.ndarray
+    like: Literal
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Parts of one array, one for each step, at places that move on by the same distance.
+
+    Attributes:
+        array: the array.
+        first: where the part of the first step starts.
+        move: how far each start is from the one before.
+        sizes: of a part.
+        shape: of what a step reads: dimensions of size 1 may be dropped.
+    """
+
+    array: Var
+    first: Starts
+    move: Starts
+    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def axis(self) -> int | None:
+        """The dimension along which the parts are entries; None if they are more."""
+        moving = [d for d, n in enumerate(self.move) if n]
+        return moving[0] if len(moving) == 1 and self.sizes[moving[0]] == 1 else None
+
+    def stacked(self, steps: int) -> Callable[[Any], Any]:
+        """What makes of the array all parts on a leading axis."""
+        d = self.axis
+        assert d is not None, "parts that are no entries"
+        first, move = self.first[d], self.move[d]
+        last = first + (steps - 1) * move
+        start = [*self.first[:d], min(first, last), *self.first[d + 1 :]]
+        stop = [a + n for a, n in zip(self.first, self.sizes, strict=True)]
+        stop[d] = max(first, last) + 1
+        strides = [abs(move) if k == d else 1 for k in range(len(stop))]
+        shape = (steps, *self.shape)
+
+        def make(x: Any) -> Any:
+            found = lax.slice(x, start, stop, strides)
+            found = lax.rev(found, (d,)) if move < 0 else found
+            return lax.reshape(jnp.moveaxis(found, d, 0), shape)
+
+        return make
+
+
+Operand = Inner | Carried | Numbers | Entries | Var | Literal
+
+
+@dataclass(frozen=True)
+class Part:
+    """A value that is a part of an array: `shape` is the part's without some dimensions of size 1."""
+
+    array: Var
+    start: Starts
+    sizes: tuple[int, ...]
+
+
+def part_of(x: Var, makers: Mapping[Var, JaxprEqn]) -> Part | None:
+    """The array of which a value is a part."""
+    maker = makers.get(x)
+    if maker is not None and maker.primitive.name == "squeeze":
+        under = maker.invars[0]
+        maker = makers.get(under) if is_var(under) else None
+    if maker is None or maker.primitive.name != "slice" or set(maker.params["strides"] or (1,)) != {1}:
+        return None
+    array, start, stop = maker.invars[0], maker.params["start_indices"], maker.params["limit_indices"]
+    return Part(array, tuple(start), tuple(b - a for a, b in zip(start, stop, strict=True))) if is_var(array) else None
+
+
+class Steps:
+    """Steps that may be one loop; asking for its parts raises `Refused` where they are none.
+
+    Args:
+        steps: the equations of each.
+        makers: the equation that makes each value.
+        parts: values of earlier loops that are entries of what these have stacked.
+    """
+
+    def __init__(
+        self, steps: Sequence[Sequence[JaxprEqn]], makers: Mapping[Var, JaxprEqn], parts: Mapping[Var, Part]
+    ) -> None:
+        self.steps, self._makers, self._parts = steps, makers, parts
+        self.made = {
+            v: (r, (e, o))
+            for r, step in enumerate(steps)
+            for e, eqn in enumerate(step)
+            for o, v in enumerate(eqn.outvars)
+            if not isinstance(v, DropVar)
+        }
+
+    @cached_property
+    def moving(self) -> dict[int, tuple[Starts, Starts]]:
+        """The equations of a step that slice or pad at another place in each: the first place, and the distance."""
+        found = {}
+        for e, eqn in enumerate(self.steps[0]):
+            like = [step[e] for step in self.steps]
+            if eqn.primitive.name not in ("slice", "pad"):
+                continue
+            starts = [_start(one) for one in like]
+            sizes = {_sizes(one) for one in like}
+            if len(sizes) != 1:
+                raise Refused("they slice parts of several sizes")
+            move = _distance(starts)
+            if any(move):
+                if eqn.primitive.name == "pad" and any(_cuts(one) for one in like):
+                    raise Refused("they cut off what they pad")  # the derivative of a padding does
+                if set(eqn.params.get("strides") or (1,)) != {1}:
+                    raise Refused("they slice with strides")
+                found[e] = starts[0], move
+        return found
+
+    @property
+    def derive_alike(self) -> bool:
+        """Whether functions with derivatives of their own have the same ones in all steps: their rules are traced."""
+        places = (e for e, eqn in enumerate(self.steps[0]) if eqn.primitive.name == "custom_jvp_call")
+        return not any(different_param(self.steps[0][e], step[e]) for e in places for step in self.steps[1:])
+
+    @cached_property
+    def operands(self) -> list[list[Operand]]:
+        """Of each equation of a step, what its operands are."""
+        return [[self._operand(e, k) for k in range(len(eqn.invars))] for e, eqn in enumerate(self.steps[0])]
+
+    def _operand(self, e: int, k: int) -> Operand:
+        xs = [step[e].invars[k] for step in self.steps]
+        first = xs[0]
+        if isinstance(first, Literal):
+            if len({literal_key(x) for x in xs}) == 1:
+                return first
+            values = [np.asarray(x.val, x.aval.dtype) for x in xs if isinstance(x, Literal)]
+            return Numbers(np.stack(values), first)
+        places = [self.made.get(x) for x in xs if is_var(x)]
+        if set(places) == {None}:
+            return first if all(x is first for x in xs) else self._entries(xs)
+        own, before = places[0], places[1]
+        if own is not None and places == [(r, own[1]) for r in range(len(xs))]:
+            return Inner(own[1])
+        if own is None and before is not None and places[1:] == [(r, before[1]) for r in range(len(xs) - 1)]:
+            return Carried(before[1], first)
+        raise Refused("a step reads what another than the one before it has made")
+
+    def _entries(self, xs: Sequence[Atom]) -> Entries:
+        parts = [self._parts.get(x) or part_of(x, self._makers) for x in xs if is_var(x)]
+        first = parts[0]
+        if first is None or any(p is None or p.array is not first.array or p.sizes != first.sizes for p in parts):
+            raise Refused("each reads arrays of its own, which would have to be stacked")
+        move = _distance([p.start for p in parts if p is not None])
+        found = Entries(first.array, first.start, move, first.sizes, tuple(xs[0].aval.shape))
+        if found.axis is None:
+            raise Refused("they read parts of an array that are no entries of it")
+        return found
+
+    @property
+    def carries(self) -> dict[Place, Var]:
+        """What is handed from step to step, and what the first one is given.
+
+        Raises:
+            Refused: the first step reads it in two places as two values.
+        """
+        found: dict[Place, Var] = {}
+        for operand in (x for xs in self.operands for x in xs):
+            if isinstance(operand, Carried) and found.setdefault(operand.place, operand.init) is not operand.init:
+                raise Refused("the first step starts from several values where others read one")
+        return found
+
+    @property
+    def reads_loops(self) -> bool:
+        """Whether they read what an earlier loop has stacked."""
+        stacked = {part.array for part in self._parts.values()}
+        return any(isinstance(x, Entries) and x.array in stacked for xs in self.operands for x in xs)
+
+    @property
+    def has_places(self) -> bool:
+        """Whether a step reads or writes at places of its own."""
+        operands = [x for xs in self.operands for x in xs]
+        numbers = [x for x in operands if isinstance(x, Numbers)]
+        return (
+            bool(self.moving)
+            or any(isinstance(x, Entries) for x in operands)
+            or any(x.values.dtype.kind in "iu" for x in numbers)
+        )
+
+    @property
+    def carries_products(self) -> bool:
+        """Whether a product in a step waits for the step before."""
+        late: set[Place] = set()
+        for e, (eqn, xs) in enumerate(zip(self.steps[0], self.operands, strict=True)):
+            if any(isinstance(x, Carried) or (isinstance(x, Inner) and x.place in late) for x in xs):
+                if eqn.primitive.name in PRODUCTS:
+                    return True
+                late |= {(e, o) for o in range(len(eqn.outvars))}
+        return False
+
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether each step is computed entry by entry from the one before."""
+        return bool(self.carries) and all(eqn.primitive.name in FUSED for eqn in self.steps[0])
+
+
+def _start(eqn: JaxprEqn) -> Starts:
+    if eqn.primitive.name == "slice":
+        return tuple(eqn.params["start_indices"])
+    return tuple(int(low) for low, _, _ in eqn.params["padding_config"])
+
+
+def _cuts(pad: JaxprEqn) -> bool:
+    """Whether a padding takes entries away."""
+    return any(min(int(low), int(high)) < 0 for low, high, _ in pad.params["padding_config"])
+
+
+def _sizes(eqn: JaxprEqn) -> tuple[int, ...]:
+    return tuple(eqn.outvars[0].aval.shape)
+
+
+def _distance(starts: Sequence[Starts]) -> Starts:
+    moves = {tuple(b - a for a, b in zip(p, q, strict=True)) for p, q in pairwise(starts)}
+    if len(moves) != 1:
+        raise Refused("they read or write at places that follow no rule")
+    return moves.pop()
