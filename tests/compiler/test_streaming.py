@@ -268,6 +268,42 @@ def test_a_mask_that_heads_share_is_made_in_blocks() -> None:
     assert max(sizes_in(traced(ag.optimize(f), heads, heads, heads).jaxpr)) < 8192 * 8192 // 10
 
 
+def with_sinks(q: Any, k: Any, v: Any, sink: Any) -> Any:
+    """Attention of heads in a window, whose softmax has a further column."""
+    places = jnp.arange(q.shape[1])
+    apart = places[:, None] - places
+    scores = jnp.where((apart >= 0) & (apart < 64), jnp.einsum("htd,hsd->hts", q, k), -1e30)
+    column = jnp.broadcast_to(sink[:, None, None], (*q.shape[:2], 1))
+    return jax.nn.softmax(jnp.concatenate([scores, column], -1))[..., :-1] @ v
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_mask_beside_scores_with_the_column_of_a_sink(gradient: bool) -> None:
+    """Scores have one column more than their mask, which heads share: neither exists."""
+    args = [jax.ShapeDtypeStruct((4, 4096, 32), jnp.float32)] * 3 + [jax.ShapeDtypeStruct((4,), jnp.float32)]
+    f = jax.grad(squares(with_sinks), (0, 1, 2, 3)) if gradient else with_sinks
+    assert max(sizes_in(traced(f, *args).jaxpr)) >= 4 * 4096 * 4096
+    assert max(sizes_in(traced(ag.optimize(f), *args).jaxpr)) < 4096 * 4096 // 4
+
+
+def padded(q: Any, k: Any, v: Any, kept: Any) -> Any:
+    """Attention of examples whose keys are partly padding, with the keys in front."""
+
+    def one(q: Any, k: Any, v: Any, kept: Any) -> Any:
+        weights = jax.nn.softmax(jnp.where(kept[:, None], k @ q.T, -jnp.inf), 0)
+        return weights.T @ v
+
+    return jax.vmap(one)(q, k, v, kept)
+
+
+def test_a_constant_that_examples_share_is_made_in_blocks() -> None:
+    """`vmap` fills a table with what `where` puts elsewhere, and repeats it: the gradient makes no table of it."""
+    args = [jax.ShapeDtypeStruct((2, 8192, 16), jnp.float32)] * 3 + [jax.ShapeDtypeStruct((2, 8192), jnp.bool_)]
+    f = jax.grad(squares(padded), (0, 1, 2))
+    assert 8192 * 8192 in sizes_in(traced(f, *args).jaxpr)
+    assert max(sizes_in(traced(ag.optimize(f), *args).jaxpr)) < 8192 * 8192 // 4
+
+
 def test_parts_by_a_mask_count_nothing_else() -> None:
     """What is not a number outside a part does not enter its sum, nor its gradient; integers have no infinity."""
 

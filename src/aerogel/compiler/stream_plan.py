@@ -27,8 +27,9 @@ from .streams import LIGHT, ORDERLESS, REDUCTIONS, Stream, group_of, is_light, m
 # A last axis up to so long is taken apart (`passes/small_axes.py`): of a block, one entry is there at a time.
 SHORT = 8
 # What is so many times smaller than the value that a stream grows around may exist, than one coordinate of it if its
-# last axis is no longer than `COORDINATES`.
-NEARLY_AS_LARGE = 4
+# last axis is no longer than `COORDINATES`. A mask of bytes is as large, of scores with a few columns more, too: behind
+# the scores of all keys a softmax may have the one of a sink.
+NEARLY_AS_LARGE = 5
 COORDINATES = 32
 LEAST_BLOCKS = 4
 # What must be gone of the memory that the equations take, and how much slower they may be predicted to become.

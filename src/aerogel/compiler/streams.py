@@ -23,6 +23,8 @@ from .program import is_var
 ORDERLESS = ("max", "min", "and", "or", "xor", "argmax", "argmin")
 # What is so many times smaller than what is made of it may exist.
 SMALLER = 16
+# What has one in so many of the entries of a block is nearly as large.
+NEARLY = 2
 # What moves entries and computes nothing.
 MOVES = frozenset("broadcast_in_dim reshape squeeze expand_dims".split())
 
@@ -119,12 +121,12 @@ class Stream:
 def made_again(stream: Stream, x: Var, size: int) -> list[JaxprEqn]:
     """The equations that make again, in each block, what all blocks of `size` indices share.
 
-    None, but for what is as large as a block, cheap, and made of what is small: a mask that heads share would exist as
-    long as the loop runs.
+    None, but for what is nearly as large as a block, cheap, and made of what is small: a mask that heads share would
+    exist as long as the loop runs. (Beside it scores may have the column of a sink.)
     """
     level = stream.level
     block = max(v.aval.size for v in stream.large) // stream.length * size
-    if x.aval.size < block or any(k not in stream.answers for k in level.readers(x)):
+    if NEARLY * x.aval.size < block or any(k not in stream.answers for k in level.readers(x)):
         return []
     places: set[int] = set()
     stack = [x]

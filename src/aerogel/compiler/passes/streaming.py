@@ -11,6 +11,7 @@ from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from ..canonical import canonical
 from ..cost import nbytes
+from ..direct_broadcasts import with_direct_broadcasts
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
@@ -59,7 +60,7 @@ class _Walk:
         if not any(nbytes(v.aval) >= least for eqn in jaxpr.eqns for v in eqn.outvars):
             return jaxpr
         inside = any(v in self.ours for eqn in jaxpr.eqns for v in eqn.outvars)
-        whole = with_own_copies(canonical(jaxpr), least)
+        whole = with_own_copies(with_direct_broadcasts(canonical(jaxpr), least), least)
         sums = Exactness.REASSOCIATES in self.context.allowed
         parts, masked = with_masked_parts(whole, least, sums=sums)
         level = Level(parts)
