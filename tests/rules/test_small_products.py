@@ -123,7 +123,7 @@ def test_what_would_lose_stays(f: Callable[..., Any], args: Any, reason: str) ->
     ],
 )
 def test_what_reductions_alone_read_is_stored(read: Callable[..., Any], is_stored: bool) -> None:
-    """XLA's library for reductions takes no slices: a product that only they read is written, once, and not its slices."""
+    """XLA's library for reductions takes no slices: a product that only they read is stored, its slices are not."""
     a, b = normal(0, 256, 4, 4), normal(1, 256, 4)
     f = lambda a, b: read(jax.vmap(jnp.matmul)(a, b))  # noqa: E731
     report_of(f, [RULE], a, b)  # compares the results

@@ -122,7 +122,7 @@ def test_other_solves_stay() -> None:
 
 
 def test_solves_with_other_factors_are_found() -> None:
-    """A solve for definite matrices keeps its factors: what they read, their nan, and JAX's derivative by the product."""
+    """A solve for definite matrices keeps its factors: what they read, their nan, and JAX's derivative."""
     positive = jax.vmap(lambda A, b: jsp.linalg.solve(A, b, assume_a="pos"))
     A, b = definite(3), normal(1, N, 3)
     assert fired(positive, A, b) == {SOLVE.name, CHOLESKY.name}

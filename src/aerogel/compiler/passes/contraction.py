@@ -24,6 +24,7 @@ from ..spread_products import spread_products
 from ..structure import structure
 from ..sums_of_factors import distributed
 from ..triangles import running_sums
+from ..written_diagonals import written_diagonals
 
 NAME = "contraction"
 WHAT = "a sum of products"
@@ -80,7 +81,7 @@ def _prepared(
 ) -> Sequence[Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]]:
     """What is done before networks are looked for; `before` as for `structure`."""
     if Exactness.FINITE not in context.allowed:
-        return (_compared, _solved)
+        return (_compared, _on_diagonals, _solved)
 
     def releasing(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
         edits = released(level, facts, lambda jaxpr: structure(jaxpr, before), context)
@@ -88,7 +89,7 @@ def _prepared(
         exactness = Exactness.FINITE
         return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
 
-    return (_compared, _solved, _running, _picked, _distributed, releasing)
+    return (_compared, _on_diagonals, _solved, _running, _picked, _distributed, releasing)
 
 
 def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
@@ -125,6 +126,15 @@ def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit],
     edits = identity_rows(level, facts)
     what, why = "rows of an identity are compared, not looked up", "they are one-hot rows"
     return edits, [Decision(NAME, what, line_of(one.place, level), True, why) for one in edits]
+
+
+def _on_diagonals(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+    edits, decisions = list[Edit](), list[Decision]()
+    for what, edit in written_diagonals(level, facts):
+        why = "what reads it then knows what it is"
+        decisions.append(Decision(NAME, what, line_of(edit.place, level), True, why))
+        edits.append(edit)
+    return edits, decisions
 
 
 def _distributed(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
