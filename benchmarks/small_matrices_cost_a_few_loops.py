@@ -27,6 +27,10 @@ def product(a, b):
     return sum(a[:, :, k, None] * b[:, k, None, :] for k in range(a.shape[2]))
 
 
+def errors_by_hand(a, x):
+    return jnp.stack([sum(a[:, i, k] * x[:, k] for k in range(4)) for i in range(4)], -1)
+
+
 def transform(t):
     c, s = jnp.cos(t), jnp.sin(t)
     return jnp.array([[c, -s, 0, 1], [s, c, 0, 0], [0, 0, 1, 0.5], [0, 0, 0, 1]])
@@ -80,6 +84,24 @@ CASES = (
         {"sum over k": lambda x, r: sum(x[:, k, None] * r[k] for k in range(3))},
         lambda: (normal(0, 200_000, 3), normal(1, 3, 3)),
         bounds=fast(3),
+    ),
+    Case(
+        "the squares of errors, summed",
+        lambda a, x, y: jnp.mean((jnp.einsum("nij,nj->ni", a, x) - y) ** 2),
+        {"sum over k": lambda a, x, y: jnp.mean((errors_by_hand(a, x) - y) ** 2)},
+        lambda: (normal(0, COUNT, 4, 4), normal(1, COUNT, 4), normal(2, COUNT, 4)),
+        grad=(0, 1),
+        bounds=fast(1.3),
+        grad_bounds=fast(1.0),
+    ),
+    Case(
+        "solves with definite matrices",
+        jax.vmap(lambda a, b: jax.scipy.linalg.solve(a, b, assume_a="pos")),
+        {},
+        lambda: (definite(3), normal(1, COUNT, 3)),
+        grad=(0, 1),
+        bounds=Bounds(over_hand=None, speedup=4, memory_over_hand=None),
+        grad_bounds=Bounds(over_hand=None, speedup=4, memory_over_hand=None),
     ),
     Case("a robot arm", jax.vmap(arm), {"sum over k": arms_by_hand}, lambda: (normal(0, 5000, 6),), bounds=fast(5)),
     Case(

@@ -218,6 +218,20 @@ CASES = (
         grad_bounds=BOUNDS,
     ),
     case(
+        "a written diagonal times a matrix",
+        lambda d, a: jnp.diagflat(d) @ a,
+        lambda d, a: d[:, None] * a,
+        lambda: (normal(0, 800), normal(1, 800, 800)),
+        (0, 1),
+    ),
+    case(
+        "a masked matrix times a matrix",
+        lambda a, b: (a * jnp.eye(800)) @ b,
+        lambda a, b: jnp.diagonal(a)[:, None] * b,
+        lambda: (normal(0, 800, 800), normal(1, 800, 800)),
+        (0, 1),
+    ),
+    case(
         "identity times a matrix",
         lambda a: jnp.eye(800) @ a,
         lambda a: a,

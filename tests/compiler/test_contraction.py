@@ -467,6 +467,69 @@ def test_an_identity_times_what_is_rewritten_itself() -> None:
     assert_cheaper(f, A, B, V, tolerance=1e-4)
 
 
+MASKED: dict[str, Callable[..., Any]] = {
+    "times an identity": lambda a, b: (a @ b) * jnp.eye(N),
+    "where": lambda a, b: jnp.where(jnp.eye(N, dtype=bool), a @ b, 0),
+    "diag of diag": lambda a, b: jnp.diag(jnp.diag(a @ b)),
+    "scaled": lambda a, b: (a.T @ b) / N * jnp.eye(N),
+    "a gradient": lambda a, b: jax.grad(lambda x: jnp.sum(((x * jnp.eye(N)) @ b) * a))(a),
+    "of a batch": lambda a, b: jax.vmap(lambda x: (x @ b) * jnp.eye(N))(jnp.stack([a, b])),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_of_a_product_that_is_masked_the_diagonal_is_made(name: str) -> None:
+    """Of a product of which an identity leaves the diagonal, no other entry is computed."""
+    assert_cheaper(MASKED[name], A, B)
+
+
+@pytest.mark.parametrize(
+    "f", [lambda a, b: ((a @ b) * jnp.eye(N), jnp.tanh(a @ b)), lambda a, b: (a @ b) * (1 - jnp.eye(N))]
+)
+def test_a_product_that_is_masked_and_read_stays(f: Callable[..., Any]) -> None:
+    """It is made anyway, once."""
+    _, after, _ = passed(f, A, B)
+    assert [eqn.primitive.name for eqn in after.jaxpr.eqns].count("dot_general") == 1
+
+
+WRITTEN: dict[str, Callable[..., Any]] = {
+    "diagflat": lambda d, a: jnp.diagflat(d) @ a,
+    "from both sides": lambda d, a: jnp.diagflat(d) @ a @ jnp.diagflat(d),
+    "set": lambda d, a: jnp.zeros((N, N)).at[jnp.arange(N), jnp.arange(N)].set(d) @ a,
+    "set at counted indices": lambda d, a: jnp.zeros((N, N)).at[jnp.diag_indices(N)].set(d) @ a,
+    "fill_diagonal": lambda d, a: jnp.fill_diagonal(jnp.zeros((N, N)), d, inplace=False) @ a,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_diagonals_that_are_written_are_diagonals(name: str) -> None:
+    """Written into a matrix or a vector of zeros, and in the gradient, which looks for equal indices in vain."""
+    f = WRITTEN[name]
+    assert_cheaper(f, V, A)
+    loss = jax.grad(lambda d, a, c: jnp.sum(f(d, a) * c), (0, 1))
+    after = assert_cheaper(loss, V, A, B, times=20)
+    assert not any(eqn.outvars[0].aval.dtype == "uint32" and eqn.outvars[0].aval.size > N for eqn in after.eqns)
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [lambda n: jnp.arange(n), lambda n: jnp.arange(n)[::-1], lambda n: jnp.full(n, 3), lambda n: jnp.arange(n) + 1],
+)
+def test_gradients_of_written_rows(indices: Callable[[int], Any]) -> None:
+    """The last of several writes to one place has the derivative, and one out of bounds has none."""
+    i = indices(N)
+    f = jax.grad(lambda x, v: jnp.sum(jnp.sin(x.at[i].set(v)) * D), (0, 1))
+    g = jax.grad(lambda x, v: jnp.sum(jnp.sin(x.at[i, i].set(v)) * D), (0, 1))
+    for one, args in ((f, (A, B)), (g, (A, V))):
+        assert_near(jax.jit(ag.optimize(one))(*args), jax.jit(one)(*args))
+
+
+def test_other_diagonals_that_are_written_stay() -> None:
+    """Off the main diagonal, or into what is not zero."""
+    for f in (lambda d, a: jnp.diagflat(d[1:], 1) @ a, lambda d, a: jnp.fill_diagonal(a, d, inplace=False) @ d):
+        assert not passed(f, V, A)[2]
+
+
 def test_strict_leaves_the_order() -> None:
     """Under strict no sum is taken in another order, and nothing is said."""
     program = normalize(traced(CHAINS["at"][0], A, B, V))[0]

@@ -5,10 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.rules.once import stored
 from rules.rules_under_test import normal, refusals, report_of
 
 RULE = ag.rules.small_product
@@ -106,6 +108,36 @@ def test_it_fires_in_gradients() -> None:
 def test_what_would_lose_stays(f: Callable[..., Any], args: Any, reason: str) -> None:
     """Where XLA is as fast, the rule says so."""
     assert refusals(f, RULE, *(normal(k, *shape) for k, shape in enumerate(args))) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("read", "is_stored"),
+    [
+        (lambda p: jnp.sum(p * p), True),
+        (lambda p: jnp.max(jnp.abs(p - 1), -1), True),
+        (lambda p: jnp.sum(jnp.transpose(p).reshape(-1, 2), 0), True),
+        (lambda p: (jnp.sum(p), jnp.max(p)), True),
+        (lambda p: p + 1, False),
+        (lambda p: (jnp.sum(p), p), False),
+        (lambda p: jnp.sum((2 * p) @ jnp.ones((4, 4))), False),
+    ],
+)
+def test_what_reductions_alone_read_is_stored(read: Callable[..., Any], is_stored: bool) -> None:
+    """XLA's library for reductions takes no slices: a product that only they read is stored, its slices are not."""
+    a, b = normal(0, 256, 4, 4), normal(1, 256, 4)
+    f = lambda a, b: read(jax.vmap(jnp.matmul)(a, b))  # noqa: E731
+    report_of(f, [RULE], a, b)  # compares the results
+    program = jax.make_jaxpr(ag.optimize(f, rules=[RULE], passes=()))(a, b)
+    assert [eqn.primitive.name for eqn in program.jaxpr.eqns].count("mul") >= 4  # it is written out
+    assert ("shift_right_logical" in str(program)) == is_stored
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf, -0.0, 1e-40])
+def test_stored_values_are_what_they_were(value: float) -> None:
+    """Whatever the bits are, and with their derivative."""
+    x = jnp.full(8, value)
+    np.testing.assert_array_equal(np.asarray(jax.jit(stored)(x)).view("int32"), np.asarray(x).view("int32"))
+    assert jax.grad(lambda x: stored(x).sum())(x).tolist() == [1.0] * 8
 
 
 def test_other_types_stay() -> None:

@@ -119,10 +119,23 @@ def test_other_solves_stay() -> None:
     """A solve that iterates, or that has other factors, is its author's."""
     cg = jax.vmap(lambda A, b: jsp.sparse.linalg.cg(lambda x: A @ x, b)[0])
     assert refusals(cg, SOLVE, definite(2), normal(1, N, 2)) == ["it is no solve with a dense matrix by its factors"]
+
+
+def test_solves_with_other_factors_are_found() -> None:
+    """A solve for definite matrices keeps its factors: what they read, their nan, and JAX's derivative."""
     positive = jax.vmap(lambda A, b: jsp.linalg.solve(A, b, assume_a="pos"))
-    assert refusals(positive, SOLVE, definite(2), normal(1, N, 2)) == [
-        "its factors are not those of an LU decomposition"
-    ]
+    A, b = definite(3), normal(1, N, 3)
+    assert fired(positive, A, b) == {SOLVE.name, CHOLESKY.name}
+    loss = lambda A, b: jnp.sum(positive(A, b) ** 2)  # noqa: E731
+    report = report_of(jax.grad(loss, (0, 1)), RULES, A, b)
+    assert sum(d.rule == SOLVE.name for d in report.fired) == 2
+    lower = A.at[:, 2, 0].add(1.0)  # of which the upper triangles are factored
+    indefinite = A.at[5].multiply(-1.0)
+    for given in (lower, indefinite):
+        np.testing.assert_allclose(jax.jit(ag.optimize(positive, rules=RULES))(given, b), positive(given, b), rtol=1e-4)
+    optimised = ag.optimize(loss, rules=RULES, passes=())
+    for ours, theirs in zip(jax.grad(optimised, (0, 1))(A, b), jax.grad(loss, (0, 1))(A, b), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])

@@ -19,7 +19,7 @@ from .exactness import Exactness
 from .level import Edit, Level
 from .network import Network
 from .network_reader import VIEWS
-from .networks import ROOTS, Sum, expanded, sum_of
+from .networks import Sum, expanded, is_root, sum_of
 from .pipeline import Context
 from .program import Builder, is_var, where
 from .records import Facts, Shifted
@@ -129,7 +129,7 @@ class _Finder:
         refusals: list[Refusal] = []
         covered: set[int] = set()
         for place in reversed(range(len(self.level.eqns))):
-            if place in covered or self.level.eqns[place].primitive.name not in ROOTS:
+            if place in covered or not is_root(self.level, self.facts, self.level.eqns[place]):
                 continue
             found = self._site(place, frozenset())
             if isinstance(found, Site) and found.shared:

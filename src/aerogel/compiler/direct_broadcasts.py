@@ -1,4 +1,4 @@
-"""Large values that are repeated are repeated from what is small: blocks of the one need not read the whole of the other.
+"""Large values that are repeated are repeated from what is small: blocks of one need not read all of the other.
 
 `jnp.where(mask, scores, -jnp.inf)` under `vmap` fills a table with the constant and repeats that for each example. The
 table would be the same in each block of examples, and so exist.

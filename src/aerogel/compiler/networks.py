@@ -10,10 +10,25 @@ from .level import Level
 from .network import Network, NotOneNetwork
 from .network_reader import FLOATS, Reader, dot, is_plain
 from .program import is_var
-from .records import Facts, Repeated
+from .records import Facts, Identity, Repeated, the
 
 ROOTS = frozenset(("dot_general", "reduce_sum", "gather"))
+MASKS = frozenset(("mul", "select_n"))
+MASKED = frozenset("dot_general transpose mul neg div reshape".split())  # what makes a product, or moves or scales one
 MOST_SUMS = 3  # multiplied out: 8 networks
+
+
+def is_root(level: Level, facts: Facts, eqn: JaxprEqn) -> bool:
+    """Whether networks are looked for from an equation on: a sum of products, a diagonal read, or masked off one.
+
+    `(A @ B) * eye(n)`, which the derivative of `A * eye(n)` holds, needs the diagonal of the product alone.
+    """
+    if eqn.primitive.name not in MASKS:
+        return eqn.primitive.name in ROOTS
+    if not any(the(Identity, facts.of(x)) for x in eqn.invars if is_var(x)):
+        return False
+    makers = (level.eqns[level.made_by[x]] for x in eqn.invars if is_var(x) and x in level.made_by)
+    return any(one.primitive.name in MASKED for one in makers)
 
 
 def network_of(
@@ -31,9 +46,9 @@ def network_of(
     """
     eqn = level.eqns[place]
     aval = eqn.outvars[0].aval
-    if eqn.primitive.name not in ROOTS or str(aval.dtype) not in FLOATS or aval.weak_type:
+    if not is_root(level, facts, eqn) or str(aval.dtype) not in FLOATS or aval.weak_type:
         return None
-    if (eqn.primitive.name != "gather" and not is_plain(eqn)) or not aval.size:
+    if (eqn.primitive.name not in ("gather", "select_n") and not is_plain(eqn)) or not aval.size:
         return None
 
     def read(reader: Reader) -> bool:

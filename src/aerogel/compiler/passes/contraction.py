@@ -26,6 +26,7 @@ from ..spread_products import spread_products
 from ..structure import structure
 from ..sums_of_factors import distributed
 from ..triangles import running_sums
+from ..written_diagonals import written_diagonals
 
 NAME = "contraction"
 WHAT = "a sum of products"
@@ -82,7 +83,7 @@ def _level(jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions
 def _prepared(context: Context, before: Sequence[JaxprEqn]) -> Sequence[Prepare]:
     """What is done before networks are looked for; `before` as for `structure`."""
     if Exactness.FINITE not in context.allowed:
-        return (_compared, _solved)
+        return (_compared, _on_diagonals, _solved)
 
     def releasing(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
         edits = released(level, facts, lambda jaxpr: structure(jaxpr, before), context)
@@ -90,7 +91,7 @@ def _prepared(context: Context, before: Sequence[JaxprEqn]) -> Sequence[Prepare]
         exactness = Exactness.FINITE
         return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
 
-    return (_compared, _solved, _running, _picked, _distributed, releasing)
+    return (_compared, _on_diagonals, _solved, _running, _picked, _distributed, releasing)
 
 
 def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
@@ -104,6 +105,15 @@ def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit],
     edits = identity_rows(level, facts)
     what, why = "rows of an identity are compared, not looked up", "they are one-hot rows"
     return edits, [Decision(NAME, what, line_of(one.place, level), True, why) for one in edits]
+
+
+def _on_diagonals(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
+    edits, decisions = list[Edit](), list[Decision]()
+    for what, edit in written_diagonals(level, facts):
+        why = "what reads it then knows what it is"
+        decisions.append(Decision(NAME, what, line_of(edit.place, level), True, why))
+        edits.append(edit)
+    return edits, decisions
 
 
 def _priced(*ways: tuple[str, Exactness, Callable[[Level, Facts, Machine], list[Priced]]]) -> Prepare:

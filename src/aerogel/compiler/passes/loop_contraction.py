@@ -58,7 +58,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         if found is not None:
             decisions.append(_decision(eqn, found))
         if isinstance(found, Jaxpr):
-            ins = dict(zip(found.invars, _inputs(eqn), strict=True))
+            ins: dict[Var, Atom] = dict(zip(found.invars, _inputs(eqn), strict=True))
             eqns += [rename(one, ins) for one in found.eqns]
             results |= zip(_outputs(eqn), (substitute(x, ins) for x in found.outvars), strict=True)
         else:

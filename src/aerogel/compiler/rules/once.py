@@ -21,11 +21,25 @@ def once(x: Any) -> Any:
     fifty cheap operations that stand for it for none. A quotient is; that this divisor is one (no bit is left after
     two shifts) only LLVM finds out, when all is fused, and drops the division.
     """
-    unsigned = _BITS[x.dtype]
-    bits = lax.bitcast_convert_type(x, unsigned)
+    return lax.div(x, lax.bitcast_convert_type(_none(x) + x.dtype.type(1).view(_BITS[x.dtype]), x.dtype))
+
+
+def stored(x: Any) -> Any:
+    """x, an array of float32 or float64, as a value that reductions read from memory.
+
+    XLA's CPU backend hands a reduction, with what is computed entry by entry in front of it, to a library that takes no
+    slices: where x is made of slices, each of them is written to memory first. The library takes no selection either.
+    That this one selects x everywhere (no bit is left after two shifts) only LLVM finds out.
+    """
+    none = _none(x)
+    return lax.select(lax.eq(none, lax.full_like(none, 0)), x, lax.full_like(x, 1))
+
+
+def _none(x: Any) -> Any:
+    """Zeros, made of the bits of x."""
+    bits = lax.bitcast_convert_type(x, _BITS[x.dtype])
     last, one = lax.full_like(bits, 8 * x.dtype.itemsize - 1), lax.full_like(bits, 1)
-    none = lax.shift_right_logical(lax.shift_right_logical(bits, last), one)
-    return lax.div(x, lax.bitcast_convert_type(none + x.dtype.type(1).view(unsigned), x.dtype))
+    return lax.shift_right_logical(lax.shift_right_logical(bits, last), one)
 
 
 def is_once_alone(places: Sequence[int], jaxpr: Jaxpr, makers: Makers) -> bool:

@@ -37,6 +37,8 @@ def first_of_sorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
 @first_of_sorted.to
 def _(x: Any, *, axis: int, k: int) -> Any:
     sort = partial(first_of_sorted.before, axis=axis, k=k)
+    if k == 1:
+        return _or_unusual(x, jnp.min(x, axis, keepdims=True), axis, sort)
     return or_sorted(x, lambda x: lax.neg(_largest(lax.neg(x), axis, k)[0]), sort)
 
 
@@ -55,6 +57,8 @@ def last_of_sorted(x: Any, *, axis: int = 0, start: int = 3) -> Any:
 def _(x: Any, *, axis: int, start: int) -> Any:
     n = x.shape[axis]
     sort = partial(last_of_sorted.before, axis=axis, start=start)
+    if start == n - 1:
+        return _or_unusual(x, jnp.max(x, axis, keepdims=True), axis, sort)
     return or_sorted(x, lambda x: lax.rev(_largest(x, axis, n - start)[0], (axis,)), sort)
 
 
@@ -189,6 +193,11 @@ def _is_unusual(x: jax.Array, extremum: jax.Array, axis: int) -> jax.Array:
         x,
     )
     return jnp.any(total != total) | zeros
+
+
+def _or_unusual(x: jax.Array, extremum: jax.Array, axis: int, sort: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """The extremum along an axis; or what `sort` gives, where its bits may be others."""
+    return lax.cond(_is_unusual(x, extremum, axis), sort, lambda x: extremum, x)
 
 
 def _cannot_select(x: Operand, axis: int, k: int, site: Site) -> str | None:

@@ -19,6 +19,7 @@ from .graph import Graph
 from .spelling import PLUMBING
 
 LOOPS = ("scan", "while")
+REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod argmax argmin".split())
 LONGEST_CHAIN = 50  # of operations that are looked past
 
 
@@ -128,6 +129,10 @@ class Site:
         """
         return self._ask("end", result)
 
+    def is_reduced(self, result: int = 0) -> bool:
+        """Whether reductions alone read a result, operations entry by entry and new shapes looked past."""
+        return self._ask("is_reduced", result)
+
     def anew(self) -> "Site":
         """The same site, of which nothing has been asked yet."""
         return replace(self, _asked={})
@@ -188,6 +193,23 @@ class Site:
                 return None
         return next(iter(ends.values()), None)
 
+    def _is_reduced(self, result: int) -> bool:
+        waiting, seen, found = [self._results[result]], set[Var](), False
+        while waiting:
+            for eqn in self._reading(waiting.pop()):
+                name = "result" if eqn is None else eqn.primitive.name
+                if eqn is not None and (name in ELEMENTWISE or name in PLUMBING):
+                    if eqn.outvars[0] not in seen:
+                        seen.add(eqn.outvars[0])
+                        waiting.append(eqn.outvars[0])
+                elif name not in REDUCTIONS:
+                    return False
+                else:
+                    found = True
+            if len(seen) > LONGEST_CHAIN:
+                return False
+        return found
+
     def _loop_bytes(self) -> int:
         loops = [eqn for eqn in self._around if eqn.primitive.name in LOOPS]
         return max((sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars)) for eqn in loops), default=0)
@@ -213,4 +235,5 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "maker": Site._maker,
     "readers": Site._readers,
     "end": Site._end,
+    "is_reduced": Site._is_reduced,
 }

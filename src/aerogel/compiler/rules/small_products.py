@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ..axes.elementwise import NAMES
 from ..written_out import term_by_term
 from .on import on
+from .once import stored
 from .site import Site
 
 # Measured on 4 cores of an AMD EPYC, jaxlib 0.10.2 (docs/reference/catalogue-linear-algebra.md has the table).
@@ -55,7 +56,10 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
         last = sorted((ca, cb)[k]) == list(range((a, b)[k].ndim - len(ca), (a, b)[k].ndim))
         strided = last and site.maker(k) != "transpose"
         reason = _of_rows(max(rows, columns), terms, min(rows, columns), strided or (k == 0 and terms == MOST_SHARED))
-    return reason or term_by_term(a, b, dimension_numbers)
+    if reason is not None:
+        return reason
+    written = term_by_term(a, b, dimension_numbers)
+    return stored(written) if terms > 1 and site.is_reduced() else written
 
 
 def _free(shape: Any, contracted: Any, batch: Any) -> int:

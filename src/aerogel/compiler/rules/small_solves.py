@@ -1,11 +1,15 @@
 """Solves and factors of many matrices of at most 4 x 4, written out."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
+from ... import _jax
+from ..._jax import ClosedJaxpr, Literal
+from ..axes.rebind import bind
 from ..solves import DenseSolve, dense_solve
 from . import small_linalg as small
 from .on import on
@@ -37,13 +41,16 @@ def small_solve(*operands: Any, site: Site, **params: Any) -> Any:
     found = dense_solve(params)
     if found is None:
         return "it is no solve with a dense matrix by its factors"
-    first_factor = params["const_lengths"].matvec + params["const_lengths"].vecmat
-    if site.maker(first_factor) != "lu":
-        return "its factors are not those of an LU decomposition"
+    lengths = params["const_lengths"]
     A, b = operands[0], operands[-1]
     n = A.shape[found.rows]
     reason = _refusal(A, n, A.size // max(n * n, 1), site)
-    return reason or _solved(found, A, b)
+    if reason:
+        return reason
+    if site.maker(lengths.matvec + lengths.vecmat) == "lu":
+        return _solved(found, A, b)
+    # Other factors know what the matrix does not: which of its triangles is meant, and whether it is definite.
+    return _by_its_factors(operands, site, **params)
 
 
 def _solved(found: DenseSolve, A: Any, b: Any) -> Any:
@@ -57,6 +64,44 @@ def _solved(found: DenseSolve, A: Any, b: Any) -> Any:
     x = _columnwise(lambda M, B: small.solve(M, B), M, B)
     back = [order.index(j) for j in range(b.ndim)]
     return lax.transpose(x.reshape(moved.shape), back)
+
+
+def _by_its_factors(operands: Sequence[Any], site: Site, *, jaxprs: Any, const_lengths: Any, **params: Any) -> Any:
+    """The same solve, its substitutions written out; its derivative is JAX's, by the product that it inverts."""
+    constants, at = dict[str, Sequence[Any]](), 0
+    for name in const_lengths._fields:
+        constants[name] = operands[at : at + getattr(const_lengths, name)]
+        at += getattr(const_lengths, name)
+
+    def product(name: str) -> Any:
+        whole = getattr(jaxprs, name)
+        return lambda x: _jax.jaxpr_as_fun(whole)(*constants[name], x)[0]
+
+    def solve(name: str) -> Any:
+        whole = getattr(jaxprs, name)
+        return None if whole is None else lambda _, b: _substituted(whole, (*constants[name], b), site)[0]
+
+    return lax.custom_linear_solve(product("matvec"), operands[-1], solve("solve"), solve("transpose_solve"))
+
+
+def _substituted(program: ClosedJaxpr, args: Sequence[Any], site: Site) -> list[Any]:
+    """What a program makes, its substitutions written out where they are small."""
+    values = dict(zip([*program.jaxpr.constvars, *program.jaxpr.invars], [*program.consts, *args], strict=True))
+
+    def read(x: Any) -> Any:
+        return x.val if isinstance(x, Literal) else values[x]
+
+    for eqn in program.jaxpr.eqns:
+        given, outs = list(map(read, eqn.invars)), None
+        if eqn.primitive.name == "jit":
+            outs = _substituted(eqn.params["jaxpr"], given, site)
+        elif eqn.primitive.name == "triangular_solve":
+            written = small_triangular_solve.function(*given, site=site, **eqn.params)
+            outs = None if isinstance(written, str) else [written]
+        if outs is None:
+            outs = bind(eqn, given, eqn.params)
+        values.update(zip(eqn.outvars, outs, strict=True))
+    return list(map(read, program.jaxpr.outvars))
 
 
 def _columnwise(solve: Any, M: Any, B: Any) -> Any:
