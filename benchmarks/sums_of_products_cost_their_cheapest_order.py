@@ -99,6 +99,17 @@ def normalised_attention_by_hand(q, k, v):
     return (q @ (k.T @ v)) / (q @ jnp.sum(k, 0))[:, None]
 
 
+def weighted_rows(x, y, w):
+    def step(total, row):
+        return total + row[2] * jnp.outer(row[0], row[1]), None
+
+    return jax.lax.scan(step, jnp.zeros((x.shape[1], y.shape[1])), (x, y, w))[0]
+
+
+def weighted_rows_by_hand(x, y, w):
+    return (w[:, None] * x).T @ y
+
+
 def outer_norms(x, y):
     return jax.vmap(lambda x, y: jnp.linalg.norm(jnp.outer(x, y)))(x, y)
 
@@ -139,6 +150,14 @@ CASES = (
         normalised_attention_by_hand,
         lambda: tuple(normal(i, 1024, 64) for i in range(3)),
         (0, 1, 2),
+    ),
+    case(
+        "weighted outer products in a scan",
+        weighted_rows,
+        weighted_rows_by_hand,
+        lambda: (normal(0, 500, 64), normal(1, 500, 64), normal(2, 500)),
+        grad=(0, 1, 2),
+        bounds=BOUNDS,
     ),
     case(
         "norms of outer products",

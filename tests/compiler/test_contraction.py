@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -677,3 +678,18 @@ def test_powers_are_still_multiplied_from_the_cheap_end() -> None:
     before, after, fired = passed(lambda m, v: ((m @ m) @ v).sum(), m, v)
     sizes = [max(v.aval.size for e in p.jaxpr.eqns for v in e.outvars) for p in (before, after)]
     assert (len(fired), *sizes) == (1, 1 << 16, 1 << 8)
+
+
+def test_terms_of_a_factor_stay_together_under_a_sum() -> None:
+    """A sum over the rows of a product sums the factor; its terms, multiplied one by one, took 14 times as long."""
+
+    def loss(x: Any, b: Any) -> Any:
+        y = jnp.broadcast_to(x, (80, 80)) @ b
+        return jnp.mean(0.5 * y * y + y)
+
+    g = jax.grad(loss, (0, 1))
+    args = (jnp.linspace(0.0, 1.0, 80), jnp.eye(80) + 0.1)
+    text = str(jax.make_jaxpr(ag.optimize(g))(*args))
+    assert "dot_general" in text
+    assert not re.search(r"f32\[80,80\] = dot_general", text)
+    ag.verify(g)(*args)

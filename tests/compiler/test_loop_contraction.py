@@ -52,6 +52,7 @@ def backwards(X: Any, Y: Any, w: Any) -> Any:
 ROWS = (normal(0, 400, 48), normal(1, 400, 40), normal(2, 400))
 FIRES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "weights": (weighted, ROWS),
+    "many rows": (weighted, (normal(0, 1000, 64), normal(1, 1000, 64), normal(2, 1000))),
     "moments": (moments, (normal(0, 800, 32), jnp.abs(normal(1, 800)))),
     "backwards": (backwards, ROWS),
     "read afterwards": (lambda X, Y, w: jnp.tanh(weighted(X, Y, w) / 400) @ Y[0], ROWS),

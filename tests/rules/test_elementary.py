@@ -296,6 +296,12 @@ def test_what_rows_share_is_computed_once(name: str) -> None:
 
 NEAR_MISSES: dict[str, tuple[str, Callable[..., Any], Any, str]] = {
     "few elements": ("sin", jnp.sin, X[1:1024], "it has fewer than 8192 elements"),
+    "a row that is repeated": (
+        "sin",
+        lambda x: jnp.sin(abs(jnp.broadcast_to(x, (40, *x.shape)))).sum(0),
+        X[1:1024],
+        "XLA computes it before it repeats it",
+    ),
     "few elements of a power": ("pow", lambda x: x**2.5, X[1:], "it has fewer than 16384 elements"),
     "few elements of a dear function": ("atan", jnp.arctan, X[1:512], "it has fewer than 4096 elements"),
     "a step that XLA shares between cores": (

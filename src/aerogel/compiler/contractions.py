@@ -73,11 +73,17 @@ class Refusal:
     remade: frozenset[int] = frozenset()
 
 
-def sites_of(level: Level, facts: Facts, context: Context) -> tuple[list[Site], list[Refusal]]:
-    """The sites that pay, together; each equation is in one of them at most, unless it goes with all of them."""
+def sites_of(
+    level: Level, facts: Facts, context: Context, more_bytes: int | None = None
+) -> tuple[list[Site], list[Refusal]]:
+    """The sites that pay, together; each equation is in one of them at most, unless it goes with all of them.
+
+    Each may hold `more_bytes` more than what it replaces.
+    """
+    more_bytes = MORE_BYTES if more_bytes is None else more_bytes
     staying: frozenset[int] = frozenset()
     while True:
-        finder = _Finder(level, facts, context, staying)
+        finder = _Finder(level, facts, context, staying, more_bytes)
         sites, refusals = finder.run()
         gone = frozenset[int]().union(*(site.dying - site.shared for site in sites))
         stay = {k for site in sites for k in site.shared if not _all_read_in(level, k, gone, sites)}
@@ -104,6 +110,7 @@ class _Finder:
     facts: Facts
     context: Context
     staying: frozenset[int]
+    more_bytes: int
     seconds: dict[int, float] = field(default_factory=dict)  # of equations that run alone, by place
 
     @cached_property
@@ -219,7 +226,7 @@ class _Finder:
             return _refusal([one.network for one in contractions], place, now, then)
         read = inputs_of([eqns[k] for k in sorted(dying)], ())
         made = sum(nbytes(x.aval) for x in read if x in self.level.made_by)
-        more = max(MORE_BYTES, made // PART_OF_READ)
+        more = max(self.more_bytes, made // PART_OF_READ)
         if after.peak_bytes > before.peak_bytes + 2 * nbytes(result.aval) + more:
             held = f"it would hold {after.peak_bytes / 1e6:.1f} MB, and holds {before.peak_bytes / 1e6:.1f} MB"
             remade = (k for k in places - dying if self.level.eqns[k].primitive.name in ENTRYWISE)

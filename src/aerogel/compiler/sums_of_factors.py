@@ -102,6 +102,8 @@ def _judged(
     own = {place for place, _, _ in read} | {level.made_by[m.outvars[0]] for _, _, moves in read for m in moves}
     if not readers <= own or len({place for place, _, _ in read}) != len(read):
         return None
+    if any(_is_summed(level, level.eqns[place].outvars[0]) for place, _, _ in read):
+        return None
     one = _Sum([], {level.made_by[var]}, read)
     _collect(level, facts, one, var, ())
     ranks = [term.rank for term in one.terms]
@@ -117,6 +119,18 @@ def _judged(
         return None
     edits = tuple(_edit(level.eqns[place], place, side, moves, one.terms) for place, side, moves in read)
     return Priced(edits, before, after)
+
+
+def _is_summed(level: Level, x: Var) -> bool:
+    """Whether a sum is all that reads a product: its network begins there, and sums the factor first."""
+    readers = level.readers(x)
+    eqns = [level.eqns[k] for k in readers if k >= 0]
+    if not eqns or len(eqns) < len(readers):
+        return False
+    return all(
+        eqn.primitive.name == "reduce_sum" or (eqn.primitive.name == "transpose" and _is_summed(level, eqn.outvars[0]))
+        for eqn in eqns
+    )
 
 
 def _collect(level: Level, facts: Facts, one: _Sum, x: Atom, scales: tuple[tuple[str, Atom], ...]) -> None:

@@ -36,8 +36,13 @@ Prepare = Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]
 
 @dataclass(frozen=True)
 class ContractionOrder:
-    """The pass. Bound: a product is looked at once for each network that it may be part of, at most 20 factors each."""
+    """The pass. Bound: a product is looked at once for each network that it may be part of, at most 20 factors each.
 
+    Attributes:
+        more_bytes: what the new form of a sum may hold besides what the old one holds; by default little.
+    """
+
+    more_bytes: int | None = None
     name: str = NAME
     exactness: Exactness = Exactness.FINITE
 
@@ -46,7 +51,7 @@ class ContractionOrder:
         if Exactness.REASSOCIATES not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        new = rewrite_steps(program, lambda jaxpr, before: _level(jaxpr, before, context, decisions))
+        new = rewrite_steps(program, lambda jaxpr, before: _level(jaxpr, before, context, decisions, self.more_bytes))
         if new is program:
             return program, decisions
         # What two sites both make is one value before the next pass turns one of the two.
@@ -54,7 +59,9 @@ class ContractionOrder:
         return new, decisions + merged
 
 
-def _level(jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions: list[Decision]) -> Jaxpr:
+def _level(
+    jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions: list[Decision], more_bytes: int | None
+) -> Jaxpr:
     if not any(eqn.primitive.name in ROOTS for eqn in jaxpr.eqns):
         return jaxpr
     level = Level(sliced_apart(jaxpr))
@@ -66,7 +73,7 @@ def _level(jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions
             jaxpr = apply_edits(level.jaxpr, edits)[0]
             level = Level(jaxpr)
             facts = structure(jaxpr, before)
-    sites, refusals = sites_of(level, facts, context)
+    sites, refusals = sites_of(level, facts, context, more_bytes)
     for one in refusals:
         decisions.append(Decision(NAME, f"{WHAT} is left as it is", line_of(one.root, level), False, one.reason))
     if not sites:

@@ -112,7 +112,8 @@ def _multiplies(loop: Loop) -> bool:
 
 def _contracted(loop: Loop, whole: Jaxpr, context: Context) -> Jaxpr | str | None:
     """All steps contracted; why that does not pay, or None where there is nothing to contract."""
-    new, made = ContractionOrder()(ClosedJaxpr(whole, ()), context)
+    more = max(FREE_STACKS, sum(nbytes(x.aval) for x in loop.xs) // 2)
+    new, made = ContractionOrder(more)(ClosedJaxpr(whole, ()), context)
     if new.consts or not any(one.fired for one in made):
         return None
     before, after = equation_seconds(loop.eqn, context.machine), jaxpr_seconds(new.jaxpr, context.machine)
@@ -120,9 +121,8 @@ def _contracted(loop: Loop, whole: Jaxpr, context: Context) -> Jaxpr | str | Non
     if after > LARGEST_SHARE * before:
         return f"{1e6 * before:.1f} us would become {1e6 * after:.1f} us"
     held = sum(nbytes(v.aval) for v in loop.eqn.outvars)
-    read = sum(nbytes(x.aval) for x in loop.xs)
     peak = jaxpr_cost(new.jaxpr).peak_bytes
-    if peak > held + max(FREE_STACKS, read // 2):
+    if peak > held + more:
         return f"it would take {peak / 1e6:.1f} MB"
     return new.jaxpr
 

@@ -118,6 +118,10 @@ class Site:
         """
         return self._ask("maker", operand)
 
+    def is_repeated(self, operand: int) -> bool:
+        """Whether an operand is what was broadcast from fewer entries, or computed entry by entry of such a value."""
+        return self._ask("is_repeated", operand)
+
     def readers(self, result: int = 0) -> tuple[str, ...]:
         """The names of the primitives that read a result, sorted; "result" is the program's own, or its body's."""
         return self._ask("readers", result)
@@ -168,6 +172,21 @@ class Site:
         makers = [self._graph.maker(x) for x in self._graph.stripped(self._operands[operand])]
         names = [one.eqn.primitive.name for one in makers if one is not None]
         return next((name for name in names if name not in PLUMBING), names[-1] if names else None)
+
+    def _is_repeated(self, operand: int) -> bool:
+        x = self._operands[operand]
+        for _ in range(LONGEST_CHAIN):
+            made = self._graph.maker(x)
+            if made is None:
+                return False
+            eqn = made.eqn
+            if eqn.primitive.name == "broadcast_in_dim":
+                return eqn.invars[0].aval.size < eqn.outvars[0].aval.size
+            large = [x for x in eqn.invars if isinstance(x, Var) and x.aval.shape]
+            if eqn.primitive.name not in ELEMENTWISE or len(large) != 1:
+                return False
+            (x,) = large
+        return False
 
     def _readers(self, result: int) -> tuple[str, ...]:
         found = self._reading(self._results[result])
@@ -233,6 +252,7 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "value": Site._value_key,
     "facts": lambda site, k: facts_at(site._graph, site._operands[k]),
     "maker": Site._maker,
+    "is_repeated": Site._is_repeated,
     "readers": Site._readers,
     "end": Site._end,
     "is_reduced": Site._is_reduced,

@@ -68,6 +68,7 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
             return f"XLA would share a step's {xs[0].size} elements between cores, which takes as long as it saves"
         return (
             _refusal(xs, accuracy, site, few, alone)
+            or _repeated(xs, site)
             or (_vector_code(primitive, xs[0].dtype, site) if _jax.HAS_VECTOR_SUMS else None)
             or chosen(*xs)
         )
@@ -84,12 +85,20 @@ def _vector_code(primitive: Any, dtype: Any, site: Site) -> str | None:
     return None
 
 
+def _repeated(xs: tuple[Any, ...], site: Site) -> str | None:
+    """Of what is repeated and then reduced, XLA takes functions that it knows before it repeats."""
+    repeated = all(not x.shape or site.is_repeated(k) for k, x in enumerate(xs))
+    return "XLA computes it before it repeats it" if repeated and site.end() in _REDUCTIONS else None
+
+
 def _power(x: Any, y: Any, *, site: Site) -> Any:
     exponent = site.value(1)
     if exponent is not None and np.ndim(exponent) == 0 and exponent in _EASY:
         return f"XLA writes a power of {float(exponent):g} without the C library"
+    repeated = _repeated((x, y), site)
     x, y = jnp.broadcast_arrays(x, y)  # either may be a scalar
-    return _refusal((x, y), None, site, FEWEST_POWERS, FEWEST_POWERS_ALONE) or power(x, y)
+    refusal = _refusal((x, y), None, site, FEWEST_POWERS, FEWEST_POWERS_ALONE) or repeated
+    return refusal or power(x, y)
 
 
 def _fewest(x: Any, site: Site, few: int, alone: int) -> str | None:
