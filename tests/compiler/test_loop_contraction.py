@@ -80,9 +80,10 @@ def test_the_loop_goes(name: str, form: str) -> None:
 def test_a_gradient_keeps_no_outer_products() -> None:
     """Plain JAX stores the product of each step for the gradient by the weights."""
     g = jax.grad(lambda *args: jnp.sum(jnp.sin(weighted(*args))), (0, 1, 2))
-    plain, ours = (jax.jit(f).lower(*ROWS).compile().memory_analysis() for f in (g, ag.optimize(g)))
-    assert plain.temp_size_in_bytes > 2_000_000
-    assert ours.temp_size_in_bytes < 300_000
+    compiled = (jax.jit(f).lower(*ROWS).compile() for f in (g, ag.optimize(g)))
+    plain, ours = (one.memory_analysis().temp_size_in_bytes for one in compiled)  # pyright: ignore[reportOptionalMemberAccess]
+    assert plain > 2_000_000
+    assert ours < 300_000
 
 
 LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
