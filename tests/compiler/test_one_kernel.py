@@ -22,11 +22,18 @@ from aerogel._jax import KNOWS_KERNELS, jaxpr_as_fun
 from aerogel.compiler.cost.machine import table
 from aerogel.compiler.kernel_products import MOST_MULTIPLICATIONS
 from aerogel.compiler.one_kernel import MOST_REDUCED, price
+from aerogel.compiler.passes import loop_kernel
 from compiler.loop_patterns import normal
 
 pytestmark = pytest.mark.skipif(not KNOWS_KERNELS, reason="of this jaxlib it is not known what it makes of the mark")
 MARK = "xla_cpu_small_call"
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@pytest.fixture(autouse=True)
+def none_is_one_kernel_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most loops here are so small that they would be left to XLA (tests/compiler/test_loop_contraction.py)."""
+    monkeypatch.setattr(loop_kernel, "moves_few", lambda *_: False)
 
 
 @contextmanager
@@ -360,6 +367,7 @@ import aerogel as ag
 from aerogel.compiler.one_kernel import Price
 from aerogel.compiler.passes import loop_kernel
 loop_kernel.price = lambda *_: Price(1.0, 0.0)
+loop_kernel.moves_few = lambda *_: False
 
 def scan(x, y):
     return lax.scan(lambda c, z: (c * 2, c), x, (y,))[1]

@@ -109,6 +109,7 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (turned_constants, "ROWS", range(1, 1 << 60)),
     (loop_words, "LEAST_SECONDS", -1.0),
     (loop_kernel, "FEWEST_STEPS", 0),
+    (loop_kernel, "moves_few", lambda *_: False),
     (loop_kernel, "price", lambda *_: Price(1.0, 0.0)),
 )
 _OUT: tuple[tuple[Any, str, Any], ...] = (
@@ -124,6 +125,7 @@ _OUT: tuple[tuple[Any, str, Any], ...] = (
     (hoist_plan, "_summed_over_time", lambda *_: False),
     (loop_hoist, "LEAST_SECONDS", -1.0),
     (loop_hoist, "SHORT_LOOP", 0.0),
+    (loop_hoist, "moves_few", lambda *_: False),
     (loop_hoist, "SHORTEST_LOOP", 0.0),
     (loop_contraction, "LARGEST_SHARE", 1e9),
     (sink, "LONGEST_CONTRACTION", 1 << 60),

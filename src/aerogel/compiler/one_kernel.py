@@ -159,7 +159,7 @@ def price(eqn: JaxprEqn, machine: Machine) -> Price:
     """What a step of a loop costs as kernels of its own, and as a part of one."""
     alone = replace(machine.on_one_core().in_cache(), vector_flops_per_second=FUSED * machine.vector_flops_per_second)
     starts = shared = work = 0.0
-    for kernel in _kernels(eqn):
+    for kernel in step_kernels(eqn):
         seconds = kernel_seconds(kernel, alone)
         inside = price(kernel.root, machine) if kernel.root.primitive.name in ("scan", "while") else None
         if inside is not None:
@@ -177,7 +177,8 @@ def price(eqn: JaxprEqn, machine: Machine) -> Price:
     return Price(starts, shared + SLOWER * work)
 
 
-def _kernels(eqn: JaxprEqn) -> list[Kernel]:
+def step_kernels(eqn: JaxprEqn) -> list[Kernel]:
+    """The kernels of a step of a loop that is none itself."""
     inner = inner_jaxprs(eqn)
     return [one for body in inner[-1:] for one in body_kernels(body, carry_slice(eqn))]
 

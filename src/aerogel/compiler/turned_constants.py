@@ -18,7 +18,7 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 from .cost import nbytes
 from .loop import Loop
 from .normalize import drop_dead
-from .program import Builder, is_var, rename, substitute
+from .program import Builder, is_var, producers, rename, substitute
 
 # What a step pays for an entry of a constant that it reads against its rows (jaxlib 0.10.2, AMD EPYC with AVX-512; 15
 # shapes, 2 to 32 rows). Beyond the cache of a core, 0.03 to 0.05 ns; below, 0.06 to 0.07.
@@ -70,10 +70,14 @@ def turned_constants(loop: Loop, level: Jaxpr) -> list[TurnedConstant]:
                 found.setdefault(constant, []).append(eqn)
     if not found:
         return []
-    sources: dict[Atom, Atom] = {eqn.outvars[0]: eqn.invars[0] for eqn in level.eqns if _is_turn(eqn)}
     outside = dict(zip(loop.body_consts, loop.consts, strict=True))
-    made = {v: sources.get(outer) if is_var(outer) else None for v, outer in outside.items()}
-    return [_priced(loop, v, found[v], made[v]) for v in loop.body_consts if v in found]
+    return [_priced(loop, v, found[v], _source(level, outside[v])) for v in loop.body_consts if v in found]
+
+
+def _source(level: Jaxpr, x: Atom) -> Atom | None:
+    """What a value is the transpose of."""
+    place = producers(level).get(x) if is_var(x) else None
+    return level.eqns[place].invars[0] if place is not None and _is_turn(level.eqns[place]) else None
 
 
 def _is_turn(eqn: JaxprEqn) -> bool:

@@ -144,6 +144,12 @@ def _loop_seconds(eqn: JaxprEqn, inner: list[Jaxpr], machine: Machine) -> float:
     return length * (machine.seconds_per_loop_step + step)
 
 
+def moves_few(scan: JaxprEqn, machine: Machine) -> bool:
+    """Whether the steps of a `scan` move so few bytes that XLA makes one kernel of it."""
+    (body,) = nested_programs(scan)
+    return _seconds_of_few(body, carry_slice(scan), machine) is not None
+
+
 def _seconds_of_few(body: Jaxpr, carry: slice, machine: Machine) -> float | None:
     """Seconds of a step that moves few bytes, where such a loop is one kernel: nothing is started; else None."""
     if not machine.one_kernel_bytes or not STEPS_OF_FEW.issuperset(eqn.primitive.name for eqn in body.eqns):

@@ -15,7 +15,7 @@ from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 from ..chain import find_chain, split_chain
 from ..cost import nbytes
 from ..cost.primitives import RANDOM
-from ..cost.seconds import equation_seconds
+from ..cost.seconds import equation_seconds, moves_few
 from ..exactness import Exactness
 from ..hoist import Outside, Replacement, move_out
 from ..hoist_plan import LEAST_SECONDS, SHORTEST_LOOP, Beside, Plan, Terms, plan_after, plan_all, plan_before, plan_once
@@ -171,6 +171,10 @@ def _gather(work: _Work, loop: Loop) -> None:
         if is_long(loop, one):
             work.note(
                 one.eqn, what, "each step sums up enough terms already, for the memory that stacking its factors takes"
+            )
+        elif moves_few(loop.eqn, work.terms.machine) and not work.terms.before_differentiation:
+            work.note(
+                one.eqn, what, "XLA makes one kernel of the loop: a product of few terms costs next to nothing there"
             )
         elif saved[one.carry] < LEAST_SECONDS:
             work.note(one.eqn, what, "stacking its factors costs more than it saves")

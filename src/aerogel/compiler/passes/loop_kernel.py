@@ -6,15 +6,30 @@ from typing import ClassVar
 from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn
 
+from ..cost.seconds import moves_few
 from ..exactness import Exactness
 from ..levels import rewrite_levels
-from ..one_kernel import FEWEST_STEPS, TOO_MUCH, Price, as_one_kernel, is_too_much, price, refusal, reorders_sums
+from ..one_kernel import (
+    FEWEST_STEPS,
+    TOO_MUCH,
+    Price,
+    as_one_kernel,
+    is_too_much,
+    price,
+    refusal,
+    reorders_sums,
+    step_kernels,
+)
 from ..pipeline import Context
-from ..program import Program, where, with_equations
+from ..program import Program, count_equations, inner_jaxprs, where, with_equations
 from ..report import Decision
 from ..steps_at_once import steps_at_once
 
 NAME = "loop-kernel"
+# Of a loop that is one kernel anyway, 4 steps written one after the other took 0.6 to 0.9 of its time, but 1.3 where a
+# step has more operations than this and makes more values than that: the gradient of a Runge-Kutta step (55 and 58
+# operations; 8 and 14 values).
+MANY_OPERATIONS, MANY_VALUES = 40, 6
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,9 @@ def _equation(eqn: JaxprEqn, level: Jaxpr, context: Context, decisions: list[Dec
     if is_too_much(eqn):
         decisions.append(Decision(NAME, what, where(eqn), False, TOO_MUCH))
         return eqn
+    if _is_one_already(eqn, context):
+        decisions.append(Decision(NAME, what, where(eqn), False, "XLA makes one of them by itself"))
+        return eqn
     found = price(eqn, context.machine)
     if found.kernels <= found.inside or not any(not isinstance(v, _jax.DropVar) for v in eqn.outvars):
         return eqn
@@ -57,6 +75,15 @@ def _equation(eqn: JaxprEqn, level: Jaxpr, context: Context, decisions: list[Dec
         reason = 'its sums are added up in another order: numerics="fast" allows that'
     decisions.append(Decision(NAME, what, where(eqn), reason is None, reason or _said(found, eqn), exactness=exactness))
     return as_one_kernel(eqn, level) if reason is None else eqn
+
+
+def _is_one_already(eqn: JaxprEqn, context: Context) -> bool:
+    """Whether XLA makes one kernel of a loop, and several steps of it at once would be no faster."""
+    if eqn.primitive.name != "scan" or not moves_few(eqn, context.machine):
+        return False
+    if steps_at_once(eqn) == 1:
+        return True
+    return count_equations(inner_jaxprs(eqn)[0]) > MANY_OPERATIONS and len(step_kernels(eqn)) > MANY_VALUES
 
 
 def _said(found: Price, eqn: JaxprEqn) -> str:
