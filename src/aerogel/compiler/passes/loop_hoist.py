@@ -23,7 +23,7 @@ from ..hoistable import SAME_BITS, is_heavy
 from ..level import Level
 from ..levels import rewrite_levels
 from ..lift import lift
-from ..loop import Loop, as_loop
+from ..loop import MANY_STEPS, Loop, as_loop
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
@@ -207,6 +207,7 @@ def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
     if not sums or len(sums) < len(loop.init) or not small:
         return False
     least = SHORT_LOOP if all(one.eqn is None for one in sums) else SHORTEST_LOOP
+    least = least if loop.length >= MANY_STEPS else 0.0
     if not work.terms.before_differentiation and equation_seconds(loop.eqn, work.terms.machine) < least:
         work.note(loop.eqn, "the sums of the loop need no loop", "one kernel takes no longer than the threads to wake")
         return False
