@@ -187,6 +187,12 @@ def cut(x0: Any, xs: Any, w: Any) -> Any:
     return jax.lax.scan(body, x0, xs)[1]
 
 
+def weighted_products(x: Any, y: Any, w: Any) -> Any:
+    """Outer products with weights, summed up step by step."""
+    step = lambda total, row: (total + row[2] * jnp.outer(row[0], row[1]), None)  # noqa: E731
+    return jax.lax.scan(step, jnp.zeros((x.shape[1], y.shape[1])), (x, y, w))[0]
+
+
 def trajectories(x0: Any) -> Any:
     """Statistics of a trajectory with its initial state, of states three steps apart, and of its running sum."""
     ys = jax.lax.scan(lambda c, _: (c + 0.1 * jnp.sin(c),) * 2, x0, None, length=64)[1]
@@ -292,6 +298,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["in two orders"] = in_two_orders, (normal(0, 5, 7), normal(1, 7, 4))
     found["cut"] = cut, (normal(0, 2, 16), normal(1, 10, 2, 48), normal(2, 16, 48) / 4)
     found["weak"] = weak, (3, normal(0, 5))
+    found["weighted products"] = weighted_products, (normal(0, 400, 48), normal(1, 400, 40), normal(2, 400))
     found["joined"] = joined, (normal(0, 4, 3), normal(1, 5, 4, 3))
     found["trajectories"] = trajectories, (normal(0, 4096),)
     found["pairs"] = pairs, (normal(0, 1031, 3), normal(1, 4099, 3), normal(2, 4099))

@@ -90,16 +90,19 @@ def all_steps_at_once(loop: Loop) -> Jaxpr | None:
         return None
     free = frozenset(range(len(rest.body.eqns))) - constant_equations(rest)
     made = {v for i in free for v in rest.body.eqns[i].outvars}
-    if any(refusal(rest.body.eqns[i], strict=False) for i in free) or not made.issuperset(rest.body_ys):
+    if any(refusal(rest.body.eqns[i], strict=False) for i in free) or not all(
+        is_var(y) and y in made for y in rest.body_ys
+    ):
         return None
     return move_out(rest, Outside(before=free)).apply(whole, place)
 
 
 def _of_terms(one: Sum) -> Sum:
     """The sum of its terms, whatever they are."""
-    ends = (*one.shaping, *(() if one.eqn is None else (one.eqn,)))
-    term = one.shaping[-1].outvars[0] if one.shaping else one.operands[0] if one.eqn is None else one.eqn.outvars[0]
-    return one if not ends else replace(one, eqn=None, operands=(term,), shaping=(), dims=())
+    if one.eqn is None:
+        return one
+    (term,) = (one.shaping[-1] if one.shaping else one.eqn).outvars
+    return replace(one, eqn=None, operands=(term,), shaping=(), dims=())
 
 
 def _multiplies(loop: Loop) -> bool:
