@@ -27,6 +27,7 @@ from .passes.loop_words import LoopWords
 from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.own_broadcasts import OwnBroadcasts
+from .passes.prefix_loops import PrefixLoops
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
 from .passes.seams import Seams
@@ -42,6 +43,7 @@ from .passes.turned_sums import TurnedSums
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    PrefixLoops(),
     Reroll(),
     EqualCases(),
     Excerpts(),
