@@ -24,14 +24,18 @@ MOST_KEPT = 256
 SMOOTH = frozenset(
     "add add_any sub mul neg div exp exp2 log log1p expm1 sin cos tanh logistic sqrt rsqrt square integer_pow "
     "dot_general reduce_sum broadcast_in_dim reshape squeeze expand_dims transpose convert_element_type slice "
-    "concatenate rev copy real imag conj complex pad".split()
+    "concatenate rev copy real imag conj complex pad select_n".split()
 )
 _known: OrderedDict[Body, bool] = OrderedDict()
 
 
 def is_smooth(step: Jaxpr) -> bool:
-    """Whether all operations have derivatives everywhere."""
-    return all(eqn.primitive.name in SMOOTH for eqn in step.eqns)
+    """Whether all operations on numbers that are no integers have derivatives everywhere."""
+    return all(eqn.primitive.name in SMOOTH or not any(_is_inexact(x) for x in eqn.invars) for eqn in step.eqns)
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(x.aval.dtype, jnp.inexact)
 
 
 def associates(step: Jaxpr, elements: int) -> bool:

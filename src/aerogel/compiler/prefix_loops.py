@@ -1,6 +1,6 @@
 """Prefixes one after the other: a tree of prefixes as a loop that carries the last one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -11,16 +11,14 @@ from jax import lax
 
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from .level import Edit, Level
+from .level import Edit
 from .normalize import normalize
-from .prefix_matches import Found
+from .prefix_matches import Found, Total
 from .prefix_trees import Tree
-from .program import Builder, is_var
+from .program import Builder
 from .small_traces import traced
 from .unit_dimensions import without_unit_dimensions
 
-# Operations of two numbers that JAX accumulates itself.
-ACCUMULATES = {"add": lax.cumsum, "mul": lax.cumprod, "max": lax.cummax, "min": lax.cummin}
 NEUTRAL = (0, 1, -np.inf, np.inf)
 
 
@@ -32,17 +30,17 @@ class PrefixLoop:
         carried: the elements whose last prefix the next one needs, the wanted ones included.
     """
 
-    def __init__(self, tree: Tree, wanted: Sequence[int]) -> None:
-        self.tree, self.wanted = tree, list(wanted)
-        self.carried = sorted({*wanted, *tree.combine.firsts_of(wanted)})
+    def __init__(self, tree: Tree, wanted: Iterable[int]) -> None:
+        self.tree, self.wanted = tree, sorted(set(wanted))
+        self.carried = sorted({*self.wanted, *tree.combine.firsts_of(self.wanted)})
         self.step = one_pair(tree)
         self.neutral = self._neutral()
 
     def __call__(self, elements: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
         """The prefixes of the elements that are wanted."""
         tree = self.tree
-        if self.accumulates is not None:
-            return [self.accumulates(elements[k], tree.axes[k]) for k in self.wanted]
+        if self.is_sum:  # JAX has an operation for it, for which rules know how few rounding errors it may make
+            return [lax.cumsum(elements[k], tree.axes[k]) for k in self.wanted]
         rows = [jnp.moveaxis(x, axis, 0) for x, axis in zip(elements, tree.axes, strict=True)]
 
         def step(before: Sequence[Any], second: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -61,17 +59,12 @@ class PrefixLoop:
         return [jnp.moveaxis(x, 0, tree.axes[k]) for k, x in zip(self.wanted, found, strict=True)]
 
     @property
-    def accumulates(self) -> Any:
-        """JAX's own accumulation, if each wanted element is joined to itself by one of its operations."""
-        names = {self._own_operation(k) for k in self.wanted}
-        return ACCUMULATES.get(names.pop() or "") if len(names) == 1 else None
-
-    def _own_operation(self, k: int) -> str | None:
-        eqn = next((eqn for eqn in self.step.eqns if self.step.outvars[k] in eqn.outvars), None)
-        if eqn is None or eqn.outvars[0].aval.dtype == np.bool_:
-            return None
+    def is_sum(self) -> bool:
+        """Whether each element that is wanted is added up by itself."""
         n = len(self.tree.elements)
-        return eqn.primitive.name if set(eqn.invars) == {self.step.invars[k], self.step.invars[n + k]} else None
+        makers = {v: eqn for eqn in self.step.eqns for v in eqn.outvars}
+        made = [(makers.get(self.step.outvars[k]), {self.step.invars[k], self.step.invars[n + k]}) for k in self.wanted]
+        return all(eqn is not None and eqn.primitive.name == "add" and set(eqn.invars) == pair for eqn, pair in made)
 
     def _neutral(self) -> tuple[Any, ...] | None:
         """Numbers that, as the carried elements, leave what follows as it is; None if none of a few do."""
@@ -117,16 +110,45 @@ def _value(eqn: JaxprEqn, operands: Sequence[Any]) -> Any:
         if name in ("mul", "dot_general") and number == 0:
             return 0
         if (name, number) in (("add", 0), ("or", 0), ("mul", 1), ("and", 1), ("max", -np.inf), ("min", np.inf)):
-            same = is_var(other) and other.aval.shape == eqn.outvars[0].aval.shape
+            same = isinstance(other, Var) and other.aval.shape == eqn.outvars[0].aval.shape
             return other if same else None
     return operands[0] if name == "sub" and numbers[1] == 0 else None
 
 
-def in_its_place(level: Level, tree: Tree, found: Found) -> Edit:
-    """The loop in place of the tree, with its gradient if the program has one."""
+def in_their_places(found: Sequence[tuple[PrefixLoop, Found]]) -> list[Edit]:
+    """Loops in place of trees, with their gradients if the program has some."""
+    edits, made = list[Edit](), list[tuple[Total, Atom]]()
+    for loop, one in found:
+        builder = Builder(loop.tree.like)
+        prefixes, cotangents = _computed(loop, one, builder)
+        results = {var: builder.as_weak_as(var, x) for var, x in zip(one.prefixes.values(), prefixes, strict=True)}
+        edits.append(Edit(max(one.gone), one.gone, builder.eqns, results, one.gone))
+        made += zip(one.totals.values(), cotangents, strict=True)
+    for var in dict.fromkeys(total.var for total, _ in made):
+        builder = Builder(found[-1][0].tree.like)
+        terms = _summands(var, made)
+        (whole,) = builder.call(lambda *terms: sum(terms[1:], terms[0]), *terms)
+        edits[-1].results[var] = builder.as_weak_as(var, whole)
+        edits[-1].eqns.extend(builder.eqns)
+    return edits
+
+
+def _summands(var: Var, made: Sequence[tuple[Total, Atom]]) -> list[Atom]:
+    """What is added up to a cotangent: what loops made, and the rest. Two trees may share a leaf."""
+    own = [(total, x) for total, x in made if total.var is var]
+    rest = list(own[0][0].others)
+    for total, _ in made:
+        if total is not own[0][0] and all(any(x is y for y in rest) for x in total.terms):
+            rest = [y for y in rest if not any(y is x for x in total.terms)]
+            rest += [total.var] * (total.var is not var)
+    return [*(x for _, x in own), *rest]
+
+
+def _computed(loop: PrefixLoop, found: Found, builder: Builder) -> tuple[list[Atom], list[Atom]]:
+    """The prefixes, and the cotangents of the leaves."""
+    tree = loop.tree
     n, m = len(tree.elements), len(tree.constants)
     outputs, read, wanted = list(found.prefixes), list(found.cotangents), list(found.totals)
-    loop = PrefixLoop(tree, sorted({*outputs, *read}))
 
     def computed(*x: Any) -> list[Any]:
         def prefixes(*moving: Any) -> list[Any]:
@@ -135,22 +157,13 @@ def in_its_place(level: Level, tree: Tree, found: Found) -> Edit:
                 elements[k] = v
             return loop(elements, x[n : n + m])
 
-        moving = [x[k] for k in wanted]
         if not wanted:
             values = dict(zip(loop.wanted, prefixes(), strict=True))
             return [values[k] for k in outputs]
-        values, pull = jax.vjp(prefixes, *moving)
-        given = dict(zip(read, x[n + m :], strict=True))
-        cotangents = pull([given.get(k, jnp.zeros_like(v)) for k, v in zip(loop.wanted, values, strict=True)])
-        values = dict(zip(loop.wanted, values, strict=True))
+        made, pull = jax.vjp(prefixes, *(x[k] for k in wanted))
+        values, given = dict(zip(loop.wanted, made, strict=True)), dict(zip(read, x[n + m :], strict=True))
+        cotangents = pull([given[k] if k in given else jnp.zeros_like(v) for k, v in values.items()])
         return [*(values[k] for k in outputs), *cotangents]
 
-    builder = Builder(tree.like)
     atoms = builder.call(computed, *tree.elements, *tree.constants, *found.cotangents.values())
-    results: dict[Var, Atom] = {}
-    for var, atom in zip(found.prefixes.values(), atoms, strict=False):
-        results[var] = builder.as_weak_as(var, atom)
-    for total, atom in zip(found.totals.values(), atoms[len(outputs) :], strict=True):
-        (whole,) = builder.call(lambda *terms: sum(terms[1:], terms[0]), atom, *total.others)
-        results[total.var] = builder.as_weak_as(total.var, whole)
-    return Edit(max(found.gone), found.gone, builder.eqns, results, found.gone)
+    return atoms[: len(outputs)], atoms[len(outputs) :]

@@ -22,9 +22,10 @@ MOST_COTANGENTS = 16  # arrays that are tried
 
 @dataclass(frozen=True)
 class Total:
-    """A cotangent of a leaf, and what else the program adds to it."""
+    """A cotangent of a leaf in the program, the terms of it that the tree makes, and what else is added to these."""
 
     var: Var
+    terms: tuple[Atom, ...]
     others: tuple[Atom, ...] = ()
 
 
@@ -52,44 +53,55 @@ class Matches:
         self.level = level
         self.made = Made(level.eqns)
 
-    def find(self, tree: Tree) -> Found | str | None:
-        """What the program has of a tree; why it cannot do without the levels; None if it is no such tree."""
-        given = [*tree.elements, *tree.constants]
-        n = len(tree.elements)
-        pattern = _pattern(lambda *x: tree.prefixes(x[:n], x[n:]), given, tree.like)
+    def find(self, tree: Tree) -> Found | None:
+        """What the program has of a tree; None if it is no such tree."""
+        for squeezes in (False, True)[: 1 + tree.combine.multiplies]:
+            found = self._find(tree, squeezes)
+            if found is not None:
+                return found
+        return None
+
+    def _find(self, tree: Tree, squeezes: bool) -> Found | None:
+        given, n = [*tree.elements, *tree.constants], len(tree.elements)
+        pattern = _pattern(lambda *x: tree.prefixes(x[:n], x[n:], squeezes), given, tree.like)
         env = self._bind(pattern, given, tree)
         prefixes = {k: env[x] for k, x in enumerate(pattern.outvars) if is_var(x) and x in env}
-        gone = self._behind(list(prefixes.values()), given)
-        if prefixes and not self._left(gone, prefixes.values()):
-            return Found(prefixes, gone)
+        found = Found(prefixes, self._behind(list(prefixes.values()), given))
+        if prefixes and not self.left([found]):
+            return found
         if 2 * sum(v in env for eqn in pattern.eqns for v in eqn.outvars) < len(pattern.eqns):
             return None
-        return self._with_gradient(tree, prefixes, gone)
+        return self._with_gradient(tree, found, squeezes)
 
-    def _with_gradient(self, tree: Tree, prefixes: dict[int, Var], forward: frozenset[int]) -> Found | str:
+    def _with_gradient(self, tree: Tree, found: Found, squeezes: bool) -> Found | None:
+        """The tree with the gradient that the program has of it, if that is known to be one."""
         n, m = len(tree.elements), len(tree.constants)
         wanted = [k for k in range(n) if jnp.issubdtype(tree.elements[k].aval.dtype, jnp.inexact)]
+        best = found if found.prefixes else None
 
         def gradient(*x: Any) -> Sequence[Any]:
             def prefixes_of(*moving: Any) -> list[Any]:
                 elements = list(x[:n])
                 for k, v in zip(wanted, moving, strict=True):
                     elements[k] = v
-                found = tree.prefixes(elements, x[n : n + m])
-                return [found[k] for k in read]
+                prefixes = tree.prefixes(elements, x[n : n + m], squeezes)
+                return [prefixes[k] for k in read]
 
             return jax.vjp(prefixes_of, *(x[k] for k in wanted))[1](list(x[n + m :]))
 
-        for read, cotangents in islice(self._cotangents(tree, prefixes, forward), MOST_COTANGENTS):
+        for read, cotangents in islice(self._cotangents(tree, found.prefixes, found.gone), MOST_COTANGENTS):
             given = [*tree.elements, *tree.constants, *cotangents]
             pattern = _pattern(gradient, given, tree.like)
             env = self._bind(pattern, given, tree)
-            totals = {k: self._total(pattern, x, env) for k, x in zip(wanted, pattern.outvars, strict=True)}
-            totals = {k: one for k, one in totals.items() if one is not None}
-            gone = forward | self._behind([one.var for one in totals.values()], [*given, *_others(totals)])
-            if totals and not self._left(gone, [*prefixes.values(), *(one.var for one in totals.values())]):
-                return Found(prefixes, gone, dict(zip(read, cotangents, strict=True)), totals)
-        return "its levels are read by more than its gradient"
+            sums = {k: self._total(pattern, x, env) for k, x in zip(wanted, pattern.outvars, strict=True)}
+            totals = {k: one for k, one in sums.items() if one is not None}
+            gone = found.gone | self._behind([one.var for one in totals.values()], [*given, *_others(totals)])
+            whole = Found(found.prefixes, gone, dict(zip(read, cotangents, strict=True)), totals)
+            if totals and not self.left([whole]):
+                return whole
+            if totals and (best is None or len(totals) > len(best.totals)):
+                best = whole
+        return best
 
     def _cotangents(self, tree: Tree, prefixes: dict[int, Var], forward: frozenset[int]) -> Iterator[tuple[list[int], list[Var]]]:
         """What may be the cotangents of prefixes: for one of them first, then for several."""
@@ -127,7 +139,7 @@ class Matches:
         if not is_var(x):
             return None
         if x in env:
-            return Total(env[x])
+            return Total(env[x], tuple(_terms(env[x], self.level.maker)))
         makers = {v: eqn for eqn in pattern.eqns for v in eqn.outvars}
         terms = [env.get(v) for v in _terms(x, makers.get)]
         if None in terms:
@@ -137,7 +149,7 @@ class Matches:
             leaves = _terms(current, self.level.maker)
             if all(any(one is v for v in leaves) for one in terms):
                 others = [v for v in leaves if not any(one is v for one in terms)]
-                return Total(current, tuple(others))
+                return Total(current, tuple(terms), tuple(others))
             readers = self.level.readers(current)
             if len(readers) != 1 or readers[0] < 0 or not _adds(self.level.eqns[readers[0]]):
                 return None
@@ -156,9 +168,14 @@ class Matches:
                 todo += self.level.eqns[place].invars
         return frozenset(found)
 
-    def _left(self, gone: frozenset[int], results: Any) -> bool:
-        """Whether other equations read what these make, but for their results."""
-        made = {v for k in gone for v in self.level.eqns[k].outvars} - set(results)
+    def left(self, found: Collection[Found]) -> list[Found]:
+        """Those whose levels are read by other equations, too, so that they would be computed all the same."""
+        gone = frozenset[int]().union(*(one.gone for one in found))
+        results = {v for one in found for v in (*one.prefixes.values(), *(x.var for x in one.totals.values()))}
+        return [one for one in found if self._is_read(one.gone, results, gone)]
+
+    def _is_read(self, places: frozenset[int], results: Collection[Var], gone: frozenset[int]) -> bool:
+        made = {v for k in places for v in self.level.eqns[k].outvars if v not in results}
         return any(place not in gone for v in made for place in self.level.readers(v))
 
 

@@ -6,22 +6,21 @@ program then is that tree is asked the way a repeated value is found: the tree i
 equations must stand in the program.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice, permutations
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 
 from .axes import Axis, Mapped, jaxpr_along
 from .level import Level
-from .made_there import Made
-from .program import depends_on, is_var, rename
+from .program import depends_on, is_var
 
 SHORTEST = 8  # entries: with fewer, the slices of the levels are too short to tell an element from a sum
 LARGEST_COMBINE = 256  # equations
@@ -37,16 +36,27 @@ class Combine:
         reads: for each input but the constants, which of two neighbours it is of, and which element.
         answer: the function at any number of pairs; it takes the reads, then the constants.
         parts: for each element, the reads (by position) that the joined one depends on.
+        multiplies: whether it multiplies matrices.
     """
 
     reads: tuple[tuple[int, int], ...]
     answer: Mapped
     parts: tuple[frozenset[int], ...]
+    multiplies: bool
 
     def __call__(self, pairs: int, first: Sequence[Any], second: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
         """The joined elements of so many pairs; None stands for an element that `reads` does not name."""
         given = [(first, second)[side][element] for side, element in self.reads]
         return self.answer.block(0, pairs, *given, *constants)
+
+    def needed_by(self, element: int) -> frozenset[int]:
+        """The element, and all that it and they need of either neighbour."""
+        found, todo = {element}, [element]
+        while todo:
+            more = {self.reads[k][1] for k in self.parts[todo.pop()]} - found
+            found |= more
+            todo += more
+        return frozenset(found)
 
     def firsts_of(self, elements: Iterable[int]) -> frozenset[int]:
         """The elements of which the first neighbour is needed for these, and for what they need in turn."""
@@ -65,23 +75,32 @@ class Tree:
 
     Attributes:
         elements: arrays with `length` entries each, along `axes`.
+        joined: what the pairs of each element are joined to.
         constants: what the function takes whole.
         like: an equation of the tree.
+        is_part: whether it is a part of a larger one, which was given before.
     """
 
     elements: tuple[Var, ...]
+    joined: tuple[Var, ...]
     axes: tuple[int, ...]
     length: int
     constants: tuple[Var, ...]
     combine: Combine
     like: JaxprEqn
+    is_part: bool = False
 
-    def prefixes(self, elements: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
-        """What the tree computes of arrays, in the operations that JAX writes."""
+    def prefixes(self, elements: Sequence[Any], constants: Sequence[Any], squeezes: bool = False) -> list[Any]:
+        """What the tree computes of arrays, in the operations that JAX writes.
+
+        `squeezes`: whether a product of one pair of matrices is written without the dimension of the pairs, which
+        `jnp.matmul` does.
+        """
 
         def joined(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
             pairs = first[0].shape[self.axes[0]]
-            return self.combine(pairs, first, second, constants)
+            joins = self._one_pair if pairs == 1 and squeezes else self.combine
+            return joins(pairs, first, second, constants)
 
         def prefixes(x: Sequence[Any], n: int) -> Sequence[Any]:
             if n < 2:
@@ -93,6 +112,11 @@ class Tree:
             return [_interleaved(*one) for one in zip(even, odd, self.axes, strict=True)]
 
         return list(prefixes(elements, self.length))
+
+    def _one_pair(self, pairs: int, *given: Sequence[Any]) -> list[Any]:
+        flat, places = jax.tree.flatten(given)
+        step = _jax.trace_small(lambda *x: self.combine(pairs, *jax.tree.unflatten(places, x)), [jax.typeof(x) for x in flat])
+        return _jax.evaluate_around(step, flat, {"dot_general": _without_unit_batches})
 
     def _cut(self, x: Sequence[Any], start: int, stop: int, stride: int = 1) -> list[Any]:
         return [lax.slice_in_dim(v, start, stop, stride, axis) for v, axis in zip(x, self.axes, strict=True)]
@@ -109,6 +133,21 @@ def _interleaved(even: Any, odd: Any, axis: int) -> Any:
     more = even.shape[axis] - odd.shape[axis]
     together = lax.bitwise_or if even.dtype == np.bool_ else lax.add
     return together(padded(even, 0, 1 - more), padded(odd, 1, more))
+
+
+def _without_unit_batches(eqn: JaxprEqn, a: Any, b: Any) -> list[Any]:
+    """A product of one pair of matrices, as `jnp.matmul` writes it."""
+    (contracted, batch), p = eqn.params["dimension_numbers"], eqn.params
+    units = [k for k, i in enumerate(batch[0]) if a.shape[i] == 1]
+    gone = [{side[k] for k in units} for side in batch]
+    shorter = [lax.squeeze(x, sorted(dims)) if dims else x for x, dims in zip((a, b), gone, strict=True)]
+
+    def left(dims: Sequence[int], side: int) -> list[int]:
+        return [d - sum(g < d for g in gone[side]) for d in dims if d not in gone[side]]
+
+    numbers = tuple(tuple(left(dims, side) for side, dims in enumerate(kind)) for kind in (contracted, batch))
+    product = lax.dot_general(*shorter, numbers, p["precision"], p["preferred_element_type"])
+    return [lax.expand_dims(product, units) if units else product]
 
 
 def half(eqn: JaxprEqn) -> tuple[Var, int, int] | None:
@@ -155,12 +194,29 @@ class Trees:
         pairs = [key for key in self.halves if _length(key) == length // 2 and key[0] in varying and key[0] not in slices]
         joined = {key: cone for key in pairs if (cone := self._cone(key[0], slices, varying)) is not None}
         for elements, made in _together(joined, slices):
-            if len(elements) == len(made) <= MOST_ELEMENTS:
-                for order in permutations(made):
+            if len(made) <= MOST_ELEMENTS:
+                for order in permutations(made, len(elements)):
                     if all(_is_half(x, y) for x, y in zip(elements, order, strict=True)):
                         tree = self._tree(elements, order, joined, slices)
                         if tree is not None:
                             yield tree
+                            yield from self._parts(tree, elements, order, joined, slices)
+
+    def _parts(
+        self,
+        tree: Tree,
+        elements: Sequence["Key"],
+        order: Sequence["Key"],
+        joined: dict["Key", "_Cone"],
+        slices: dict[Var, Any],
+    ) -> Iterator[Tree]:
+        """Trees of some of the elements only, where these need no other: two that share an element are one tree, too."""
+        for part in dict.fromkeys(tree.combine.needed_by(k) for k in range(len(elements))):
+            if len(part) < len(elements):
+                kept = sorted(part)
+                found = self._tree([elements[k] for k in kept], [order[k] for k in kept], joined, slices)
+                if found is not None:
+                    yield replace(found, is_part=True)
 
     def _cone(self, var: Var, slices: dict[Var, Any], varying: set[Var]) -> "_Cone | None":
         """What makes `var` of slices; None if that is more than a function of two neighbours would be."""
@@ -202,7 +258,9 @@ class Trees:
         named = tuple((slices[v][1], elements.index(slices[v][0])) for v in reads)
         parts = tuple(frozenset(reads.index(v) for v in cone.reads) for cone in cones)
         leaves = tuple(x for x, _ in elements)
-        return Tree(leaves, axes, _length(elements[0]), tuple(constants), Combine(named, answer, parts), like)
+        made = tuple(x for x, _ in order)
+        combine = Combine(named, answer, parts, any(eqn.primitive.name == "dot_general" for eqn in eqns))
+        return Tree(leaves, made, axes, _length(elements[0]), tuple(constants), combine, like)
 
 
 Key = tuple[Var, int]  # an array, and the axis of its entries

@@ -95,4 +95,6 @@ def param_key(value: Any) -> Any:
         return Body(value)
     if isinstance(value, tuple):
         return tuple(map(param_key, value))
+    if isinstance(value, np.integer):  # a transposed slice has such bounds, and a batched one has both kinds
+        value = int(value)
     return (type(value), value)

@@ -32,8 +32,8 @@ class Machine:
         seconds_per_kernel: starting a kernel; `seconds_per_small_kernel` if it moves up to `small_kernel_bytes`.
         seconds_per_step_kernel: a kernel of a loop's step that fuses with no other: a reduction over a step's values.
         seconds_per_loop_step: a step of `scan` or `while` besides its body.
-        seconds_per_step_of_few: a step of a loop that is one kernel, since a step moves up to `one_kernel_bytes`;
-            `seconds_per_term_of_few`: each term of a product in it.
+        seconds_per_step_of_few: a step of a loop that is one kernel, since a step moves less than `one_kernel_bytes`,
+            and whose values have no more than `unrolled_elements`; `seconds_per_term_of_few`: each term of a product.
         short_axis_seconds: per element, of a reduction over a last axis shorter than 16.
         element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element
             for reductions, cumulative ones and `top_k`, per comparison for `sort`, per update element for scatters.
@@ -54,6 +54,7 @@ class Machine:
     seconds_per_step_of_few: float = 0.0
     seconds_per_term_of_few: float = 0.0
     one_kernel_bytes: int = 0
+    unrolled_elements: int = 24
     fresh_bytes: int = 1 << 62
     seconds_per_fresh_byte: float = 0.0
     gemm_half_rows: float = 1.0

@@ -24,6 +24,7 @@ from .account import (
     total,
 )
 from .alike import kind_of
+from .few import step_bytes
 from .flat import open_jaxpr
 from .kernels import Kernel
 from .machine import Machine
@@ -157,14 +158,11 @@ def _seconds_of_few(body: Jaxpr, carry: slice, machine: Machine) -> float | None
     known = _seconds.setdefault(body, {})
     key = (carry.start, carry.stop, machine, "few")
     if key not in known:
-        found = body_kernels(body, carry)
-        moved = sum(amount for kernel in found for amount, _ in (*kernel.reads, *kernel.writes))
-        eqns = [eqn for kernel in found for eqn in (*kernel.fused, kernel.root)]
-        known[key] = (
-            machine.seconds_per_step_of_few + sum(_seconds_in_one_kernel(eqn, machine) for eqn in eqns)
-            if moved <= machine.one_kernel_bytes
-            else float("nan")
-        )
+        moved = step_bytes(body, carry.start, carry.stop - carry.start)
+        widest = max((elements(eqn.outvars[0].aval) for eqn in body.eqns), default=0)
+        is_one = moved < machine.one_kernel_bytes and widest <= machine.unrolled_elements
+        seconds = sum(_seconds_in_one_kernel(eqn, machine) for eqn in body.eqns)
+        known[key] = machine.seconds_per_step_of_few + seconds if is_one else float("nan")
     return None if math.isnan(known[key]) else known[key]
 
 

@@ -4,24 +4,27 @@ The tree has log2(n) levels, each of which passes over memory several times, and
 gradient reads all levels. A processor with few cores gains nothing from them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
-from ..cost import jaxpr_seconds
 from ..exactness import Exactness
-from ..level import Edit, Level, apply_edits
+from ..level import Level, apply_edits
 from ..levels import rewrite_levels
+from ..normalize import with_calls_open
 from ..pipeline import Context
 from ..prefix_checks import associates, is_smooth
-from ..prefix_loops import PrefixLoop, in_its_place
+from ..prefix_loops import PrefixLoop, in_their_places
 from ..prefix_matches import Found, Matches
 from ..prefix_trees import Tree, Trees
 from ..program import Program, where
 from ..report import Decision
 
 NAME = "prefix-loops"
+EXACTNESS = Exactness.FINITE
+READ = "its levels are read by more than its gradient"
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class PrefixLoops:
     early: ClassVar = True
 
     name: str = NAME
-    exactness: Exactness = Exactness.FINITE
+    exactness: Exactness = EXACTNESS
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such loops, and a decision for each tree."""
@@ -42,34 +45,69 @@ class PrefixLoops:
 
 
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
-    level = Level(jaxpr)
-    trees = Trees(level)
-    lengths = trees.lengths()
-    if not lengths:
+    if not Trees(Level(jaxpr)).lengths():
         return jaxpr
-    matches, edits, gone = Matches(level), list[Edit](), set[int]()
-    for tree in (tree for length in lengths for tree in trees.of_length(length)):
-        if any(level.made_by.get(x) in gone for x in tree.elements):
-            continue  # a level of a tree that was found
-        found = matches.find(tree)
-        if found is None:
-            continue
-        edit = found if isinstance(found, str) else _edit(level, tree, found, context)
-        fired = isinstance(edit, Edit)
-        what = f"an associative scan of {tree.length} entries" + " is a loop" * fired
-        reason = "a tree joins twice as often, and passes over memory at each level" if fired else edit
-        line = where(tree.like)
-        decisions.append(Decision(NAME, what, line, fired, str(reason), exactness=Exactness.FINITE.value))
-        if isinstance(edit, Edit):
-            edits.append(edit)
-            gone |= edit.gone
-    return apply_edits(jaxpr, edits)[0] if edits else jaxpr
+    level = Level(jaxpr if context.before_differentiation else with_calls_open(jaxpr))
+    search = _Search(level, context.before_differentiation)
+    found, refused = search.run()
+    for tree, reason in refused:
+        what = f"an associative scan of {tree.length} entries stays a tree"
+        decisions.append(Decision(NAME, what, where(tree.like), False, reason, exactness=EXACTNESS.value))
+    for tree, _ in found:
+        what, reason = f"an associative scan of {tree.length} entries is a loop", "a tree joins twice as often, level by level"
+        decisions.append(Decision(NAME, what, where(tree.like), True, reason, exactness=EXACTNESS.value))
+    if not found:
+        return jaxpr
+    return apply_edits(level.jaxpr, in_their_places([(search.loops[id(tree)], one) for tree, one in found]))[0]
 
 
-def _edit(level: Level, tree: Tree, found: Found, context: Context) -> Edit | str:
-    loop = PrefixLoop(tree, [*found.prefixes, *found.cotangents])
-    if found.totals and not is_smooth(loop.step):
-        return "where two elements are equal, the derivative of what joins them depends on the order"
-    if not associates(loop.step, len(tree.elements)):
-        return "what joins two elements is not associative, or not of all numbers"
-    return in_its_place(level, tree, found)
+class _Search:
+    """The trees of a level that are loops, and those that stay, with the reason."""
+
+    def __init__(self, level: Level, before_differentiation: bool) -> None:
+        self.level, self.before_differentiation = level, before_differentiation
+        self.matches = Matches(level)
+        self.seen: set[int] = set()  # places of the equations of trees that were looked at
+        self.loops: dict[int, PrefixLoop] = {}
+        self.refused: list[tuple[Tree, str]] = []
+
+    def run(self) -> tuple[list[tuple[Tree, Found]], list[tuple[Tree, str]]]:
+        """What is found, those with the most entries first."""
+        trees = Trees(self.level)
+        found = [one for length in trees.lengths() for one in self._of_length(trees.of_length(length))]
+        while left := self.matches.left([one for _, one in found]):
+            self.refused += ((tree, READ) for tree, one in found if one in left)
+            found = [(tree, one) for tree, one in found if one not in left]
+        return found, self.refused
+
+    def _of_length(self, trees: Iterable[Tree]) -> list[tuple[Tree, Found]]:
+        found, incomplete = list[tuple[Tree, Found]](), list[tuple[Tree, Found]]()
+        for tree in trees:
+            one = None if self._is_seen(tree) else self.matches.find(tree)
+            if one is None:
+                continue
+            if not tree.is_part and self.matches.left([one]):  # its parts may be what the program has
+                incomplete.append((tree, one))
+                continue
+            self.seen |= one.gone
+            reason = self._refusal(tree, one)
+            if reason is None:
+                found.append((tree, one))
+            else:
+                self.refused.append((tree, reason))
+        for tree, one in incomplete:
+            if not self._is_seen(tree):
+                self.seen |= one.gone
+                self.refused.append((tree, READ))
+        return found
+
+    def _is_seen(self, tree: Tree) -> bool:
+        return all(self.level.made_by[v] in self.seen for v in tree.joined)
+
+    def _refusal(self, tree: Tree, found: Found) -> str | None:
+        loop = self.loops[id(tree)] = PrefixLoop(tree, [*found.prefixes, *found.cotangents])
+        if (found.totals or self.before_differentiation) and not is_smooth(loop.step):
+            return "where two elements are equal, the derivative of what joins them depends on the order"
+        if not associates(loop.step, len(tree.elements)):
+            return "what joins two elements is not associative, or not of all numbers"
+        return None
