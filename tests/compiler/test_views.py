@@ -62,13 +62,14 @@ def test_parts_are_slices(name: str) -> None:
 
 
 def test_a_part_of_a_reversed_array_is_a_reversed_part() -> None:
-    """Along one dimension and both, with strides: the slice comes first, and takes what it took."""
-    parts = [np.s_[:2], np.s_[1:], np.s_[2:5, 1:], np.s_[::2], np.s_[1:6:3, ::2], np.s_[4:4]]
+    """Along one dimension and both: the slice comes first, and takes what it took; with strides it stays behind."""
+    stays = [np.s_[::2], np.s_[1:6:3, ::2], np.s_[4:4]]
+    parts = [np.s_[:2], np.s_[1:], np.s_[2:5, 1:], *stays]
     for turned in ((0,), (0, 1)):
         for part in parts:
             program, _ = normalize(jax.make_jaxpr(lambda x, t=turned, p=part: lax.rev(x, t)[p])(X))
             np.testing.assert_array_equal(evaluate(program, [jnp.asarray(X)])[0], np.flip(X, turned)[part])
-            assert names(program) in (["slice", "rev"], ["rev", "slice"] if part == np.s_[4:4] else [])
+            assert names(program) == (["rev", "slice"] if part in stays else ["slice", "rev"])
     report = ag.explain(lambda x: jnp.sort(x)[::-1][:10], rules=ag.rules.default)(jnp.arange(1000.0))
     assert [d.rule for d in report.fired] == ["last-of-sorted"]
 

@@ -1,6 +1,6 @@
 """Prefixes one after the other: a tree of prefixes as a loop that carries the last one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -36,14 +36,16 @@ class PrefixLoop:
         self.step = one_pair(tree)
         self.neutral = self._neutral()
 
-    def __call__(self, elements: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
-        """The prefixes of the elements that are wanted."""
+    def __call__(self, elements: Sequence[Any], constants: Sequence[Any], moving: Collection[int] = ()) -> list[Any]:
+        """The prefixes of the elements that are wanted; those `moving` are differentiated."""
         tree = self.tree
+        same = tree.alike - {*moving}
         if self.is_sum:  # JAX has an operation for it, for which rules know how few rounding errors it may make
             return [lax.cumsum(elements[k], tree.axes[k]) for k in self.wanted]
         rows = [jnp.moveaxis(x, axis, 0) for x, axis in zip(elements, tree.axes, strict=True)]
 
-        def step(before: Sequence[Any], second: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def step(before: Sequence[Any], row: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            second = [rows[k][0] if k in same else x for k, x in enumerate(row)]
             first = list(second)  # of elements that are not carried, nothing depends on it
             for k, x in zip(self.carried, before, strict=True):
                 first[k] = x
@@ -52,9 +54,9 @@ class PrefixLoop:
 
         if self.neutral is not None:
             start = [lax.full_like(rows[k][0], value) for k, value in zip(self.carried, self.neutral, strict=True)]
-            _, found = lax.scan(step, start, rows)
+            _, found = lax.scan(step, start, [None if k in same else x for k, x in enumerate(rows)])
         else:
-            _, later = lax.scan(step, [rows[k][0] for k in self.carried], [x[1:] for x in rows])
+            _, later = lax.scan(step, [rows[k][0] for k in self.carried], [None if k in same else x[1:] for k, x in enumerate(rows)])
             found = [lax.concatenate([rows[k][:1], x], 0) for k, x in zip(self.wanted, later, strict=True)]
         return [jnp.moveaxis(x, 0, tree.axes[k]) for k, x in zip(self.wanted, found, strict=True)]
 
@@ -152,10 +154,10 @@ def _computed(loop: PrefixLoop, found: Found, builder: Builder) -> tuple[list[At
 
     def computed(*x: Any) -> list[Any]:
         def prefixes(*moving: Any) -> list[Any]:
-            elements = list(x[:n])
+            given = list(x[:n])
             for k, v in zip(wanted, moving, strict=True):
-                elements[k] = v
-            return loop(elements, x[n : n + m])
+                given[k] = v
+            return loop(given, x[n : n + m], wanted)
 
         if not wanted:
             values = dict(zip(loop.wanted, prefixes(), strict=True))

@@ -16,6 +16,7 @@ from .normalize import normalize
 from .prefix_trees import Tree
 from .program import is_var, rename
 from .small_traces import traced
+from .views import simplest_slice
 
 MOST_COTANGENTS = 16  # arrays that are tried
 
@@ -81,10 +82,10 @@ class Matches:
 
         def gradient(*x: Any) -> Sequence[Any]:
             def prefixes_of(*moving: Any) -> list[Any]:
-                elements = list(x[:n])
+                given = list(x[:n])
                 for k, v in zip(wanted, moving, strict=True):
-                    elements[k] = v
-                prefixes = tree.prefixes(elements, x[n : n + m], squeezes)
+                    given[k] = v
+                prefixes = tree.prefixes(given, x[n : n + m], squeezes)
                 return [prefixes[k] for k in read]
 
             return jax.vjp(prefixes_of, *(x[k] for k in wanted))[1](list(x[n + m :]))
@@ -106,7 +107,7 @@ class Matches:
     def _cotangents(self, tree: Tree, prefixes: dict[int, Var], forward: frozenset[int]) -> Iterator[tuple[list[int], list[Var]]]:
         """What may be the cotangents of prefixes: for one of them first, then for several."""
         elements = [k for k in range(len(tree.elements)) if prefixes.get(k) is not None or not prefixes]
-        candidates = {k: self._like(tree.elements[k], forward, prefixes.values()) for k in elements}
+        candidates = {k: self._like(tree.elements[k].aval, forward, {*tree.elements, *prefixes.values()}) for k in elements}
         for k, found in candidates.items():
             for v in found:
                 yield [k], [v]
@@ -114,14 +115,13 @@ class Matches:
             for several in product(*candidates.values()):
                 yield list(candidates), list(several)
 
-    def _like(self, leaves: Var, forward: frozenset[int], prefixes: Collection[Var]) -> list[Var]:
-        """The arrays of the type of `leaves` that are padded or sliced outside of the tree, as a transposed pad is."""
+    def _like(self, aval: Any, forward: frozenset[int], known: Collection[Var]) -> list[Var]:
+        """The arrays of this type that are padded or sliced outside of the tree, as a transposed pad is."""
         found = dict[Var, None]()
         for k, eqn in enumerate(self.level.eqns):
             if eqn.primitive.name in ("pad", "slice") and k not in forward:
                 x = eqn.invars[0]
-                aval = leaves.aval
-                if is_var(x) and x is not leaves and x not in prefixes and (x.aval.shape, x.aval.dtype) == (aval.shape, aval.dtype):
+                if is_var(x) and x not in known and (x.aval.shape, x.aval.dtype) == (aval.shape, aval.dtype):
                     found[x] = None
         return list(found)
 
@@ -130,9 +130,20 @@ class Matches:
         env: dict[Var, Var] = dict(zip(pattern.invars, given, strict=True))
         for eqn in pattern.eqns:
             if all(not is_var(x) or x in env for x in eqn.invars):
-                made = self.made.find(rename(eqn, env).replace(ctx=tree.like.ctx))
-                env.update(zip(eqn.outvars, made, strict=False))
+                env.update(zip(eqn.outvars, self._made(rename(eqn, env).replace(ctx=tree.like.ctx)), strict=False))
         return env
+
+    def _made(self, eqn: JaxprEqn) -> Sequence[Var]:
+        """The variables of the program that are what an equation makes."""
+        found = self.made.find(eqn)
+        maker = self.level.maker(eqn.invars[0]) if eqn.primitive.name == "slice" and not found else None
+        if maker is None:
+            return found
+        env: dict[Var, Atom] = {}
+        for one in simplest_slice(eqn, maker):  # of an array that was not known when the tree was traced
+            found = self.made.find(rename(one, env))
+            env.update(zip(one.outvars, found, strict=False))
+        return found
 
     def _total(self, pattern: Jaxpr, x: Atom, env: dict[Var, Var]) -> Total | None:
         """The sum of the terms of a pattern's result, with what else the program adds to some of them in between."""

@@ -75,6 +75,7 @@ class Tree:
 
     Attributes:
         elements: arrays with `length` entries each, along `axes`.
+        alike: the elements whose entries are all the same.
         joined: what the pairs of each element are joined to.
         constants: what the function takes whole.
         like: an equation of the tree.
@@ -82,6 +83,7 @@ class Tree:
     """
 
     elements: tuple[Var, ...]
+    alike: frozenset[int]
     joined: tuple[Var, ...]
     axes: tuple[int, ...]
     length: int
@@ -260,7 +262,14 @@ class Trees:
         leaves = tuple(x for x, _ in elements)
         made = tuple(x for x, _ in order)
         combine = Combine(named, answer, parts, any(eqn.primitive.name == "dot_general" for eqn in eqns))
-        return Tree(leaves, made, axes, _length(elements[0]), tuple(constants), combine, like)
+        alike = frozenset(k for k, one in enumerate(elements) if self._is_alike(*one))
+        return Tree(leaves, alike, made, axes, _length(elements[0]), tuple(constants), combine, like)
+
+    def _is_alike(self, x: Var, axis: int) -> bool:
+        maker = self.level.maker(x)
+        if maker is None or maker.primitive.name != "broadcast_in_dim":
+            return False
+        return axis not in maker.params["broadcast_dimensions"]
 
 
 Key = tuple[Var, int]  # an array, and the axis of its entries

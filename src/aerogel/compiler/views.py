@@ -61,12 +61,11 @@ class Views:
         maker = self.makers.get(x) if is_var(x) else None
         if maker is None:
             return [eqn]
-        if maker.primitive.name == "broadcast_in_dim":
-            return _of_broadcast(eqn, maker)
-        if maker.primitive.name in ("rev", "scatter") and name == "slice":
-            found = _of_reversed(eqn, maker) if maker.primitive.name == "rev" else _of_written(eqn, maker, self.known)
-            return [eqn] if found is None else [one for part in found for one in self._simplest(part)]
-        return [eqn]
+        if name == "slice" and maker.primitive.name == "scatter":
+            found = _of_written(eqn, maker, self.known) or [eqn]
+        else:
+            found = simplest_slice(eqn, maker)
+        return found if found[-1] is eqn else [one for part in found for one in self._simplest(part)]
 
     def _is_zeros(self, x: Atom) -> bool:
         """Whether a value is zeros: to add to a part of another one writes that part alone."""
@@ -179,6 +178,20 @@ def _of_scatter(eqn: JaxprEqn, known: Mapping[Var, np.ndarray]) -> list[JaxprEqn
     return _named(eqn, eqn.outvars[0], added, operand, update) or [eqn]
 
 
+def simplest_slice(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn]:
+    """A slice of what `maker` makes, or its reversal, where that is a broadcast or is reversed; else `[eqn]` itself.
+
+    What takes every other entry stays: the levels of an associative scan are told by it.
+    """
+    if any(stride != 1 for stride in eqn.params.get("strides") or ()):
+        return [eqn]
+    if maker.primitive.name == "broadcast_in_dim":
+        return _of_broadcast(eqn, maker)
+    if eqn.primitive.name == "slice" and maker.primitive.name == "rev":
+        return _of_reversed(eqn, maker) or [eqn]
+    return [eqn]
+
+
 def _of_broadcast(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn]:
     """A slice along dimensions that a broadcast made, or their reversal."""
     if len(maker.invars) > 1 or maker.params.get("sharding") is not None:
@@ -189,8 +202,7 @@ def _of_broadcast(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn]:
     if eqn.primitive.name == "rev":
         cut = set(p["dimensions"])
     else:
-        strides = p["strides"] or (1,) * len(whole)
-        cut = {d for d in range(len(whole)) if shape[d] != whole[d] or strides[d] != 1}
+        cut = {d for d in range(len(whole)) if shape[d] != whole[d]}
     if any(kept.get(d, 1) != 1 for d in cut):
         return [eqn]
     return _named(eqn, eqn.outvars[0], lambda v: lax.broadcast_in_dim(v, shape, to), source) or [eqn]
@@ -200,15 +212,14 @@ def _of_reversed(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn] | None:
     """A slice of a reversed array: the reversal of a slice, which is what is left of the work."""
     (source,), out = maker.invars, eqn.outvars[0]
     starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
-    strides = eqn.params["strides"] or (1,) * len(starts)
     if out.aval.size == 0:
         return None
     for d in maker.params["dimensions"]:
-        last = starts[d] + (out.aval.shape[d] - 1) * strides[d]
-        starts[d], limits[d] = source.aval.shape[d] - 1 - last, source.aval.shape[d] - starts[d]
+        n = source.aval.shape[d]
+        starts[d], limits[d] = n - limits[d], n - starts[d]
 
     def reversed_part(x: Any) -> Any:
-        return lax.rev(lax.slice(x, starts, limits, strides), maker.params["dimensions"])
+        return lax.rev(lax.slice(x, starts, limits), maker.params["dimensions"])
 
     return _named(eqn, out, reversed_part, source)
 

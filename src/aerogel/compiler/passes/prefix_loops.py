@@ -102,7 +102,7 @@ class _Search:
         return found
 
     def _is_seen(self, tree: Tree) -> bool:
-        return all(self.level.made_by[v] in self.seen for v in tree.joined)
+        return all(self.level.made_by.get(v) in self.seen for v in tree.joined)
 
     def _refusal(self, tree: Tree, found: Found) -> str | None:
         loop = self.loops[id(tree)] = PrefixLoop(tree, [*found.prefixes, *found.cotangents])
