@@ -123,7 +123,7 @@ VALUES: dict[str, Form] = {
     "complex": (lambda a, x: recurrence(a * jnp.exp(1j * x), x.astype("complex64")), PAIR),
     "bfloat16": (recurrence, tuple(v.astype("bfloat16") for v in PAIR)),
     "in a loop": (lambda a, x: lax.fori_loop(0, 3, lambda _, y: jnp.tanh(recurrence(a, y)), x), PAIR),
-    "a tangent": (lambda a, x: jax.jvp(recurrence, (a, x), (x, a))[1], PAIR),
+    "a tangent": (lambda a, x: jax.jvp(recurrence, (a, x), (jnp.cos(a), jnp.cos(x)))[1], PAIR),
     "two functions of one": (
         lambda x: lax.associative_scan(jnp.maximum, x) - lax.associative_scan(jnp.minimum, x),
         (normal(0, 50, 3),),
@@ -282,7 +282,7 @@ def test_any_tree_keeps_its_numbers(name: str, steps: int, batch: tuple[int, ...
     """Of any number of entries, along any axis, in both directions; whether it fires or not."""
     axis = data.draw(st.integers(0, len(batch)))
     shape = (*batch[:axis], steps, *batch[axis:])
-    args = decays(steps, *shape), normal(steps + 1, *shape)
+    args = decays(steps, *shape), 0.2 * normal(steps + 1, *shape)
     reverse = data.draw(st.booleans())
 
     def f(*args: Any) -> Any:

@@ -1,6 +1,6 @@
 """Which values of a program are prefixes of a tree, or the cotangents of its leaves."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Any
@@ -67,7 +67,7 @@ class Matches:
         pattern = _pattern(lambda *x: tree.prefixes(x[:n], x[n:], squeezes), given, tree.like)
         env = self._bind(pattern, given, tree)
         prefixes = {k: env[x] for k, x in enumerate(pattern.outvars) if is_var(x) and x in env}
-        found = Found(prefixes, self._behind(list(prefixes.values()), given))
+        found = Found(prefixes, self._behind(prefixes.values(), env, given))
         if prefixes and not self.left([found]):
             return found
         if 2 * sum(v in env for eqn in pattern.eqns for v in eqn.outvars) < len(pattern.eqns):
@@ -96,7 +96,7 @@ class Matches:
             env = self._bind(pattern, given, tree)
             sums = {k: self._total(pattern, x, env) for k, x in zip(wanted, pattern.outvars, strict=True)}
             totals = {k: one for k, one in sums.items() if one is not None}
-            gone = found.gone | self._behind([one.var for one in totals.values()], [*given, *_others(totals)])
+            gone = found.gone | self._sums(totals.values()) | self._behind((x for one in totals.values() for x in one.terms), env, given)
             whole = Found(found.prefixes, gone, dict(zip(read, cotangents, strict=True)), totals)
             if totals and not self.left([whole]):
                 return whole
@@ -167,16 +167,30 @@ class Matches:
             (current,) = self.level.eqns[readers[0]].outvars
         return None
 
-    def _behind(self, wanted: Sequence[Var], given: Sequence[Atom]) -> frozenset[int]:
-        """The places of the equations that make `wanted` of `given`."""
-        found, seen, todo = set[int](), set[Atom](given), list[Atom](wanted)
+    def _behind(self, wanted: Iterable[Atom], env: Mapping[Var, Var], given: Sequence[Var]) -> frozenset[int]:
+        """The places of the equations that make `wanted`, among those that stand for equations of a pattern of `given`."""
+        known = set(env.values()) - set(given)
+        found, seen, todo = set[int](), set[Atom](), [v for v in wanted if is_var(v)]
         while todo:
             v = todo.pop()
-            if is_var(v) and v not in seen and v in self.level.made_by:
+            if v not in seen and v in known and v in self.level.made_by:
                 seen.add(v)
                 place = self.level.made_by[v]
                 found.add(place)
-                todo += self.level.eqns[place].invars
+                todo += (x for x in self.level.eqns[place].invars if is_var(x))
+        return frozenset(found)
+
+    def _sums(self, totals: Iterable[Total]) -> frozenset[int]:
+        """The places of the equations that add up terms to cotangents."""
+        found = set[int]()
+        for one in totals:
+            leaves, todo = [*one.terms, *one.others], [one.var]
+            while todo:
+                v = todo.pop()
+                if not any(v is x for x in leaves):
+                    place = self.level.made_by[v]
+                    found.add(place)
+                    todo += (x for x in self.level.eqns[place].invars if is_var(x))
         return frozenset(found)
 
     def left(self, found: Collection[Found]) -> list[Found]:
@@ -186,8 +200,16 @@ class Matches:
         return [one for one in found if self._is_read(one.gone, results, gone)]
 
     def _is_read(self, places: frozenset[int], results: Collection[Var], gone: frozenset[int]) -> bool:
-        made = {v for k in places for v in self.level.eqns[k].outvars if v not in results}
+        made = {v for k in places for v in self.level.eqns[k].outvars if v not in results and not self._is_view(k, gone)}
         return any(place not in gone for v in made for place in self.level.readers(v))
+
+    def _is_view(self, place: int, gone: frozenset[int]) -> bool:
+        """Whether an equation only cuts out of what is there anyway."""
+        eqn = self.level.eqns[place]
+        if eqn.primitive.name not in ("slice", "rev"):
+            return False
+        before = self.level.made_by.get(eqn.invars[0])
+        return before is None or before not in gone or self._is_view(before, gone)
 
 
 def _pattern(fun: Callable[..., Any], given: Sequence[Var], like: JaxprEqn) -> Jaxpr:
@@ -205,7 +227,3 @@ def _terms(x: Atom, maker: Callable[[Any], JaxprEqn | None]) -> list[Atom]:
     if eqn is None or not _adds(eqn):
         return [x]
     return [term for y in eqn.invars for term in _terms(y, maker)]
-
-
-def _others(totals: dict[int, Total]) -> list[Atom]:
-    return [x for one in totals.values() for x in one.others]
