@@ -28,6 +28,7 @@ CLAIMS = (
     "derivatives_of_constants_are_taken_once",
     "hoisting_acts_only_where_it_pays",
     "sums_of_products_cost_their_cheapest_order",
+    "associative_scans_cost_a_loop",
     "wide_products_are_read_along_their_rows",
     "a_sum_of_rows_reads_them_once",
     "an_axis_of_length_one_costs_nothing",

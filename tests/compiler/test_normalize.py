@@ -382,3 +382,13 @@ def test_calls_do_not_close_over_arrays() -> None:
     f = lambda x: jax.grad(lambda x: (looked_up(x) * looked_up(2 * x)).sum())(x)  # noqa: E731
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(X4), f(X4), rtol=1e-5)
     np.testing.assert_allclose(jax.vmap(ag.optimize(f))(X4[None]), f(X4)[None], rtol=1e-5)
+
+
+def test_what_is_still_to_be_reduced_over_devices_stays_a_sum() -> None:
+    """A derivative adds such a value to itself; JAX raises where it would be multiplied."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.reshard(np.ones((2, 2), np.float32), jax.sharding.PartitionSpec(reduced={"x"}))
+        program = jax.make_jaxpr(jax.grad(lambda x: (x + x).sum()))(x)
+        normal, _ = normalize(program)
+    assert "add_any" in [eqn.primitive.name for eqn in normal.jaxpr.eqns]

@@ -98,11 +98,17 @@ GRADIENTS: dict[str, Form] = {
     "a call": (jax.jit(recurrence), PAIR),
     "checkpointed": (jax.checkpoint(recurrence), PAIR),
     "leaves read elsewhere": (lambda a, x: recurrence(a, x) * jnp.sin(x) + a, PAIR),
-    "one after the other": (lambda a, b, x: recurrence(b, jnp.tanh(recurrence(a, x))), (PAIR[0], decays(2, 50, 6), PAIR[1])),
+    "one after the other": (
+        lambda a, b, x: recurrence(b, jnp.tanh(recurrence(a, x))),
+        (PAIR[0], decays(2, 50, 6), PAIR[1]),
+    ),
     "a shared leaf": (lambda a, x, y: recurrence(a, x) * recurrence(a, y), (*PAIR, normal(2, 50, 6))),
     "both directions": (lambda a, x: recurrence(a, x) + recurrence(a, x, reverse=True), PAIR),
     "matrices": (lambda x: lax.associative_scan(lambda p, q: q @ p, x), (MATRICES,)),
-    "matrices, by einsum": (lambda x: lax.associative_scan(lambda p, q: jnp.einsum("nij,njk->nik", p, q), x), (MATRICES,)),
+    "matrices, by einsum": (
+        lambda x: lax.associative_scan(lambda p, q: jnp.einsum("nij,njk->nik", p, q), x),
+        (MATRICES,),
+    ),
     "matrices, mapped": (lambda x: lax.associative_scan(jax.vmap(jnp.matmul), x), (MATRICES,)),
     "affine": (affine, (MATRICES, normal(1, 40, 4))),
     "products": (lambda x: lax.associative_scan(jnp.multiply, x), (decays(0, 40, 3) + 0.2,)),
@@ -177,7 +183,8 @@ def test_the_tree_goes(name: str) -> None:
     f, args = FORMS[name]
     assert holds_tree(f, *args)
     found = decisions(f, *args)
-    assert found and all(d.fired for d in found), found
+    assert found
+    assert all(d.fired for d in found), found
     if not name.startswith("sums"):
         assert not holds_tree(ag.optimize(f), *args)
     assert_close(jax.jit(ag.optimize(f))(*args), jax.jit(f)(*args), 2e-2 if name == "bfloat16" else 2e-5)
@@ -191,7 +198,10 @@ def halved(p: Any, q: Any) -> Any:
 STAYS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "not associative": (lambda x: lax.associative_scan(halved, x), (normal(0, 50),), "not associative"),
     "a difference": (lambda x: lax.associative_scan(jnp.subtract, x), (normal(0, 50),), "not associative"),
-    "derivatives of maxima": (*(lambda f: (gradient(f, (normal(0, 50),)), (normal(0, 50),)))(VALUES["maxima"][0]), "order"),
+    "derivatives of maxima": (
+        *(lambda f: (gradient(f, (normal(0, 50),)), (normal(0, 50),)))(VALUES["maxima"][0]),
+        "order",
+    ),
     "second derivatives": (
         jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(recurrence(PAIR[0], x) ** 3))(x) ** 2)),
         PAIR[1:],
@@ -205,7 +215,9 @@ def test_the_tree_stays(name: str) -> None:
     """With the reason, and bit for bit what it was."""
     f, args, reason = STAYS[name]
     found = decisions(f, *args)
-    assert found and not any(d.fired for d in found) and all(reason in d.reason for d in found), found
+    assert found
+    assert not any(d.fired for d in found)
+    assert all(reason in d.reason for d in found), found
     assert_close(jax.jit(ag.optimize(f))(*args), jax.jit(f)(*args), 1e-6)
 
 
@@ -247,7 +259,7 @@ def test_the_gradient_is_taken_of_the_loop() -> None:
 
 
 def test_ties_keep_their_derivative() -> None:
-    """Equal maxima share a derivative as the tree says, also where the function is differentiated after it was optimised."""
+    """Equal maxima share a derivative as the tree says, also in a gradient of the optimised function."""
     x = jnp.ones(16)
     f = lambda x: jnp.sum(lax.associative_scan(jnp.maximum, x) * jnp.arange(16.0))  # noqa: E731
     wanted = jax.grad(f)(x)
@@ -259,6 +271,8 @@ def test_less_memory_than_the_tree() -> None:
     """The gradient keeps a few arrays of all steps; the tree keeps those of all levels."""
     f, args = gradient(recurrence, PAIR), (decays(0, 1000, 64), normal(1, 1000, 64))
     tree, loop = (jax.jit(g).lower(*args).compile().memory_analysis() for g in (f, ag.optimize(f)))
+    assert tree is not None
+    assert loop is not None
     assert 2 * loop.temp_size_in_bytes < tree.temp_size_in_bytes
 
 

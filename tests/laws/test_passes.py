@@ -217,6 +217,11 @@ def by_inverse(a: Any, xs: Any, ys: Any) -> Any:
     return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), ys)
 
 
+def prefixes(a: Any, x: Any) -> Any:
+    """A linear recurrence by an associative scan."""
+    return jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (a, x))[1]
+
+
 def unrolled(x: Any) -> Any:
     """Loops that were written in Python: over rows, backwards, with a list, into an array."""
     rows = [jnp.cumsum(x[i]) for i in range(20)]
@@ -305,6 +310,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["forces"] = forces, (normal(0, 40, 3),)
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["spectra"] = jax.value_and_grad(convolved, (0, 1)), (normal(0, 16, 4096), normal(1, 4096))
+    found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
     lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))

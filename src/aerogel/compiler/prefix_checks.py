@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from aerogel import _jax
-from aerogel._jax import Jaxpr
+from aerogel._jax import ClosedJaxpr, Jaxpr
 
 from .same import Body
 
 LARGEST_ENTRY = 1 << 22  # numbers of one entry
 TOLERANCE = 2.0**12  # rounding errors
 MOST_KEPT = 256
-# Of these, what is associative has derivatives that are, too; those of a maximum depend on the order where two are equal.
+# What is associative and made of these has derivatives that are, too; those of equal maxima depend on the order.
 SMOOTH = frozenset(
     "add add_any sub mul neg div exp exp2 log log1p expm1 sin cos tanh logistic sqrt rsqrt square integer_pow "
     "dot_general reduce_sum broadcast_in_dim reshape squeeze expand_dims transpose convert_element_type slice "
@@ -61,7 +61,7 @@ def _agrees(step: Jaxpr, n: int, scale: float) -> bool:
         a, b, c, rest = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
 
         def join(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
-            return jax.core.eval_jaxpr(step, (), *first, *second, *rest)
+            return _jax.evaluate(ClosedJaxpr(step, ()), [*first, *second, *rest])
 
         return join(join(a, b), c), join(a, join(b, c))
 

@@ -1,6 +1,7 @@
 """Prefixes one after the other: a tree of prefixes as a loop that carries the last one."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .level import Edit
@@ -49,14 +51,16 @@ class PrefixLoop:
             first = list(second)  # of elements that are not carried, nothing depends on it
             for k, x in zip(self.carried, before, strict=True):
                 first[k] = x
-            joined = jax.core.eval_jaxpr(self.step, (), *first, *second, *constants)
+            joined = _jax.evaluate(ClosedJaxpr(self.step, ()), [*first, *second, *constants])
             return [joined[k] for k in self.carried], [joined[k] for k in self.wanted]
 
         if self.neutral is not None:
             start = [lax.full_like(rows[k][0], value) for k, value in zip(self.carried, self.neutral, strict=True)]
             _, found = lax.scan(step, start, [None if k in same else x for k, x in enumerate(rows)])
         else:
-            _, later = lax.scan(step, [rows[k][0] for k in self.carried], [None if k in same else x[1:] for k, x in enumerate(rows)])
+            _, later = lax.scan(
+                step, [rows[k][0] for k in self.carried], [None if k in same else x[1:] for k, x in enumerate(rows)]
+            )
             found = [lax.concatenate([rows[k][:1], x], 0) for k, x in zip(self.wanted, later, strict=True)]
         return [jnp.moveaxis(x, 0, tree.axes[k]) for k, x in zip(self.wanted, found, strict=True)]
 
@@ -64,7 +68,7 @@ class PrefixLoop:
     def is_sum(self) -> bool:
         """Whether each element that is wanted is added up by itself."""
         n = len(self.tree.elements)
-        makers = {v: eqn for eqn in self.step.eqns for v in eqn.outvars}
+        makers: dict[Atom, JaxprEqn] = {v: eqn for eqn in self.step.eqns for v in eqn.outvars}
         made = [(makers.get(self.step.outvars[k]), {self.step.invars[k], self.step.invars[n + k]}) for k in self.wanted]
         return all(eqn is not None and eqn.primitive.name == "add" and set(eqn.invars) == pair for eqn, pair in made)
 
@@ -131,7 +135,7 @@ def in_their_places(found: Sequence[tuple[PrefixLoop, Found]]) -> list[Edit]:
         terms = _summands(var, made)
         (whole,) = builder.call(lambda *terms: sum(terms[1:], terms[0]), *terms)
         edits[-1].results[var] = builder.as_weak_as(var, whole)
-        edits[-1].eqns.extend(builder.eqns)
+        edits[-1] = replace(edits[-1], eqns=[*edits[-1].eqns, *builder.eqns])
     return edits
 
 

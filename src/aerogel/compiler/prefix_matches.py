@@ -96,7 +96,11 @@ class Matches:
             env = self._bind(pattern, given, tree)
             sums = {k: self._total(pattern, x, env) for k, x in zip(wanted, pattern.outvars, strict=True)}
             totals = {k: one for k, one in sums.items() if one is not None}
-            gone = found.gone | self._sums(totals.values()) | self._behind((x for one in totals.values() for x in one.terms), env, given)
+            gone = (
+                found.gone
+                | self._sums(totals.values())
+                | self._behind((x for one in totals.values() for x in one.terms), env, given)
+            )
             whole = Found(found.prefixes, gone, dict(zip(read, cotangents, strict=True)), totals)
             if totals and not self.left([whole]):
                 return whole
@@ -104,10 +108,14 @@ class Matches:
                 best = whole
         return best
 
-    def _cotangents(self, tree: Tree, prefixes: dict[int, Var], forward: frozenset[int]) -> Iterator[tuple[list[int], list[Var]]]:
+    def _cotangents(
+        self, tree: Tree, prefixes: dict[int, Var], forward: frozenset[int]
+    ) -> Iterator[tuple[list[int], list[Var]]]:
         """What may be the cotangents of prefixes: for one of them first, then for several."""
         elements = [k for k in range(len(tree.elements)) if prefixes.get(k) is not None or not prefixes]
-        candidates = {k: self._like(tree.elements[k].aval, forward, {*tree.elements, *prefixes.values()}) for k in elements}
+        candidates = {
+            k: self._like(tree.elements[k].aval, forward, {*tree.elements, *prefixes.values()}) for k in elements
+        }
         for k, found in candidates.items():
             for v in found:
                 yield [k], [v]
@@ -127,7 +135,7 @@ class Matches:
 
     def _bind(self, pattern: Jaxpr, given: Sequence[Var], tree: Tree) -> dict[Var, Var]:
         """The variables of the program that compute what those of the pattern do."""
-        env: dict[Var, Var] = dict(zip(pattern.invars, given, strict=True))
+        env: dict[Var, Any] = dict(zip(pattern.invars, given, strict=True))
         for eqn in pattern.eqns:
             if all(not is_var(x) or x in env for x in eqn.invars):
                 env.update(zip(eqn.outvars, self._made(rename(eqn, env).replace(ctx=tree.like.ctx)), strict=False))
@@ -151,12 +159,13 @@ class Matches:
             return None
         if x in env:
             return Total(env[x], tuple(_terms(env[x], self.level.maker)))
-        makers = {v: eqn for eqn in pattern.eqns for v in eqn.outvars}
-        terms = [env.get(v) for v in _terms(x, makers.get)]
-        if None in terms:
+        makers: dict[Atom, JaxprEqn] = {v: eqn for eqn in pattern.eqns for v in eqn.outvars}
+        summed = _terms(x, makers.get)
+        terms = [env[v] for v in summed if is_var(v) and v in env]
+        if len(terms) < len(summed):
             return None
         current = terms[0]
-        while is_var(current):
+        while True:
             leaves = _terms(current, self.level.maker)
             if all(any(one is v for v in leaves) for one in terms):
                 others = [v for v in leaves if not any(one is v for one in terms)]
@@ -165,10 +174,9 @@ class Matches:
             if len(readers) != 1 or readers[0] < 0 or not _adds(self.level.eqns[readers[0]]):
                 return None
             (current,) = self.level.eqns[readers[0]].outvars
-        return None
 
     def _behind(self, wanted: Iterable[Atom], env: Mapping[Var, Var], given: Sequence[Var]) -> frozenset[int]:
-        """The places of the equations that make `wanted`, among those that stand for equations of a pattern of `given`."""
+        """The places of the equations that make `wanted`, among those that stand for a pattern's of `given`."""
         known = set(env.values()) - set(given)
         found, seen, todo = set[int](), set[Atom](), [v for v in wanted if is_var(v)]
         while todo:
@@ -200,7 +208,9 @@ class Matches:
         return [one for one in found if self._is_read(one.gone, results, gone)]
 
     def _is_read(self, places: frozenset[int], results: Collection[Var], gone: frozenset[int]) -> bool:
-        made = {v for k in places for v in self.level.eqns[k].outvars if v not in results and not self._is_view(k, gone)}
+        made = {
+            v for k in places for v in self.level.eqns[k].outvars if v not in results and not self._is_view(k, gone)
+        }
         return any(place not in gone for v in made for place in self.level.readers(v))
 
     def _is_view(self, place: int, gone: frozenset[int]) -> bool:
@@ -208,7 +218,8 @@ class Matches:
         eqn = self.level.eqns[place]
         if eqn.primitive.name not in ("slice", "rev"):
             return False
-        before = self.level.made_by.get(eqn.invars[0])
+        (x,) = eqn.invars
+        before = self.level.made_by.get(x) if is_var(x) else None
         return before is None or before not in gone or self._is_view(before, gone)
 
 

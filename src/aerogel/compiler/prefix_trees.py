@@ -101,8 +101,9 @@ class Tree:
 
         def joined(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
             pairs = first[0].shape[self.axes[0]]
-            joins = self._one_pair if pairs == 1 and squeezes else self.combine
-            return joins(pairs, first, second, constants)
+            if pairs == 1 and squeezes:
+                return self._one_pair(first, second, constants)
+            return self.combine(pairs, first, second, constants)
 
         def prefixes(x: Sequence[Any], n: int) -> Sequence[Any]:
             if n < 2:
@@ -115,9 +116,13 @@ class Tree:
 
         return list(prefixes(elements, self.length))
 
-    def _one_pair(self, pairs: int, *given: Sequence[Any]) -> list[Any]:
-        flat, places = jax.tree.flatten(given)
-        step = _jax.trace_small(lambda *x: self.combine(pairs, *jax.tree.unflatten(places, x)), [jax.typeof(x) for x in flat])
+    def _one_pair(self, first: Sequence[Any], second: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
+        n, flat = len(first), [*first, *second, *constants]
+
+        def one(*x: Any) -> list[Any]:
+            return self.combine(1, x[:n], x[n : 2 * n], x[2 * n :])
+
+        step = _jax.trace_small(one, [jax.typeof(x) for x in flat])
         return _jax.evaluate_around(step, flat, {"dot_general": _without_unit_batches})
 
     def _cut(self, x: Sequence[Any], start: int, stop: int, stride: int = 1) -> list[Any]:
@@ -130,7 +135,9 @@ class Tree:
 
 def _interleaved(even: Any, odd: Any, axis: int) -> Any:
     def padded(x: Any, before: int, after: int) -> Any:
-        return lax.pad(x, np.zeros((), x.dtype), [(before, after, 1) if k == axis else (0, 0, 0) for k in range(x.ndim)])
+        return lax.pad(
+            x, np.zeros((), x.dtype), [(before, after, 1) if k == axis else (0, 0, 0) for k in range(x.ndim)]
+        )
 
     more = even.shape[axis] - odd.shape[axis]
     together = lax.bitwise_or if even.dtype == np.bool_ else lax.add
@@ -148,7 +155,7 @@ def _without_unit_batches(eqn: JaxprEqn, a: Any, b: Any) -> list[Any]:
         return [d - sum(g < d for g in gone[side]) for d in dims if d not in gone[side]]
 
     numbers = tuple(tuple(left(dims, side) for side, dims in enumerate(kind)) for kind in (contracted, batch))
-    product = lax.dot_general(*shorter, numbers, p["precision"], p["preferred_element_type"])
+    product = lax.dot_general(shorter[0], shorter[1], numbers, p["precision"], p["preferred_element_type"])
     return [lax.expand_dims(product, units) if units else product]
 
 
@@ -193,7 +200,9 @@ class Trees:
         slices = {v: (key, side) for key, sides in self.halves.items() if _length(key) == length
                   for side, v in sides.items()}  # fmt: skip
         varying = depends_on(self.level.jaxpr, slices)
-        pairs = [key for key in self.halves if _length(key) == length // 2 and key[0] in varying and key[0] not in slices]
+        pairs = [
+            key for key in self.halves if _length(key) == length // 2 and key[0] in varying and key[0] not in slices
+        ]
         joined = {key: cone for key in pairs if (cone := self._cone(key[0], slices, varying)) is not None}
         for elements, made in _together(joined, slices):
             if len(made) <= MOST_ELEMENTS:
@@ -212,7 +221,7 @@ class Trees:
         joined: dict["Key", "_Cone"],
         slices: dict[Var, Any],
     ) -> Iterator[Tree]:
-        """Trees of some of the elements only, where these need no other: two that share an element are one tree, too."""
+        """Trees of some of the elements only, where these need no other: two that share one are one tree, too."""
         for part in dict.fromkeys(tree.combine.needed_by(k) for k in range(len(elements))):
             if len(part) < len(elements):
                 kept = sorted(part)

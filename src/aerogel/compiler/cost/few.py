@@ -54,7 +54,10 @@ class _Step:
             if isinstance(x, Literal) or x in found:
                 continue
             is_inside = x in self.makers and x not in self._roots
-            if is_inside and self.makers[x].primitive.name not in ("slice", "dynamic_slice"):  # these read what they give
+            if is_inside and self.makers[x].primitive.name not in (
+                "slice",
+                "dynamic_slice",
+            ):  # these read what they give
                 todo += self.makers[x].invars
             elif x in self._roots and x not in self.next and self.makers[x].primitive.name in CHEAP:
                 todo += self.makers[x].invars  # a row that is stacked is computed again for its other readers
