@@ -388,7 +388,7 @@ def test_what_is_still_to_be_reduced_over_devices_stays_a_sum() -> None:
     """A derivative adds such a value to itself; JAX raises where it would be multiplied."""
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        x = jax.reshard(np.ones((2, 2), np.float32), jax.sharding.PartitionSpec(reduced={"x"}))
+        x = jax.reshard(np.ones((2, 2), np.float32), jax.sharding.PartitionSpec(reduced=frozenset({"x"})))
         program = jax.make_jaxpr(jax.grad(lambda x: (x + x).sum()))(x)
         normal, _ = normalize(program)
     assert "add_any" in [eqn.primitive.name for eqn in normal.jaxpr.eqns]

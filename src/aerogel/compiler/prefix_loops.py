@@ -16,7 +16,7 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from .level import Edit
 from .normalize import normalize
 from .prefix_matches import Found, Total
-from .prefix_trees import Tree
+from .prefix_trees import FIRST, Tree
 from .program import Builder
 from .small_traces import traced
 from .unit_dimensions import without_unit_dimensions
@@ -34,7 +34,7 @@ class PrefixLoop:
 
     def __init__(self, tree: Tree, wanted: Iterable[int]) -> None:
         self.tree, self.wanted = tree, sorted(set(wanted))
-        self.carried = sorted({*self.wanted, *tree.combine.firsts_of(self.wanted)})
+        self.carried = sorted({*self.wanted, *tree.combine.needed_by(self.wanted, (FIRST,))})
         self.step = one_pair(tree)
         self.neutral = self._neutral()
 

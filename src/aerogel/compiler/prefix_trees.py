@@ -6,7 +6,7 @@ program then is that tree is asked the way a repeated value is found: the tree i
 equations must stand in the program.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
@@ -49,21 +49,12 @@ class Combine:
         given = [(first, second)[side][element] for side, element in self.reads]
         return self.answer.block(0, pairs, *given, *constants)
 
-    def needed_by(self, element: int) -> frozenset[int]:
-        """The element, and all that it and they need of either neighbour."""
-        found, todo = {element}, [element]
-        while todo:
-            more = {self.reads[k][1] for k in self.parts[todo.pop()]} - found
-            found |= more
-            todo += more
-        return frozenset(found)
-
-    def firsts_of(self, elements: Iterable[int]) -> frozenset[int]:
-        """The elements of which the first neighbour is needed for these, and for what they need in turn."""
+    def needed_by(self, elements: Iterable[int], sides: Collection[int] = (FIRST, SECOND)) -> frozenset[int]:
+        """The elements of which either neighbour is needed for these, and for what they need in turn."""
         found, todo = set[int](), list(elements)
         while todo:
-            sides = (self.reads[k] for k in self.parts[todo.pop()])
-            more = {element for side, element in sides if side == FIRST} - found
+            reads = (self.reads[k] for k in self.parts[todo.pop()])
+            more = {element for side, element in reads if side in sides} - found
             found |= more
             todo += more
         return frozenset(found)
@@ -154,7 +145,7 @@ def _without_unit_batches(eqn: JaxprEqn, a: Any, b: Any) -> list[Any]:
     def left(dims: Sequence[int], side: int) -> list[int]:
         return [d - sum(g < d for g in gone[side]) for d in dims if d not in gone[side]]
 
-    numbers = tuple(tuple(left(dims, side) for side, dims in enumerate(kind)) for kind in (contracted, batch))
+    numbers: Any = tuple(tuple(left(dims, side) for side, dims in enumerate(kind)) for kind in (contracted, batch))
     product = lax.dot_general(shorter[0], shorter[1], numbers, p["precision"], p["preferred_element_type"])
     return [lax.expand_dims(product, units) if units else product]
 
@@ -222,7 +213,7 @@ class Trees:
         slices: dict[Var, Any],
     ) -> Iterator[Tree]:
         """Trees of some of the elements only, where these need no other: two that share one are one tree, too."""
-        for part in dict.fromkeys(tree.combine.needed_by(k) for k in range(len(elements))):
+        for part in dict.fromkeys(tree.combine.needed_by([k]) | {k} for k in range(len(elements))):
             if len(part) < len(elements):
                 kept = sorted(part)
                 found = self._tree([elements[k] for k in kept], [order[k] for k in kept], joined, slices)
