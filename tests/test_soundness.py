@@ -74,6 +74,7 @@ ELSEWHERE = {
     "loop-words",
     "memory-limit",
     "one-of-sorted",
+    "prefix-loops",
     "seams",
     "shared-chains",
     "short-calls",
