@@ -115,6 +115,8 @@ def _value(eqn: JaxprEqn, operands: Sequence[Any]) -> Any:
     for number, other in ((numbers[0], operands[1]), (numbers[1], operands[0])):
         if name in ("mul", "dot_general") and number == 0:
             return 0
+        if name == "and" and eqn.outvars[0].aval.dtype != np.bool_:
+            return None  # of integers, bit by bit
         if (name, number) in (("add", 0), ("or", 0), ("mul", 1), ("and", 1), ("max", -np.inf), ("min", np.inf)):
             same = isinstance(other, Var) and other.aval.shape == eqn.outvars[0].aval.shape
             return other if same else None

@@ -45,7 +45,7 @@ class Combine:
     multiplies: bool
 
     def __call__(self, pairs: int, first: Sequence[Any], second: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
-        """The joined elements of so many pairs; None stands for an element that `reads` does not name."""
+        """The joined elements of so many pairs."""
         given = [(first, second)[side][element] for side, element in self.reads]
         return self.answer.block(0, pairs, *given, *constants)
 

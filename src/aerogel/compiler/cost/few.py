@@ -53,14 +53,12 @@ class _Step:
             x = todo.pop()
             if isinstance(x, Literal) or x in found:
                 continue
-            is_inside = x in self.makers and x not in self._roots
-            if is_inside and self.makers[x].primitive.name not in (
-                "slice",
-                "dynamic_slice",
-            ):  # these read what they give
+            name = self.makers[x].primitive.name if x in self.makers else None
+            # A row that is stacked is computed again for its other readers; a slice reads what it gives.
+            again = x in self._roots and x not in self.next and name in CHEAP
+            inside = name is not None and x not in self._roots and name not in ("slice", "dynamic_slice")
+            if again or inside:
                 todo += self.makers[x].invars
-            elif x in self._roots and x not in self.next and self.makers[x].primitive.name in CHEAP:
-                todo += self.makers[x].invars  # a row that is stacked is computed again for its other readers
             else:
                 found.add(x)
         return found

@@ -54,10 +54,8 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         what = f"an associative scan of {tree.length} entries stays a tree"
         decisions.append(Decision(NAME, what, where(tree.like), False, reason, exactness=EXACTNESS.value))
     for tree, _ in found:
-        what, reason = (
-            f"an associative scan of {tree.length} entries is a loop",
-            "a tree joins twice as often, level by level",
-        )
+        what = f"an associative scan of {tree.length} entries is a loop"
+        reason = "a tree joins twice as often, level by level"
         decisions.append(Decision(NAME, what, where(tree.like), True, reason, exactness=EXACTNESS.value))
     if not found:
         return jaxpr
