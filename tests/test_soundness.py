@@ -58,7 +58,7 @@ FIRES = {
     "vector-cos": 2, "vector-log": 274, "vector-pow": 233, "vector-sin": 2, "vector-tan": 54,
 }
 # fmt: on
-# What rewrites loops by what is stacked, what keeps a limit, and what is for large arrays has programs of its own in
+# What rewrites loops by what is stacked, keeps a limit, is for GPUs or for large arrays has programs of its own in
 # test_differential.py, laws/ and compiler/; one of a sorted array alone, and the gradient of a softmax, in rules/
 ELSEWHERE = {
     "loop-commoning",
@@ -71,6 +71,7 @@ ELSEWHERE = {
     "loop-segments",
     "loop-shifts",
     "loop-split",
+    "loop-unroll",
     "loop-words",
     "memory-limit",
     "one-of-sorted",

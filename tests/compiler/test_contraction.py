@@ -423,7 +423,7 @@ def test_products_keep_their_precision() -> None:
         (lambda a, b, x: a @ b @ x, cpu, None),
     ]
     for f, context, want in cases:
-        program = normalize(traced(f, values(256, 256), values(256, 256, seed=1), values(256)))[0]
+        program = normalize(traced(f, values(1024, 1024), values(1024, 1024, seed=1), values(1024)))[0]
         after, fired = ContractionOrder()(program, context)
         found = {eqn.params["precision"] for eqn in after.jaxpr.eqns if eqn.primitive.name == "dot_general"}
         assert fired

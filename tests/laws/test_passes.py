@@ -21,6 +21,7 @@ from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.loop_segments import LoopSegments
+from aerogel.compiler.passes.loop_unroll import LoopUnroll
 from aerogel.compiler.passes.memory_limit import MemoryLimit
 from aerogel.compiler.passes.short_calls import ShortCalls
 from aerogel.compiler.pipeline import Context, Pass
@@ -363,10 +364,19 @@ class Outermost(ShortCalls):
         return super().__call__(program, replace(context, outermost=True))
 
 
+class OnGpu(LoopUnroll):
+    """The pass where it acts."""
+
+    def __call__(self, program: ClosedJaxpr, context: Context) -> tuple[ClosedJaxpr, list[Decision]]:
+        """As the pass."""
+        return super().__call__(program, replace(context, platform="gpu"))
+
+
 # `gates` stores 6.7 MB. The machine's own border is at 32, below which the pass does no more than it ends with.
 INSTEAD = {
     MemoryLimit.name: Limited(),
     LoopSegments.name: LoopSegments(least_bytes=5 << 20),
+    LoopUnroll.name: OnGpu(),
     ShortCalls.name: Outermost(),
 }
 PASSES = tuple(INSTEAD.get(p.name, p) for p in DEFAULT_PASSES)
@@ -509,6 +519,20 @@ def test_a_print_may_stand_anywhere(one: Pass, in_loops: bool) -> None:
         after, _ = one(before, FAST)
         check_program(after, before)
         assert str(after).count("debug_callback") == str(before).count("debug_callback"), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_meaning_of_all_as_on_a_gpu(name: str) -> None:
+    """What the passes make of a program for a GPU, at its prices, computes the same; here on the CPU."""
+    program, inputs = corpus()[name]
+    after = program
+    for one in DEFAULT_PASSES:
+        after, _ = one(after, replace(FAST, platform="gpu"))
+    check_program(after, program)
+    got, want = ([*jax.jit(lambda *xs, p=p: evaluate(p, xs))(*inputs)] for p in (after, program))
+    reference = float64_reference(program.jaxpr, program.consts, inputs)
+    if all(np.all(np.isfinite(np.asarray(w, float))) for w in want if w.dtype.kind == "f"):
+        assert compare(got, want, inputs=inputs) == [] or compare(got, want, reference, inputs=inputs) == []
 
 
 def printed(names: list[str]) -> str:

@@ -36,7 +36,9 @@ class Contraction:
             tuple(tuple(one for dim in f.dims for one in dim) for f in factors),
             tuple(f.picking.label[0] if f.picking else -1 for f in factors),
         )
-        return plan(task, self.dtype, self.machine)
+        highest = self.precision == lax.Precision.HIGHEST and np.dtype(self.dtype) == np.float32
+        machine = self.machine.at_highest_precision() if highest else self.machine
+        return plan(task, self.dtype, machine)
 
     def emit(self, builder: Builder, shape: tuple[int, ...]) -> Atom:
         """Adds the equations to a builder; the result, of that shape."""

@@ -222,7 +222,8 @@ class _Finder:
         # Alone, an equation writes its result out, as it does not in one kernel with those that read it.
         others = min(sum(self._seconds(k) * part for k, part in parts.items()), whole * max(parts.values(), default=0))
         now, then = whole - others, after.seconds or 0.0
-        if then > MARGIN * now or now - then < LEAST_SECONDS:
+        least = max(LEAST_SECONDS, self.context.machine.seconds_per_graph)
+        if then > MARGIN * now or now - then < least:
             return _refusal([one.network for one in contractions], place, now, then)
         read = inputs_of([eqns[k] for k in sorted(dying)], ())
         made = sum(nbytes(x.aval) for x in read if x in self.level.made_by)

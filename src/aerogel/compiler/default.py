@@ -23,6 +23,7 @@ from .passes.loop_segments import LoopSegments
 from .passes.loop_shifts import LoopShifts
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
+from .passes.loop_unroll import LoopUnroll
 from .passes.loop_words import LoopWords
 from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
@@ -79,6 +80,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     SharedChains(),
     ShortRows(),
     ShortCalls(),
+    LoopUnroll(),
     LoopWords(),
     LoopKernel(),
     OwnBroadcasts(),

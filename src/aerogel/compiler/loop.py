@@ -41,6 +41,15 @@ class Loop:
         return self.eqn.params["reverse"]
 
     @property
+    def unroll(self) -> int:
+        """How many steps stand in one when XLA gets it."""
+        return self.eqn.params["unroll"]
+
+    def unrolled(self, steps: int) -> JaxprEqn:
+        """The same loop with so many steps in one when XLA gets it."""
+        return self.eqn.replace(params=dict(self.eqn.params, unroll=steps))
+
+    @property
     def body(self) -> Jaxpr:
         """One step: constants, carries, inputs of the step -> carries, outputs of the step."""
         return self.eqn.params["jaxpr"].jaxpr

@@ -90,11 +90,13 @@ class Sizes:
 
 
 def sizes_of(machine: Machine, memory_limit: int | None = None) -> Sizes:
-    """The sizes for a machine: elsewhere than on a CPU a kernel must be large to pay for its start.
+    """The sizes for a machine: elsewhere than on a CPU only what might not fit is cut.
+
+    On an H100 blocks of all pairs took 1.06 to 1.9 of plain JAX's time (docs/reference/gpu.md).
 
     Under a limit on memory that a program would break, what takes a quarter of it is cut at any price.
     """
-    least = Sizes().least_bytes if machine.name == "cpu" else 512 << 20
+    least = Sizes().least_bytes if machine.name == "cpu" else 2 * HUGE
     few = machine.name == "cpu" and _jax.usable_cores() <= FEW_CORES
     if memory_limit is None:
         return Sizes(least, few_cores=few)

@@ -11,4 +11,5 @@ from .program import program_cost as program_cost
 from .seconds import dot_seconds as dot_seconds
 from .seconds import equation_seconds as equation_seconds
 from .seconds import jaxpr_seconds as jaxpr_seconds
+from .seconds import step_launches as step_launches
 from .sizes import nbytes as nbytes

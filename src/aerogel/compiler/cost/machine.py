@@ -19,6 +19,7 @@ class Machine:
             such buffers back, so that every call takes their page faults again).
         flops_per_second: large f32 matrix products; `gemm_scale` has factors for other dtypes.
         vector_flops_per_second: f32 elementwise arithmetic.
+        highest_scale: factor of the rate for float32 products at `Precision.HIGHEST`.
         gemm_half_rows: the smaller of M and N at which a product runs at half its speed; `gemm_half_depth`: K.
         cores: how much faster work that is shared among cores runs; the rates are those of one core.
         seconds_to_share: what it costs to share a kernel's work and to wait for the last part.
@@ -34,6 +35,7 @@ class Machine:
         seconds_per_loop_step: a step of `scan` or `while` besides its body.
         seconds_per_step_of_few: a step of a loop that is one kernel, since a step moves less than `one_kernel_bytes`,
             and whose values have no more than `unrolled_elements`; `seconds_per_term_of_few`: each term of a product.
+        seconds_per_graph: launching many kernels of a loop's body at once; 0 where each is started by itself.
         short_axis_seconds: per element, of a reduction over a last axis shorter than 16.
         element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element
             for reductions, cumulative ones and `top_k`, per comparison for `sort`, per update element for scatters.
@@ -54,9 +56,11 @@ class Machine:
     seconds_per_step_of_few: float = 0.0
     seconds_per_term_of_few: float = 0.0
     one_kernel_bytes: int = 0
+    seconds_per_graph: float = 0.0
     unrolled_elements: int = 24
     fresh_bytes: int = 1 << 62
     seconds_per_fresh_byte: float = 0.0
+    highest_scale: float = 1.0
     gemm_half_rows: float = 1.0
     gemm_half_depth: float = 6.0
     cores: float = 1.0
@@ -76,6 +80,10 @@ class Machine:
     def on_one_core(self) -> "Machine":
         """The machine whose kernels share no work."""
         return replace(self, cores=1.0)
+
+    def at_highest_precision(self) -> "Machine":
+        """The machine whose matrix products are made at `Precision.HIGHEST`."""
+        return replace(self, flops_per_second=self.flops_per_second * self.highest_scale, highest_scale=1.0)
 
     def in_cache(self) -> "Machine":
         """The machine as a loop sees it that goes over a large value in small steps: these stay in the cache."""
@@ -126,29 +134,32 @@ _CPU = Machine(
     call_seconds={**dict.fromkeys(RANDOM, 1.5e-6), **dict.fromkeys(CALLBACKS, 3e-5)},
 )  # fmt: skip
 
-# NVIDIA A100 80 GB data sheet; TF32, which is what JAX's default precision allows there. Prices of kernels, loop steps
-# and library calls are estimates: nothing here was measured.
+# NVIDIA H100 80 GB, jaxlib 0.11.2, measured 2026-11 (docs/reference/gpu.md). Large products are in TF32, which is what
+# JAX's default precision allows there. A kernel costs less among many, which XLA launches as one graph: its price is
+# that in a loop's step of few kernels.
 _GPU = Machine(
     name="gpu",
-    bytes_per_second=1.9e12,
+    bytes_per_second=2.9e12,
     cache_bytes=40 << 20,
     cache_bytes_per_second=5e12,
-    flops_per_second=1e14,
+    flops_per_second=4e14,
     vector_flops_per_second=1.5e13,
     seconds_per_kernel=2.5e-6,
     seconds_per_small_kernel=2.5e-6,
     seconds_per_step_kernel=2.5e-6,
     seconds_per_loop_step=5e-6,
+    seconds_per_graph=6e-6,
+    highest_scale=0.125,
     gemm_half_rows=64.0,
     gemm_half_depth=32.0,
     lapack_half_size=8000.0,
     seconds_per_matrix=1e-7,
     conv_half_channels=32.0,
     depthwise_scale=0.05,
-    gemm_scale={"float64": 0.15, "bfloat16": 2.0, "float16": 2.0, "int8": 4.0},
-    element_seconds={"sort": 1e-11, "cumlogsumexp": 1e-11},
-    call_seconds={**dict.fromkeys(CALLBACKS, 1e-4), "cholesky": 5e-5, "lu": 1e-4, "eigh": 3e-4, "svd": 5e-4},
-)
+    gemm_scale={"float64": 0.12, "bfloat16": 2.0, "float16": 2.0, "int8": 4.0},
+    element_seconds={"sort": 3e-12, "cumlogsumexp": 1e-11},
+    call_seconds={**dict.fromkeys(CALLBACKS, 1e-4), "cholesky": 5e-5, "lu": 5e-5, "eigh": 5e-4, "svd": 6e-4},
+)  # fmt: skip
 
 # Google TPU v4 data sheet (one chip; f32 products run as bf16 at default precision). Prices: estimates, not measured.
 _TPU = Machine(
@@ -157,6 +168,7 @@ _TPU = Machine(
     cache_bytes=16 << 20,
     cache_bytes_per_second=5e12,
     flops_per_second=2.2e14,
+    highest_scale=0.17,
     vector_flops_per_second=4e12,
     seconds_per_kernel=1e-6,
     seconds_per_small_kernel=1e-6,

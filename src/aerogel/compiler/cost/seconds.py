@@ -7,7 +7,10 @@ value no larger than the cache moves at the cache's speed, and a slice moves as 
 
 import math
 import weakref
+from dataclasses import dataclass, replace
 from typing import Any
+
+from jax import lax
 
 from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn, Literal
@@ -40,6 +43,7 @@ from .work import (
     update_operand,
 )
 
+HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST))
 # A last axis shorter than this leaves most of a vector register empty.
 SHORT_AXIS = 16
 # What stands in the steps of a loop that may be one kernel.
@@ -151,6 +155,35 @@ def moves_few(scan: JaxprEqn, machine: Machine) -> bool:
     return _seconds_of_few(body, carry_slice(scan), machine) is not None
 
 
+@dataclass(frozen=True)
+class Launches:
+    """What a step of a `scan` starts, and how long that runs, the starts apart.
+
+    Attributes:
+        nested: whether a step holds loops or branches; how long those run, `seconds` does not say.
+    """
+
+    count: int
+    seconds: float
+    nested: bool
+
+
+def step_launches(scan: JaxprEqn, machine: Machine) -> Launches:
+    """The kernels of a step, copies of what it stacks as it is or carries besides, and the one that counts steps."""
+    (body,) = nested_programs(scan)
+    carry = carry_slice(scan)
+    homes = _stacked_homes(body, carry, scan.params["length"])
+    found = body_kernels(body, carry, homes)
+    carried = {v for v in body.outvars[: carry.stop - carry.start] if not isinstance(v, Literal)}
+    own = {v for eqn in body.eqns for v in eqn.outvars}
+    stacked = body.outvars[carry.stop - carry.start :]
+    copied = sum(isinstance(v, Literal) or v in carried or v not in own for v in stacked)
+    free = replace(machine, seconds_per_kernel=0.0, seconds_per_small_kernel=0.0)
+    nested = any(nested_programs(kernel.root) for kernel in found)
+    seconds = 0.0 if nested else sum(kernel_seconds(kernel, free) for kernel in found)
+    return Launches(len(found) + copied + 1, seconds, nested)
+
+
 def _seconds_of_few(body: Jaxpr, carry: slice, machine: Machine) -> float | None:
     """Seconds of a step that moves few bytes, where such a loop is one kernel: nothing is started; else None."""
     if not machine.one_kernel_bytes or not STEPS_OF_FEW.issuperset(eqn.primitive.name for eqn in body.eqns):
@@ -191,7 +224,10 @@ def _arithmetic_seconds(eqn: JaxprEqn, machine: Machine) -> float:
     price = machine.element_seconds.get(name)
     if name == "dot_general" and not is_sum_of_products(eqn) and not is_outer_product(eqn):
         copied = sum(transposed_seconds(elements(a), a.dtype.itemsize, machine) for a in copied_operands(eqn))
-        return dot_seconds(*dot_shape(eqn), eqn.invars[0].aval.dtype, machine) + copied
+        dtype, precision = eqn.invars[0].aval.dtype, eqn.params["precision"]
+        if precision in HIGHEST and dtype.name == "float32":
+            machine = machine.at_highest_precision()
+        return dot_seconds(*dot_shape(eqn), dtype, machine) + copied
     if name == "conv_general_dilated":
         return _conv_seconds(eqn, machine)
     if name in LINALG:

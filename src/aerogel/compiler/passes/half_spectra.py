@@ -34,6 +34,8 @@ class HalfSpectra:
         """The program with halves of its spectra, and a decision for each group of transforms that share some."""
         if context.before_differentiation or Exactness.REASSOCIATES not in context.allowed or context.over_devices:
             return program, []
+        if context.platform != "cpu":  # cuFFT's transforms of real numbers gained 9 % at most, and lost up to 21 %
+            return program, []
         decisions: list[Decision] = []
         new = rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions))
         return (program if new is program else normalize(new)[0]), decisions

@@ -11,6 +11,7 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
+from ..cost import Machine
 from ..exactness import Exactness
 from ..lanes import written_out
 from ..level import Edit, Level, apply_edits
@@ -37,18 +38,27 @@ class InPlace:
         """The program with such writes made in place, and a decision for each."""
         if context.over_devices:
             return program, []
-        walk = _Walk()
+        walk = _Walk(_smallest(context.machine))
         return rewrite_levels(program, walk.level), walk.decisions
 
 
+def _smallest(machine: Machine) -> int:
+    """Entries of a buffer that is as fast selected as a whole: on a GPU what moves while a graph is launched.
+
+    A step with a kernel less may even take longer there (`passes/loop_unroll.py`).
+    """
+    return max(SMALLEST, int(machine.seconds_per_graph * machine.bytes_per_second / 8))
+
+
 class _Walk:
-    def __init__(self):
+    def __init__(self, smallest: int):
+        self.smallest = smallest
         self.decisions: list[Decision] = []
 
     def level(self, jaxpr: Jaxpr) -> Jaxpr:
         jaxpr = self._loops(jaxpr)
         while any(eqn.primitive.name in WRITES for eqn in jaxpr.eqns):
-            level = _Buffers(jaxpr)
+            level = _Buffers(jaxpr, self.smallest)
             edits, taken = list[Edit](), set[int]()
             for place in range(len(level.eqns)):
                 found = level.edit(place)
@@ -67,7 +77,7 @@ class _Walk:
         for eqn in jaxpr.eqns:
             loop = written_out(eqn)
             if loop is not None:
-                trial = _Walk()
+                trial = _Walk(self.smallest)
                 body = loop.params["body_jaxpr"]
                 inside = trial.level(body.jaxpr)
                 if inside is not body.jaxpr:
@@ -87,6 +97,10 @@ class _Chain:
 
 class _Buffers(Level):
     """A level, and which of its equations write into buffers."""
+
+    def __init__(self, jaxpr: Jaxpr, smallest: int):
+        super().__init__(jaxpr)
+        self.smallest = smallest
 
     def edit(self, place: int) -> tuple[Edit, Decision] | None:
         """What stands in place of one equation, if it selects between buffers of which only a part differs."""
@@ -147,7 +161,7 @@ class _Buffers(Level):
         size, part = write.invars[0].aval.size, written(write).aval.size
         if write.primitive.name == "scatter-add" and not _jax.is_number(write.outvars[0].aval.dtype):
             return False
-        return set(lanes) <= covered(write).keys() and size >= max(SMALLEST, LEAST_RATIO * part)
+        return set(lanes) <= covered(write).keys() and size >= max(self.smallest, LEAST_RATIO * part)
 
     def _lanes(self, which: Atom) -> tuple[Atom, tuple[int | None, ...]]:
         """What a selector repeats, and for each of its dimensions the one of the selector along which it lies.

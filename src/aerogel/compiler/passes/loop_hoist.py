@@ -240,6 +240,9 @@ def _chain(work: _Work, loop: Loop) -> None:
     if rest is None or not _frees(rest, work.terms):
         return
     what = "the chain of keys or counters runs before the loop"
+    if work.terms.machine.seconds_per_graph and chain.carries:
+        work.note(loop.eqn, what, "a loop more costs more than the draws, which are part of a kernel of the step here")
+        return
     work.note(loop.eqn, what, "it depends on itself only", Exactness.BITWISE)
     work.jaxpr, work.outs, work.chained = trial.jaxpr, trial.outs, True
 

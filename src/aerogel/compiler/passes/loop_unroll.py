@@ -1,0 +1,77 @@
+"""Loop unroll: on a GPU several steps of a loop stand in one body, which XLA launches as one graph.
+
+See docs/explanation/loop-unroll.md.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aerogel._jax import Jaxpr, JaxprEqn
+
+from ..cost import step_launches
+from ..exactness import Exactness
+from ..levels import rewrite_levels
+from ..loop import Loop, as_loop
+from ..pipeline import Context
+from ..program import Program, where, with_equations
+from ..report import Decision
+
+NAME = "loop-unroll"
+# So many kernels are to stand in a body: XLA launches five or more as one graph, and a graph takes as long to launch
+# as three kernels.
+KERNELS = 32
+MOST_STEPS = 16
+# An unrolled body takes longer to compile, by what it holds.
+MOST_EQUATIONS = 600
+# A kernel that runs so long hides the launch of the next one.
+LONG_KERNEL = 2e-5
+
+
+@dataclass(frozen=True)
+class LoopUnroll:
+    """The pass. Bound: each loop is looked at once. It runs after all rules, which would read steps many times."""
+
+    after_rules: ClassVar = True
+    keeps_devices: ClassVar = True
+
+    name: str = NAME
+    exactness: Exactness = Exactness.BITWISE
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such loops unrolled, and a decision for each loop."""
+        if context.machine.seconds_per_graph <= 0 or context.before_differentiation:
+            return program, []
+        decisions: list[Decision] = []
+
+        def level(jaxpr: Jaxpr) -> Jaxpr:
+            eqns = [_unrolled(eqn, context, decisions) for eqn in jaxpr.eqns]
+            changed = any(new is not old for new, old in zip(eqns, jaxpr.eqns, strict=True))
+            return with_equations(jaxpr, eqns) if changed else jaxpr
+
+        return rewrite_levels(program, level), decisions
+
+
+def _unrolled(eqn: JaxprEqn, context: Context, decisions: list[Decision]) -> JaxprEqn:
+    """A loop with several steps in its body; the same object for another equation, or if it stays as it is."""
+    loop = as_loop(eqn)
+    if loop is None or loop.unroll != 1:
+        return eqn
+    steps, reason = _steps(loop, context)
+    what = f"{steps} steps of {loop.length} stand in one" if steps > 1 else f"a loop of {loop.length} steps"
+    decisions.append(Decision(NAME, what, where(eqn), steps > 1, reason, exactness=Exactness.BITWISE))
+    return loop.unrolled(steps) if steps > 1 else eqn
+
+
+def _steps(loop: Loop, context: Context) -> tuple[int, str]:
+    """How many steps are to stand in one, and why."""
+    launches = step_launches(loop.eqn, context.machine)
+    if launches.nested:
+        return 1, "a step of it holds another loop, or a branch"
+    if launches.seconds > LONG_KERNEL * launches.count:
+        return 1, "its kernels run longer than the launch of the next one takes"
+    equations = max(1, len(loop.body.eqns))
+    most = min(MOST_STEPS, -(-KERNELS // launches.count), loop.length // 2, MOST_EQUATIONS // equations)
+    steps = next((n for n in range(most, most // 2, -1) if loop.length % n == 0), most)  # else some are left over
+    if steps < 2:
+        return 1, "a step of it has many kernels" if loop.length > 3 else "it is short"
+    return steps, f"{steps * launches.count} kernels are one launch"
