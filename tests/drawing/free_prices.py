@@ -163,6 +163,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (cumulative, "FEWEST", 1),
     (cumulative, "LONG_ROW", 4),
     (cumulative, "SHORTEST_LOOP", 2),
+    (cumulative, "SHORTEST_OF_FEW", 2),
     (cumulative, "FEWEST_ROWS", 3),
     (cumulative, "MOST_REVERSED", 1 << 30),
     (own_broadcasts.Sums, "_seconds", lambda *_: 1.0),

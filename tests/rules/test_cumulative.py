@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.rules.cumulative import in_a_loop, in_a_tree
+from aerogel.compiler.rules.cumulative import in_a_loop, in_a_tree, row_by_row
 from rules.rules_under_test import fired, normal, refusals
 from rules.specials import bits_with, integers, rules_fired, specials
 
@@ -33,6 +33,7 @@ SPELLINGS: dict[str, tuple[Any, Any]] = {
     "backward": (lambda x: lax.cumsum(x, 1, reverse=True), normal(4, 5, 101, 3)),
     "of bfloat16": (lambda x: jnp.cumsum(x, 0), abs(normal(5, 40, 300, dtype="bfloat16"))),
     "complex": (lambda x: jnp.cumsum(x.real, 0), normal(6, 40, 300).astype(complex)),
+    "few columns": (lambda x: jnp.cumsum(x, 0), normal(10, 600, 2, 3)),
     "vmap": (jax.vmap(jnp.cumsum, 1, 1), normal(7, 64, 20)),
     "gradient": (jax.grad(lambda x: jnp.sum(jnp.cumsum(x) ** 2)), normal(8, 1500)),
     "scan": (lambda x: lax.scan(lambda c, row: (c + jnp.cumsum(row), None), 0 * x[0], x)[0], normal(9, 3, 1200)),
@@ -46,7 +47,7 @@ def test_sums(name: str) -> None:
     assert fired(f, SUM, x) == 1 + (name == "gradient")
 
 
-@pytest.mark.parametrize("shape", [(40, 300), (64, 33)])
+@pytest.mark.parametrize("shape", [(40, 300), (64, 33), (300, 5), (1000, 1)])
 @pytest.mark.parametrize("name", ["cummax", "cummin"])
 def test_extrema(name: str, shape: tuple[int, int]) -> None:
     """Extrema are the same numbers, in both directions, nan and infinities too."""
@@ -65,8 +66,8 @@ def test_integers_are_exact() -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 3, 4, 7, 21, 66])
 def test_any_length(n: int) -> None:
-    """Both ways agree with NumPy for every length and direction, along the first, a middle and the last axis."""
-    cases = list(itertools.product((in_a_loop, in_a_tree), (0, 1, 2), (False, True)))
+    """All ways agree with NumPy for every length and direction, along the first, a middle and the last axis."""
+    cases = list(itertools.product((in_a_loop, in_a_tree, row_by_row), (0, 1, 2), (False, True)))
     shapes = [tuple(n if a == axis else 2 for a in range(3)) for axis in range(3)]
     xs = [normal(n, *shape) for shape in shapes]
     ours = jax.jit(lambda xs: [way("cumsum", xs[axis], axis, reverse) for way, axis, reverse in cases])(xs)

@@ -24,6 +24,8 @@ SHORTEST = 3  # elements along the axis
 FEWEST = 64  # elements: XLA makes one kernel of JAX's form too
 SHORTEST_LOOP = 32  # steps
 LONG_ROW = 256  # elements that follow the axis
+MOST_IN_REGISTERS = 16  # the same: XLA makes one kernel of the loop, and LLVM keeps so many
+SHORTEST_OF_FEW = 256  # steps of such a loop
 MOST_STEPS = 1024  # of a sum of floats: rounding errors grow with them
 FEWEST_ROWS = 8  # elements in each step of a loop of exponentials
 MOST_REVERSED = 64  # rows: XLA fuses the reversed form along the last axis better
@@ -65,9 +67,11 @@ def accumulated(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
     sums = name == "cumsum" and jnp.issubdtype(x.dtype, jnp.inexact)
     halves = jnp.issubdtype(x.dtype, jnp.inexact) and jnp.finfo(x.dtype).bits == 16
     in_front = math.prod(x.shape[:axis]) == 1
-    steps = n >= SHORTEST_LOOP and (not sums or n <= MOST_STEPS)
-    if in_front and others >= LONG_ROW and not halves and steps:
+    may_loop = in_front and not halves and (not sums or n <= MOST_STEPS)
+    if may_loop and others >= LONG_ROW and n >= SHORTEST_LOOP:
         return in_a_loop(name, x, axis, reverse)
+    if may_loop and others <= MOST_IN_REGISTERS and n >= SHORTEST_OF_FEW:
+        return row_by_row(name, x, axis, reverse)
     return in_a_tree(name, x, axis, reverse)
 
 
@@ -146,6 +150,19 @@ def in_a_loop(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
         return x
     start = lax.full(one, op.neutral(np.dtype(x.dtype)), x.dtype)
     return lax.fori_loop(0, n, step, (start, lax.full(x.shape, 0, x.dtype)))[1]
+
+
+def row_by_row(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
+    """A cumulative operation step by step, whose steps stack their rows: of few elements that is one kernel."""
+    op = CUMULATIONS[name]
+
+    def step(before: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        after = op.combine(before, row)
+        return after, after
+
+    rows = jnp.moveaxis(x, axis, 0)
+    start = lax.full(rows.shape[1:], op.neutral(np.dtype(x.dtype)), x.dtype)
+    return jnp.moveaxis(lax.scan(step, start, rows, reverse=reverse)[1], 0, axis)
 
 
 def in_a_tree(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
