@@ -14,10 +14,12 @@ from .level import Level
 from .network import Labels, Network, NotOneNetwork
 from .program import is_var
 from .records import Below, Constant, Facts, the
+from .triangle_masks import Dims, Triangle, TriangleMasks, stretched
 
-Dims = tuple[Labels, ...]
 FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 VIEWS = frozenset("transpose broadcast_in_dim reshape squeeze expand_dims copy stop_gradient".split())
+SUMS = frozenset("add sub mul div neg convert_element_type".split())
+CHOICES = frozenset("select_n log max min".split())
 # What a softmax makes of it beside any score of 16 bits is 0.
 LOWEST = -1e4
 DEEPEST = 40
@@ -245,6 +247,8 @@ class _Reader:
             raise NotAttention("its scores are a sum, and not a product of queries and keys")
         added = self._widened(self._stretched(eqn.invars[1 - k], dims))
         if not self._is_added_mask(added):
+            if self._may_mask(added.atom):
+                raise NotAttention("what is added to its scores is chosen between values: it may be a mask")
             self.biases.append(added)
         return self._stretched(eqn.invars[k], dims)
 
@@ -263,17 +267,22 @@ class _Reader:
 
     def _causal(self) -> tuple[Labels, Labels] | None:
         """The queries and keys of a causal mask; None where there is no mask."""
-        found: set[tuple[Labels, Labels]] = set()
+        masks = TriangleMasks(self.level, self.facts, self._viewed_mask)
+        found: set[Triangle] = set()
         for mask, kept in self.masks:
-            below = the(Below, self.facts.of(mask.atom))
-            # Kept where the query is not before the key; or else dropped where the key is behind the query.
-            a, b = (below.a, below.b) if below is not None and kept else (below.b, below.a) if below else (0, 0)
-            if below is None or below.by != (0 if kept else 1):
-                raise NotAttention("a row that its mask empties would have other numbers: only causal masks are known")
-            found.add((mask.dims[a], mask.dims[b]))
+            parts = masks.read(mask.atom, mask.dims)
+            if parts is not None and not kept:
+                parts = {one.rest for one in parts} if len(parts) == 1 else None
+            if parts is None or any(one.by for one in parts):
+                raise NotAttention("cuDNN has other numbers in rows that a mask empties: only causal masks are known")
+            found |= {Triangle(*self._final((one.a, one.b)), 0) for one in parts}
         if len(found) > 1:
             raise NotAttention("it has several masks")
-        return found.pop() if found else None
+        return next(((one.a, one.b) for one in found), None)
+
+    def _viewed_mask(self, x: Atom, dims: Dims) -> tuple[Atom, Dims] | None:
+        found = self._viewed(Operand(x, dims), only_wider=True)
+        return None if found is None else (found.atom, found.dims)
 
     def _is_product(self, x: Atom, depth: int = 0) -> bool:
         """Whether a product is found on the way up through what may be done to scores."""
@@ -285,6 +294,14 @@ class _Reader:
         if name in VIEWS or name == "convert_element_type":
             return self._is_product(eqn.invars[0], depth + 1)
         return name == "dot_general" or any(self._is_product(y, depth + 1) for y in ways.get(name, ()))
+
+    def _may_mask(self, x: Atom, depth: int = 0) -> bool:
+        """Whether a choice between values is found on the way up through sums and products."""
+        eqn = self.level.maker(x)
+        if eqn is None or depth > DEEPEST:
+            return False
+        ways = eqn.invars if eqn.primitive.name in SUMS or eqn.primitive.name in VIEWS else ()
+        return eqn.primitive.name in CHOICES or any(self._may_mask(y, depth + 1) for y in ways)
 
     def _number(self, x: Atom) -> float | None:
         constant = the(Constant, self.facts.of(x))
@@ -307,9 +324,7 @@ class _Reader:
         self.places.add(self.level.made_by[x])
 
     def _stretched(self, x: Atom, dims: Dims) -> Operand:
-        """An operand of an entrywise equation: scalars and dimensions of size 1 are repeated."""
-        shape = x.aval.shape
-        return Operand(x, tuple(() if n == 1 else dim for n, dim in zip(shape, dims, strict=True)) if shape else ())
+        return Operand(x, stretched(x, dims))
 
     def _views(self, x: Operand) -> Operand:
         """What scores, or what is made of them, are a view of; the views are noted."""

@@ -165,14 +165,11 @@ class _Size:
 
 
 def _check_bias(bias: Operand, layout: Layout, size: _Size, q: Operand) -> None:
-    mine, heads = {*bias.labels}, (*layout.heads, *layout.shared)
+    mine, heads = {*bias.labels}, {*layout.heads, *layout.shared}
     if bias.atom.aval.dtype != q.atom.aval.dtype:
         raise NotAttention("what is added to its scores has more bits than queries and keys")
-    if not mine >= {*layout.queries, *layout.keys}:
-        raise NotAttention("what is added to its scores does not vary along queries and keys")
-    if any(mine & {*some} not in (set(), {*some}) for some in (layout.batch, heads)):
-        raise NotAttention("what is added to its scores varies along a part of the batch or heads")
-    if mine - {*layout.batch, *heads, *layout.queries, *layout.keys}:
-        raise NotAttention("what is added to its scores varies along other dimensions")
+    if not heads or mine != {*heads, *layout.queries, *layout.keys}:
+        # Masks are added, too; they are shared by heads.
+        raise NotAttention("what is added to its scores is not one matrix for each head: it may be a mask")
     if size(layout.queries) % 2 or size(layout.keys) % 2:
         raise NotAttention("with a bias, cuDNN's attention has even numbers of queries and keys")
