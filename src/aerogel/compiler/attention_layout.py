@@ -91,6 +91,7 @@ class Form:
         inputs: which argument each of these is.
         scale: what scores are multiplied by.
         causal: whether no key that comes later is seen.
+        dtype: of the result.
     """
 
     sizes: tuple[int, ...]
@@ -100,6 +101,7 @@ class Form:
     inputs: tuple[int, ...]
     scale: float
     causal: bool
+    dtype: str
 
     def __call__(self, *args: Any) -> list[Any]:
         """The result, in a list."""
@@ -121,7 +123,7 @@ class Form:
         )
         y = attend(q, k, v, bias[0] if bias else None, self.scale, self.causal)
         labels = (*lay.batch, *lay.queries, *heads, *lay.values)
-        y = lax.reshape(y, [self.sizes[one] for one in labels])
+        y = lax.convert_element_type(lax.reshape(y, [self.sizes[one] for one in labels]), self.dtype)
         order = [labels.index(one) for dim in self.out for one in dim]
         return [lax.reshape(lax.transpose(y, order), [self._size(dim) for dim in self.out])]
 

@@ -7,19 +7,18 @@ of queries times that of keys. cuDNN's kernel makes them block by block, in regi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, Jaxpr, Var
 
-from ..attention import Attention, NotAttention, read_attention
+from ..attention import VIEWS, Attention, NotAttention, read_attention
 from ..attention_layout import Form, check_operands, layout_of
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
-from ..records import Facts
 from ..report import Decision
 from ..structure import structure
 
@@ -57,7 +56,7 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
             found = read_attention(level, facts, place)
             if found is None:
                 continue
-            edit = _edit(level, facts, found)
+            edit = _edit(level, found)
         except NotAttention as refused:
             decisions.append(Decision(NAME, WHAT, where(eqn), False, str(refused), exactness=EXACTNESS))
         else:
@@ -74,7 +73,7 @@ def _score_bytes(found: Attention) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
-def _edit(level: Level, facts: Facts, found: Attention) -> Edit:
+def _edit(level: Level, found: Attention) -> Edit:
     """What computes an attention by cuDNN.
 
     Raises:
@@ -83,7 +82,8 @@ def _edit(level: Level, facts: Facts, found: Attention) -> Edit:
     eqn = level.eqns[found.place]
     layout = layout_of(found)
     check_operands(found, layout)
-    if eqn.outvars[0].aval.dtype != found.q.atom.aval.dtype:
+    (out,), dtype = eqn.outvars, found.q.atom.aval.dtype
+    if out.aval.dtype != dtype and not _is_narrowed(level, out, dtype):
         raise NotAttention("its result has more bits than its operands")
     if _score_bytes(found) < LEAST_BYTES:
         raise NotAttention("its scores are small")
@@ -104,12 +104,26 @@ def _edit(level: Level, facts: Facts, found: Attention) -> Edit:
         tuple(inputs.index(x.atom) for x in operands if is_var(x.atom)),
         found.scale,
         found.causal is not None,
+        str(out.aval.dtype),
     )
     with _jax.equation_context(eqn):
         fused = _jax.trace_small(form, [x.aval for x in inputs])
     builder = Builder(eqn)
     (result,) = builder.call(lambda *args: _jax.two_forms(plain, fused, *args), *inputs)
-    return Edit(found.place, frozenset({found.place}), builder.eqns, {eqn.outvars[0]: result}, found.places)
+    return Edit(found.place, frozenset({found.place}), builder.eqns, {out: result}, found.places)
+
+
+def _is_narrowed(level: Level, var: Var, dtype: Any) -> bool:
+    """Whether all that reads a value first converts it to a type."""
+    readers = [level.eqns[k] if k >= 0 else None for k in level.readers(var)]
+    return bool(readers) and all(
+        eqn is not None
+        and (
+            (eqn.primitive.name in VIEWS and _is_narrowed(level, eqn.outvars[0], dtype))
+            or (eqn.primitive.name == "convert_element_type" and eqn.outvars[0].aval.dtype == dtype)
+        )
+        for eqn in readers
+    )
 
 
 def _plain(level: Level, place: int, stops: Sequence[Var]) -> tuple[ClosedJaxpr, list[Var]]:
