@@ -304,7 +304,11 @@ class _Reader:
         return eqn.primitive.name in CHOICES or any(self._may_mask(y, depth + 1) for y in ways)
 
     def _number(self, x: Atom) -> float | None:
-        constant = the(Constant, self.facts.of(x))
+        """The number that every entry is, if it is one."""
+        constant, eqn = the(Constant, self.facts.of(x)), self.level.maker(x)
+        if constant is None and eqn is not None and eqn.primitive.name in ("convert_element_type", "broadcast_in_dim"):
+            number = self._number(eqn.invars[0])
+            return number if number is not None and np.isinf(number) else None  # which facts do not convert
         return None if constant is None or isinstance(constant.value, complex) else float(constant.value)
 
     def _take(self, x: Operand, name: str) -> tuple[JaxprEqn, Dims]:

@@ -38,26 +38,26 @@ def layout_of(found: Attention) -> Layout:
         NotAttention: its dimensions are not those of one.
     """
     q, k, v = (x.labels for x in (found.q, found.k, found.v))
-    both = [one for one in k if one not in found.keys and one not in found.depth]
-    rows = [one for one in q if one not in both and one not in found.depth]
-    values = [one for one in v if one not in both and one not in found.keys]
-    depth = tuple(one for one in q if one in found.depth)
     out = [one for dim in found.out for one in dim]
+    rows = [one for one in q if one in out and one not in (*k, *v)]
+    values = [one for one in v if one in out and one not in (*q, *k)]
+    both = [one for one in out if one not in (*rows, *values)]
+    depth = tuple(one for one in q if one in found.depth)
     fits = (
-        {*both} <= {*q} & {*v}
-        and {*found.keys} <= {*k} & {*v}
-        and {*depth} == {*found.depth} == {*q} & {*k} & {*depth}
-        and {*rows}.isdisjoint((*k, *v))
-        and sorted(out) == sorted((*both, *rows, *values))
+        {*found.keys} <= {*k} & {*v}
+        and {*found.keys}.isdisjoint(q)
+        and {*depth} == {*found.depth} <= {*k}
+        and {*found.depth}.isdisjoint(v)
+        and {*q, *k, *v} == {*out, *found.keys, *depth}
     )
     if not fits:
-        raise NotAttention("queries, keys and values do not share their batch")
+        raise NotAttention("its products are not those of queries, keys and values")
     if not rows:
         raise NotAttention("there is one query")
     queries = _queries(found, rows)
     first = min(k for k, one in enumerate(q) if one in queries)
     return Layout(
-        tuple(one for one in q[:first] if one in both),
+        tuple(one for one in both if one not in q[first:]),
         queries,
         tuple(one for one in q[first:] if one in both),
         tuple(one for one in rows if one not in queries),
@@ -116,7 +116,7 @@ class Form:
                     (lay.batch, lay.queries, heads, lay.depth),
                     (lay.batch, lay.keys, lay.heads, lay.depth),
                     (lay.batch, lay.keys, lay.heads, lay.values),
-                    (lay.batch, heads, lay.queries, lay.keys),
+                    ((), heads, lay.queries, lay.keys),
                 ),
                 strict=False,
             )
@@ -131,11 +131,13 @@ class Form:
         return math.prod(self.sizes[one] for one in labels)
 
     def _arranged(self, x: Any, dims: Sequence[Labels], to: Sequence[Labels]) -> Any:
-        """A value with its dimensions put together anew; those that it does not have are of size 1."""
-        labels = [one for dim in dims for one in dim]
-        x = lax.reshape(x, [self.sizes[one] for one in labels])
-        x = lax.transpose(x, [labels.index(one) for dim in to for one in dim if one in labels])
-        return lax.reshape(x, [self._size([one for one in dim if one in labels]) for dim in to])
+        """A value with its dimensions put together anew, repeated along those that it does not have."""
+        mine, new = [one for dim in dims for one in dim], [one for dim in to for one in dim]
+        x = lax.reshape(x, [self.sizes[one] for one in mine])
+        kept = [one for one in new if one in mine]
+        x = lax.transpose(x, [mine.index(one) for one in kept])
+        x = lax.broadcast_in_dim(x, [self.sizes[one] for one in new], [new.index(one) for one in kept])
+        return lax.reshape(x, [self._size(dim) for dim in to])
 
 
 def attend(q: Any, k: Any, v: Any, bias: Any, scale: float, causal: bool) -> Any:
