@@ -222,6 +222,12 @@ def prefixes(a: Any, x: Any) -> Any:
     return jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (a, x))[1]
 
 
+def attention(q: Any, k: Any, v: Any) -> Any:
+    """Attention in 16 bits, causal."""
+    scores = jnp.where(jnp.tri(q.shape[0], dtype=bool), q @ k.T / 4, -1e9)
+    return jax.nn.softmax(scores, axis=-1) @ v
+
+
 def unrolled(x: Any) -> Any:
     """Loops that were written in Python: over rows, backwards, with a list, into an array."""
     rows = [jnp.cumsum(x[i]) for i in range(20)]
@@ -311,6 +317,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["spectra"] = jax.value_and_grad(convolved, (0, 1)), (normal(0, 16, 4096), normal(1, 4096))
     found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
+    found["attention"] = attention, tuple(normal(n, 64, 16).astype(jnp.bfloat16) for n in range(3))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
     lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))

@@ -13,7 +13,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal
 from .level import Level
 from .network import Labels, Network, NotOneNetwork
 from .program import is_var
-from .records import Below, Constant, Facts, the
+from .records import Constant, Facts, the
 from .triangle_masks import Dims, Triangle, TriangleMasks, stretched
 
 FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -275,7 +275,7 @@ class _Reader:
                 parts = {one.rest for one in parts} if len(parts) == 1 else None
             if parts is None or any(one.by for one in parts):
                 raise NotAttention("cuDNN has other numbers in rows that a mask empties: only causal masks are known")
-            found |= {Triangle(*self._final((one.a, one.b)), 0) for one in parts}
+            found |= {Triangle(self._resolved(one.a), self._resolved(one.b), 0) for one in parts}
         if len(found) > 1:
             raise NotAttention("it has several masks")
         return next(((one.a, one.b) for one in found), None)
@@ -361,7 +361,7 @@ class _Reader:
         if eqn is None or len(eqn.invars) != 1 or isinstance(eqn.invars[0], Literal):
             return None
         (y,), name, dims = eqn.invars, eqn.primitive.name, x.dims
-        if eqn.params.get("sharding") is not None or eqn.params.get("dimensions") is not None and name == "reshape":
+        if eqn.params.get("sharding") is not None or (eqn.params.get("dimensions") is not None and name == "reshape"):
             return None
         if name == "convert_element_type":
             bits, wide = (FLOATS.get(str(one.aval.dtype), 0) for one in (y, x.atom))

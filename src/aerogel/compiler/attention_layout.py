@@ -150,7 +150,9 @@ def check_operands(found: Attention, layout: Layout) -> None:
     size = _Size(found.network)
     dtypes = {str(x.atom.aval.dtype) for x in (found.q, found.k, found.v)}
     if len(dtypes) != 1 or not dtypes < {"bfloat16", "float16", ""}:
-        raise NotAttention(f"cuDNN's attention is of bfloat16 or float16, and this is of {' and '.join(sorted(dtypes))}")
+        raise NotAttention(
+            f"cuDNN's attention is of bfloat16 or float16, and this is of {' and '.join(sorted(dtypes))}"
+        )
     depth = size(layout.depth)
     if depth % 8 or depth > MOST_DEPTH:
         raise NotAttention(f"cuDNN's attention has a depth of a multiple of 8 up to {MOST_DEPTH}, and this of {depth}")

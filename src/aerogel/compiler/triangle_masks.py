@@ -1,4 +1,4 @@
-"""Masks of booleans that are triangles, however they are spelt: `tril`, a comparison of two counters, several joined."""
+"""Masks that are triangles, however they are spelt: `tril`, a comparison of two counters, several joined."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

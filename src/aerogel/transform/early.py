@@ -28,15 +28,15 @@ _decisions: ContextVar[list[Decision] | None] = ContextVar("aerogel_early_decisi
 
 
 @contextmanager
-def early_rules(
-    rules: RuleSet, passes: Sequence[Pass], allowed: frozenset[Exactness]
-) -> Generator[list[Decision]]:
+def early_rules(rules: RuleSet, passes: Sequence[Pass], allowed: frozenset[Exactness]) -> Generator[list[Decision]]:
     """While it lasts, those of the rules and passes that bring a derivative are applied to what is differentiated.
 
     Yields what is decided on them.
     """
     bring = RuleSet(tuple(rule for rule in rules.with_derivatives if not_allowed(rule, allowed) is None))
-    also = (one for one in passes if one.exactness in allowed and jax.default_backend() in getattr(one, "in_time_on", ()))
+    also = (
+        one for one in passes if one.exactness in allowed and jax.default_backend() in getattr(one, "in_time_on", ())
+    )
     found = (*((Rules(bring),) if bring else ()), *also)
     decisions: list[Decision] = []
     token = _decisions.set(decisions)
