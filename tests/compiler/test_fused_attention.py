@@ -30,12 +30,9 @@ Form = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The platform is a GPU, small scores count, and what runs in the end is the form for it."""
 
-    def attend(q: Any, k: Any, v: Any, bias: Any, scale: float, causal: bool) -> Any:
-        return jax.nn.dot_product_attention(q, k, v, bias, scale=scale, is_causal=causal, implementation="xla")
-
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(_jax, "why_no_cudnn_attention", lambda: None)
-    monkeypatch.setattr(attention_layout, "attend", attend)
+    monkeypatch.setattr(attention_layout, "IMPLEMENTATION", "xla")
     monkeypatch.setattr(fused_attention, "LEAST_BYTES", 0)
     mlir.register_lowering(two_forms_p, mlir.lower_fun(_fused, multiple_results=True), platform="cpu")
     jax.clear_caches()
@@ -413,11 +410,8 @@ def test_cudnns_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The form for a GPU is cuDNN's forward and backward kernel."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    def attend(q: Any, k: Any, v: Any, bias: Any, scale: float, causal: bool) -> Any:
-        return jax.nn.dot_product_attention(q, k, v, bias, scale=scale, is_causal=causal, implementation="cudnn")
-
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setattr(attention_layout, "attend", attend)
+    monkeypatch.setattr(attention_layout, "IMPLEMENTATION", "cudnn")
     program = jax.make_jaxpr(ag.optimize(ag.value_and_grad(total)))(*MANY)
     called = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "two_forms"]
     names = [[eqn.primitive.name for eqn in call.params["fused"].jaxpr.eqns] for call in called]

@@ -8,18 +8,23 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, evaluate, evaluate_around
+from aerogel.compiler import attention_layout
 from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.check import check_program
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.normalize import normalize
+from aerogel.compiler.passes import fused_attention
+from aerogel.compiler.passes.fused_attention import FusedAttention
 from aerogel.compiler.passes.loop_segments import LoopSegments
 from aerogel.compiler.passes.memory_limit import MemoryLimit
 from aerogel.compiler.passes.short_calls import ShortCalls
@@ -370,9 +375,23 @@ class Outermost(ShortCalls):
         return super().__call__(program, replace(context, outermost=True))
 
 
+class OnGPU(FusedAttention):
+    """The pass on a platform that is said to be a GPU; JAX's own attention stands for cuDNN's, and it takes any size."""
+
+    def __call__(self, program: ClosedJaxpr, context: Context) -> tuple[ClosedJaxpr, list[Decision]]:
+        """As the pass."""
+        with (
+            mock.patch.object(_jax, "why_no_cudnn_attention", lambda: None),
+            mock.patch.object(attention_layout, "IMPLEMENTATION", "xla"),
+            mock.patch.object(fused_attention, "LEAST_BYTES", 0),
+        ):
+            return super().__call__(program, replace(context, platform="gpu"))
+
+
 # `gates` stores 6.7 MB. The machine's own border is at 32, below which the pass does no more than it ends with.
 INSTEAD = {
     MemoryLimit.name: Limited(),
+    FusedAttention.name: OnGPU(),
     LoopSegments.name: LoopSegments(least_bytes=5 << 20),
     ShortCalls.name: Outermost(),
 }

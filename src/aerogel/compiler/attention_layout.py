@@ -12,6 +12,7 @@ from .attention import Attention, NotAttention, Operand
 from .network import Labels, Network
 
 MOST_DEPTH = 128
+IMPLEMENTATION = "cudnn"
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Form:
                 strict=False,
             )
         )
-        y = attend(q, k, v, bias[0] if bias else None, self.scale, self.causal)
+        how = {"scale": self.scale, "is_causal": self.causal, "implementation": IMPLEMENTATION}
+        y: Any = jax.nn.dot_product_attention(q, k, v, bias[0] if bias else None, **how)
         labels = (*lay.batch, *lay.queries, *heads, *lay.values)
         y = lax.convert_element_type(lax.reshape(y, [self.sizes[one] for one in labels]), self.dtype)
         order = [labels.index(one) for dim in self.out for one in dim]
@@ -138,11 +140,6 @@ class Form:
         x = lax.transpose(x, [mine.index(one) for one in kept])
         x = lax.broadcast_in_dim(x, [self.sizes[one] for one in new], [new.index(one) for one in kept])
         return lax.reshape(x, [self._size(dim) for dim in to])
-
-
-def attend(q: Any, k: Any, v: Any, bias: Any, scale: float, causal: bool) -> Any:
-    """cuDNN's attention of [batch, queries, heads, depth]."""
-    return jax.nn.dot_product_attention(q, k, v, bias, scale=scale, is_causal=causal, implementation="cudnn")
 
 
 def check_operands(found: Attention, layout: Layout) -> None:
