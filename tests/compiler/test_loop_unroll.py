@@ -64,6 +64,19 @@ PROGRAMS = {
     "integers": (lambda x: lax.scan(lambda c, x: (c * 3 + x, c ^ x), x[0], x), (jnp.arange(60).reshape(20, 3),)),
     "gradient": (recurrent, (normal(0, 16, 16) / 4, normal(1, 30, 4, 16))),
     "keys": (walk, (jax.random.key(3),)),
+    "a sum beside": (lambda x: lax.scan(lambda c, x: (c + x, jnp.sum(c)), x[0], x), (normal(0, 40, 64),)),
+    "a sum in a carry": (
+        lambda x: lax.scan(lambda c, x: ((0.9 * c[0] + x, c[1] + jnp.sum(c[0] ** 2)), None), (x[0], 0.0), x),
+        (normal(0, 40, 64),),
+    ),
+    "an exponential between": (
+        lambda a, x: lax.scan(lambda c, x: (jnp.tanh(a @ c) + x, None), x[0], x),
+        (normal(0, 12, 12), normal(1, 40, 12)),
+    ),
+    "large products": (
+        lambda a, x: lax.scan(lambda c, _: (a @ c, None), x, None, length=40),
+        (normal(0, 64, 64) / 8, normal(1, 64, 64)),
+    ),
     "nested": (nested, (normal(0, 6, 20, 8),)),
     "in a branch": (lambda x: lax.cond(x[0, 0] > 0, lambda: decayed(x), lambda: decayed(-x)), (normal(0, 40, 64),)),
     "under vmap": (jax.vmap(decayed), (normal(0, 3, 40, 8),)),
@@ -137,6 +150,24 @@ LEFT = {
         GPU,
         (normal(0, 40, 64),),
         "a step of it holds another loop, or a branch",
+    ),
+    "sums of sums": (
+        lambda a, xs: lax.scan(lambda c, x: (0.2 * (a @ c) + x,) * 2, xs[0], xs),
+        GPU,
+        (normal(0, 12, 12), normal(1, 500, 12)),
+        "XLA would compute a step's sums again for each sum of the next one",
+    ),
+    "sums of all": (
+        lambda x: lax.scan(lambda c, x: (c - jnp.sum(c) + x, None), x[0], x),
+        GPU,
+        (normal(0, 40, 64),),
+        "XLA would compute a step's sums again for each sum of the next one",
+    ),
+    "sums by turns": (
+        lambda x: lax.scan(lambda c, x: ((c[1] + x, 0.1 * c[0] + jnp.sum(c[0])), None), (x[0],) * 2, x),
+        GPU,
+        (normal(0, 40, 64),),
+        "XLA would compute a step's sums again for each sum of the next one",
     ),
     "unknown number of steps": (
         lambda x: lax.while_loop(lambda x: x[0] < 3, lambda x: x + 1, x), GPU, (normal(0, 64),), None

@@ -8,18 +8,23 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, evaluate, evaluate_around
+from aerogel.compiler import attention_layout
 from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.check import check_program
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.normalize import normalize
+from aerogel.compiler.passes import fused_attention
+from aerogel.compiler.passes.fused_attention import FusedAttention
 from aerogel.compiler.passes.loop_segments import LoopSegments
 from aerogel.compiler.passes.loop_unroll import LoopUnroll
 from aerogel.compiler.passes.memory_limit import MemoryLimit
@@ -223,6 +228,12 @@ def prefixes(a: Any, x: Any) -> Any:
     return jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (a, x))[1]
 
 
+def attention(q: Any, k: Any, v: Any) -> Any:
+    """Attention in 16 bits, causal."""
+    scores = jnp.where(jnp.tri(q.shape[0], dtype=bool), q @ k.T / 4, -1e9)
+    return jax.nn.softmax(scores, axis=-1) @ v
+
+
 def unrolled(x: Any) -> Any:
     """Loops that were written in Python: over rows, backwards, with a list, into an array."""
     rows = [jnp.cumsum(x[i]) for i in range(20)]
@@ -312,6 +323,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["spectra"] = jax.value_and_grad(convolved, (0, 1)), (normal(0, 16, 4096), normal(1, 4096))
     found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
+    found["attention"] = attention, tuple(normal(n, 64, 16).astype(jnp.bfloat16) for n in range(3))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
     lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
@@ -364,7 +376,7 @@ class Outermost(ShortCalls):
         return super().__call__(program, replace(context, outermost=True))
 
 
-class OnGpu(LoopUnroll):
+class UnrolledOnGPU(LoopUnroll):
     """The pass where it acts."""
 
     def __call__(self, program: ClosedJaxpr, context: Context) -> tuple[ClosedJaxpr, list[Decision]]:
@@ -372,11 +384,25 @@ class OnGpu(LoopUnroll):
         return super().__call__(program, replace(context, platform="gpu"))
 
 
+class AttentionOnGPU(FusedAttention):
+    """The pass where it acts, at any size; JAX's own attention stands for cuDNN's."""
+
+    def __call__(self, program: ClosedJaxpr, context: Context) -> tuple[ClosedJaxpr, list[Decision]]:
+        """As the pass."""
+        with (
+            mock.patch.object(_jax, "why_no_cudnn_attention", return_value=None),
+            mock.patch.object(attention_layout, "IMPLEMENTATION", "xla"),
+            mock.patch.object(fused_attention, "LEAST_BYTES", 0),
+        ):
+            return super().__call__(program, replace(context, platform="gpu"))
+
+
 # `gates` stores 6.7 MB. The machine's own border is at 32, below which the pass does no more than it ends with.
 INSTEAD = {
     MemoryLimit.name: Limited(),
+    FusedAttention.name: AttentionOnGPU(),
     LoopSegments.name: LoopSegments(least_bytes=5 << 20),
-    LoopUnroll.name: OnGpu(),
+    LoopUnroll.name: UnrolledOnGPU(),
     ShortCalls.name: Outermost(),
 }
 PASSES = tuple(INSTEAD.get(p.name, p) for p in DEFAULT_PASSES)

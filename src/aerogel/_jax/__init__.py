@@ -39,6 +39,7 @@ from .context import rules_in_time as rules_in_time
 from .context import rules_in_use as rules_in_use
 from .context import trace_key as trace_key
 from .context import trace_state_clean as trace_state_clean
+from .cudnn import why_no_cudnn_attention as why_no_cudnn_attention
 from .derivatives import BackwardRule as BackwardRule
 from .derivatives import backward_rule as backward_rule
 from .derivatives import forward_rule as forward_rule
@@ -122,6 +123,7 @@ from .trace import trace_small as trace_small
 from .tree import dispatch_flatten as dispatch_flatten
 from .tree import flatten as flatten
 from .tree import register_node as register_node
+from .two_forms import two_forms as two_forms
 from .types import element_bytes as element_bytes
 from .types import explicit_mesh as explicit_mesh
 from .types import is_number as is_number

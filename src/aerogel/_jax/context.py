@@ -13,7 +13,7 @@ from jax._src.interpreters import partial_eval as pe
 inside_optimize = jax.make_user_context(False)
 # The rule set of `ag.rules.use`; part of the key of every compiled function for the same reason.
 rules_in_use = jax.make_user_context(None)
-# The rules that are applied just before something is differentiated.
+# The rules and passes that are applied just before something is differentiated.
 rules_in_time = jax.make_user_context(None)
 # How many derivatives are taken of what is called, if the last one is a gradient: a compiled function has one program
 # for its value, one for its gradient and one for more.

@@ -11,7 +11,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from .partly import of_some, pushed
+from .partly import pulled, pushed
 
 # The first is what XLA marks its own small loops with (`SmallWhileLoopHoistingPass`), the second keeps its inliner
 # from the call. Looked at in jaxlib 0.10.2 and 0.12.0; of others it is not known what they make of it.
@@ -53,14 +53,7 @@ def _batched(args: Any, dims: Any, *, call: ClosedJaxpr, **_: Any) -> Any:
 
 
 def _transposed(cotangents: Any, *args: Any, call: ClosedJaxpr, **_: Any) -> Any:
-    linear = [k for k, x in enumerate(args) if ad.is_undefined_primal(x)]
-    of_linear = of_some(core.jaxpr_as_fun(call), args, linear)
-    types = [jax.ShapeDtypeStruct(args[k].aval.shape, args[k].aval.dtype) for k in linear]
-    found = jax.linear_transpose(of_linear, *types)([ad.instantiate_zeros(ct) for ct in cotangents])
-    outs = [None] * len(args)
-    for k, ct in zip(linear, found, strict=True):
-        outs[k] = ct
-    return outs
+    return pulled(core.jaxpr_as_fun(call), cotangents, args)
 
 
 def _called(ctx: Any, *args: Any, call: ClosedJaxpr, **_: Any) -> Any:

@@ -30,3 +30,17 @@ def pushed(f: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tupl
     moved = [k for k, t in enumerate(tangents) if type(t) is not ad.Zero]
     scoped = source_info_util.set_name_stack(source_info_util.current_name_stack())(of_some(f, primals, moved))
     return jax.jvp(scoped, [primals[k] for k in moved], [tangents[k] for k in moved])
+
+
+def pulled(f: Function, cotangents: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Cotangents of those arguments of `f` that are not known, in which it is linear; None for the others.
+
+    For the rule of an operation that is transposed.
+    """
+    linear = [k for k, x in enumerate(args) if ad.is_undefined_primal(x)]
+    types = [jax.ShapeDtypeStruct(args[k].aval.shape, args[k].aval.dtype) for k in linear]
+    found = jax.linear_transpose(of_some(f, args, linear), *types)([ad.instantiate_zeros(ct) for ct in cotangents])
+    outs: list[Any] = [None] * len(args)
+    for k, ct in zip(linear, found, strict=True):
+        outs[k] = ct
+    return outs

@@ -5,6 +5,7 @@ from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
 from .passes.excerpts import Excerpts
 from .passes.full_sums import FullSums
+from .passes.fused_attention import FusedAttention
 from .passes.half_spectra import HalfSpectra
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
@@ -44,6 +45,7 @@ from .passes.turned_sums import TurnedSums
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    FusedAttention(),
     PrefixLoops(),
     Reroll(),
     EqualCases(),

@@ -64,6 +64,9 @@ class Pass(Protocol):
     A pass that says `early = True` is applied to a function before its gradient is taken, too: what it writes has the
     better gradient.
 
+    A pass that says `in_time_on = ("gpu",)` is, on these platforms, also applied to what `ag.grad` and its kin
+    differentiate inside of an optimised function: it brings a gradient that no pass finds behind JAX's own.
+
     A pass that says `after_rules = True` runs when all rules have. If it also says `keeps_derivatives = False`, what it
     writes has no derivative (bits of numbers): it, and such passes behind it, run on what is compiled next only.
 

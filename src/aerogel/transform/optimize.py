@@ -138,7 +138,7 @@ def _wrap(
         if _jax.inside_optimize.value or _jax.jit_disabled() or _jax.hunting_nans() or _jax.checking_keys():
             return f(*args, **kwargs)
         chosen = in_use() if rules is None else rules
-        with early_rules(chosen, exact) as early:
+        with early_rules(chosen, passes, exact) as early:
             program, dynamic, out_tree = trace_program(f, args, kwargs)
         over_devices = is_over_devices(program)
         context = Context(

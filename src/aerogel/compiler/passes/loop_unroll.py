@@ -3,17 +3,20 @@
 See docs/explanation/loop-unroll.md.
 """
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aerogel._jax import Jaxpr, JaxprEqn
+from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from ..cost import step_launches
+from ..cost.primitives import DEAR, KIND, Kind
+from ..cost.work import dot_shape
 from ..exactness import Exactness
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
-from ..program import Program, where, with_equations
+from ..program import Program, is_var, where, with_equations
 from ..report import Decision
 
 NAME = "loop-unroll"
@@ -23,6 +26,10 @@ KERNELS = 32
 MOST_STEPS = 16
 # An unrolled body takes longer to compile, by what it holds.
 MOST_EQUATIONS = 600
+# Multiplications of a product that is no call of cuBLAS.
+SMALL_PRODUCT = 16 << 10
+# XLA does not compute these again where they are read.
+COMPUTED_ONCE = DEAR | {"div"}
 # A kernel that runs so long hides the launch of the next one.
 LONG_KERNEL = 2e-5
 
@@ -67,6 +74,8 @@ def _steps(loop: Loop, context: Context) -> tuple[int, str]:
     launches = step_launches(loop.eqn, context.machine)
     if launches.nested:
         return 1, "a step of it holds another loop, or a branch"
+    if _sums_of_sums(loop):
+        return 1, "XLA would compute a step's sums again for each sum of the next one"
     if launches.seconds > LONG_KERNEL * launches.count:
         return 1, "its kernels run longer than the launch of the next one takes"
     equations = max(1, len(loop.body.eqns))
@@ -75,3 +84,44 @@ def _steps(loop: Loop, context: Context) -> tuple[int, str]:
     if steps < 2:
         return 1, "a step of it has many kernels" if loop.length > 3 else "it is short"
     return steps, f"{steps * launches.count} kernels are one launch"
+
+
+def _sums_of_sums(loop: Loop) -> bool:
+    """Whether sums of a step are next summed in the next one, with nothing between that XLA computes once only.
+
+    It fuses the one into the other, and computes each anew for all that the other reads: five steps of a linear system
+    of 12 states took 24 times as long in one as one by one.
+    """
+    # Of each value that is cheap to make, the carries that it is made of, and whether they were summed.
+    made_of: dict[Var, dict[int, bool]] = {v: {k: False} for k, v in enumerate(loop.body_carry)}
+    dear: set[Var] = set()
+    for eqn in loop.body.eqns:
+        ins = [x for x in eqn.invars if is_var(x)]
+        kind = KIND.get(eqn.primitive.name, Kind.OPAQUE)
+        is_sum = kind is Kind.REDUCE or _is_summed_in_place(eqn)
+        if eqn.primitive.name in COMPUTED_ONCE or not (is_sum or kind <= Kind.CHEAP) or any(x in dear for x in ins):
+            dear.update(eqn.outvars)
+            continue
+        carries = {k: False for x in ins for k in made_of.get(x, {})}
+        summed = {k for x in ins for k, was in made_of.get(x, {}).items() if was or is_sum}
+        made_of.update(dict.fromkeys(eqn.outvars, carries | dict.fromkeys(summed, True)))
+    steps = [made_of.get(x, {}) if is_var(x) else {} for x in loop.next_carry]
+    return any(was and _leads_to(steps, j, k) for j, step in enumerate(steps) for k, was in step.items())
+
+
+def _leads_to(steps: Sequence[Container[int]], start: int, end: int) -> bool:
+    """Whether a carry is made of another one, in some step."""
+    found, todo = {start}, [start]
+    while todo:
+        here = todo.pop()
+        todo += (new := [k for k, step in enumerate(steps) if here in step and k not in found])
+        found.update(new)
+    return end in found
+
+
+def _is_summed_in_place(eqn: JaxprEqn) -> bool:
+    """Whether XLA makes a sum of a product: one with a vector, or a small one, for which no library is called."""
+    if eqn.primitive.name != "dot_general":
+        return False
+    _, m, n, k = dot_shape(eqn)
+    return min(m, n) == 1 or m * n * k <= SMALL_PRODUCT
