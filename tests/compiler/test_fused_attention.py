@@ -29,7 +29,6 @@ Form = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 @pytest.fixture(autouse=True)
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The platform is a GPU, small scores count, and what runs in the end is the form for it."""
-
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(_jax, "why_no_cudnn_attention", lambda: None)
     monkeypatch.setattr(attention_layout, "IMPLEMENTATION", "xla")
