@@ -376,12 +376,12 @@ class Outermost(ShortCalls):
 
 
 class OnGPU(FusedAttention):
-    """The pass on a platform that is said to be a GPU; JAX's own attention stands for cuDNN's, and it takes any size."""
+    """The pass on a platform that is said to be a GPU; JAX has its own in place of cuDNN's, of any size."""
 
     def __call__(self, program: ClosedJaxpr, context: Context) -> tuple[ClosedJaxpr, list[Decision]]:
         """As the pass."""
         with (
-            mock.patch.object(_jax, "why_no_cudnn_attention", lambda: None),
+            mock.patch.object(_jax, "why_no_cudnn_attention", return_value=None),
             mock.patch.object(attention_layout, "IMPLEMENTATION", "xla"),
             mock.patch.object(fused_attention, "LEAST_BYTES", 0),
         ):
