@@ -78,7 +78,7 @@ class _Step:
         for c, after in zip(self.carry, self.next, strict=True):
             others = any(c in leaves for root, leaves in self.leaves.items() if root is not after)
             # What is stacked of the next carry is computed again, if from this one alone.
-            others |= after in self.ys and self.leaves.get(after) == {c}
+            others |= isinstance(after, Var) and after in self.ys and self.leaves.get(after) == {c}
             if after is not c and (others or c in self.ys or c in self.next):
                 found += 2 * nbytes(c.aval)
         return found

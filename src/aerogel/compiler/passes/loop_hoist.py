@@ -232,7 +232,7 @@ def _chain(work: _Work, loop: Loop) -> None:
         return
     chain = find_chain(loop)
     new = None if chain is None else split_chain(loop, chain)
-    if new is None:
+    if chain is None or new is None:
         return
     trial = _Work(work.jaxpr, set(work.outs), work.terms)
     trial.replace(new)
