@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from .attention import Attention, NotAttention, Operand
+from .attention import Attention, NotAttention
+from .labelled import Operand
 from .network import Labels, Network
 
 MOST_DEPTH = 128
@@ -146,7 +147,7 @@ def check_operands(found: Attention, layout: Layout) -> None:
     """Raises `NotAttention`, saying why, unless cuDNN takes the operands of an attention."""
     size = _Size(found.network)
     dtypes = {str(x.atom.aval.dtype) for x in (found.q, found.k, found.v)}
-    if len(dtypes) != 1 or not dtypes < {"bfloat16", "float16", ""}:
+    if len(dtypes) != 1 or dtypes.isdisjoint(("bfloat16", "float16")):
         raise NotAttention(
             f"cuDNN's attention is of bfloat16 or float16, and this is of {' and '.join(sorted(dtypes))}"
         )

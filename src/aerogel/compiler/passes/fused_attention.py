@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, Jaxpr, Var
 
-from ..attention import VIEWS, Attention, NotAttention, read_attention
+from ..attention import Attention, NotAttention, read_attention
 from ..attention_layout import Form, check_operands, layout_of
 from ..exactness import Exactness
+from ..labelled import VIEWS
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
