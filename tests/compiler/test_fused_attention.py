@@ -192,17 +192,15 @@ def test_fires(name: str) -> None:
     f, shapes = FORMS[name]
     args = inputs(*shapes)
     assert next((d.fired, d.reason) for d in decisions(f, *args))[0], decisions(f, *args)
-    assert forms(ag.optimize(f), *args) == 1
     close(jax.jit(ag.optimize(f))(*args), exact(f, args))
 
     def loss(*args: Any) -> Any:
         return jnp.sin(f(*args).astype(jnp.float32)).sum()
 
     every = tuple(range(len(args)))
-    wanted = exact(jax.grad(loss, every), args)
-    for gradient in (jax.grad(ag.optimize(loss), every), ag.optimize(ag.grad(loss, every))):
-        assert forms(gradient, *args) == 2  # one that keeps what the other reads
-        close(jax.jit(gradient)(*args), wanted, 0.06)
+    gradient = ag.optimize(ag.grad(loss, every))
+    assert forms(gradient, *args) == 2  # one that keeps what the other reads
+    close(jax.jit(gradient)(*args), exact(jax.grad(loss, every), args), 0.06)
 
 
 def test_layers() -> None:
@@ -254,6 +252,7 @@ TRANSFORMED: dict[str, tuple[Callable[[Callable[..., Any], Callable[..., Any]], 
         lambda o, f: jax.grad(lambda q, k, v: jax.vmap(o(f), (None, 0, None))(q, jnp.stack([q, k]), v).sum()),
         2,
     ),
+    "all gradients": (lambda o, f: jax.value_and_grad(o(f), (0, 1, 2)), 2),
     "checkpoint": (lambda o, f: jax.grad(jax.checkpoint(o(f))), 3),
     "checkpoint inside": (lambda o, f: jax.grad(o(jax.checkpoint(f))), 3),
     "jit between": (lambda o, f: jax.grad(jax.jit(o(f))), 2),
@@ -346,7 +345,6 @@ def test_stays(name: str) -> None:
     found = decisions(f, *args)
     assert [d.fired for d in found] == [False]
     assert reason in found[0].reason, found[0].reason
-    assert forms(ag.optimize(f), *args) == 0
 
 
 def test_says_nothing() -> None:

@@ -94,6 +94,7 @@ class Form:
         scale: what scores are multiplied by.
         causal: whether no key that comes later is seen.
         dtype: of the result.
+        implementation: whose attention it is.
     """
 
     sizes: tuple[int, ...]
@@ -104,6 +105,7 @@ class Form:
     scale: float
     causal: bool
     dtype: str
+    implementation: str
 
     def __call__(self, *args: Any) -> list[Any]:
         """The result, in a list."""
@@ -123,7 +125,7 @@ class Form:
                 strict=False,
             )
         )
-        how = {"scale": self.scale, "is_causal": self.causal, "implementation": IMPLEMENTATION}
+        how = {"scale": self.scale, "is_causal": self.causal, "implementation": self.implementation}
         y: Any = jax.nn.dot_product_attention(q, k, v, bias[0] if bias else None, **how)
         labels = (*lay.batch, *lay.queries, *heads, *lay.values)
         y = lax.convert_element_type(lax.reshape(y, [self.sizes[one] for one in labels]), self.dtype)
