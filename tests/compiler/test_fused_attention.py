@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from jax import lax
 from jax._src.interpreters import mlir
 
@@ -191,17 +192,15 @@ def test_fires(name: str) -> None:
     f, shapes = FORMS[name]
     args = inputs(*shapes)
     assert next((d.fired, d.reason) for d in decisions(f, *args))[0], decisions(f, *args)
-    assert forms(ag.optimize(f), *args) == 1
     close(jax.jit(ag.optimize(f))(*args), exact(f, args))
 
     def loss(*args: Any) -> Any:
         return jnp.sin(f(*args).astype(jnp.float32)).sum()
 
     every = tuple(range(len(args)))
-    wanted = exact(jax.grad(loss, every), args)
-    for gradient in (jax.grad(ag.optimize(loss), every), ag.optimize(ag.grad(loss, every))):
-        assert forms(gradient, *args) == 2  # one that keeps what the other reads
-        close(jax.jit(gradient)(*args), wanted, 0.06)
+    gradient = ag.optimize(ag.grad(loss, every))
+    assert forms(gradient, *args) == 2  # one that keeps what the other reads
+    close(jax.jit(gradient)(*args), exact(jax.grad(loss, every), args), 0.06)
 
 
 def test_layers() -> None:
@@ -215,6 +214,11 @@ def test_layers() -> None:
     many = jax.vmap(lambda x: other(x, x, x))
     assert [d.fired for d in decisions(many, x)] == [True]
     close(jax.jit(ag.optimize(many))(x), many(x))
+    flaxes = linen.MultiHeadDotProductAttention(4, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    params = flaxes.init(jax.random.key(0), x)
+    applied = lambda params, x: flaxes.apply(params, x)  # noqa: E731
+    assert [d.fired for d in decisions(applied, params, x)] == [True]
+    close(jax.jit(ag.optimize(applied))(params, x), applied(params, x))
 
 
 MANY = inputs(*(WHOLE,) * 3)
@@ -248,6 +252,7 @@ TRANSFORMED: dict[str, tuple[Callable[[Callable[..., Any], Callable[..., Any]], 
         lambda o, f: jax.grad(lambda q, k, v: jax.vmap(o(f), (None, 0, None))(q, jnp.stack([q, k]), v).sum()),
         2,
     ),
+    "all gradients": (lambda o, f: jax.value_and_grad(o(f), (0, 1, 2)), 2),
     "checkpoint": (lambda o, f: jax.grad(jax.checkpoint(o(f))), 3),
     "checkpoint inside": (lambda o, f: jax.grad(o(jax.checkpoint(f))), 3),
     "jit between": (lambda o, f: jax.grad(jax.jit(o(f))), 2),
@@ -266,12 +271,8 @@ def test_transformed(name: str) -> None:
     """Every transformation goes through; where a kernel has no derivative, the plain form has it."""
     make, count = TRANSFORMED[name]
     assert forms(make(ag.optimize, total), *MANY) == count
-    wide = [x.astype(jnp.float32) for x in MANY]
-    wanted = make(lambda f: f, total)
-    found = jax.jit(make(ag.optimize, total))(*MANY)
-    plain = jax.jit(wanted)(*MANY)
+    found, plain = (jax.jit(make(wrap, total))(*MANY) for wrap in (ag.optimize, lambda f: f))
     close(found, plain, 0.15 if "over" in name else 0.08)
-    del wide
 
 
 def chain(**changes: Any) -> Callable[..., Any]:
@@ -308,15 +309,14 @@ NOT: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = {
     "a bias that heads share": (positions, (*(WHOLE,) * 3, (B, 1, T, T)), "may be a mask"),
     "a bias of keys": (positions, (*(WHOLE,) * 3, (1, N, 1, T)), "may be a mask"),
     "a bias before scaling": (
-        lambda q, k, v, b: (
-            jaxs(q, k, v, b / 2, scale=1.0) if False else chain(scores=lambda s, b: (s + b) / 2)(q, k, v, b)
-        ),
+        chain(scores=lambda s, b: (s + b) / 2),
         (*(WHOLE,) * 3, (1, N, T, T)),
         "scaled behind",
     ),
     "weights that are returned": (chain(result=lambda y, s, w: (y, w)), (WHOLE,) * 3, "read elsewhere"),
     "scores that are returned": (chain(result=lambda y, s, w: (y, s.sum())), (WHOLE,) * 3, "read elsewhere"),
     "a gradient of JAX's": (jax.grad(total), (WHOLE,) * 3, "read elsewhere"),
+    "scores that nothing is learned from": (chain(scores=lax.stop_gradient), (WHOLE,) * 3, "`stop_gradient`"),
     "capped scores": (chain(scores=lambda s: 5 * jnp.tanh(s / 5)), (WHOLE,) * 3, "`tanh`"),
     "no maximum": (
         chain(softmax=lambda s: jnp.exp(s) / jnp.exp(s).sum(-1, keepdims=True)),
@@ -345,7 +345,6 @@ def test_stays(name: str) -> None:
     found = decisions(f, *args)
     assert [d.fired for d in found] == [False]
     assert reason in found[0].reason, found[0].reason
-    assert forms(ag.optimize(f), *args) == 0
 
 
 def test_says_nothing() -> None:
@@ -418,3 +417,6 @@ def test_cudnns_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("dot_product_attention_fwd" in name for name in names[0])
     assert any("dot_product_attention_bwd" in name for name in names[1])
     assert not any(eqn.primitive.name == "dot_general" for eqn in program.jaxpr.eqns)
+    lowered = jax.jit(ag.optimize(ag.value_and_grad(total))).trace(*MANY).lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered.count("__cudnn$fmhaSoftmax(") == lowered.count("__cudnn$fmhaSoftmaxBackward(") == 1
+    assert "dot_general" not in lowered

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import core, dispatch
+from jax._src import core
 from jax._src.interpreters import ad, batching, mlir
 from jax.extend.core import ClosedJaxpr
 
@@ -129,6 +129,12 @@ def _with_results(program: ClosedJaxpr, outs: Sequence[Any]) -> ClosedJaxpr:
     return ClosedJaxpr(drop_dead(new_jaxpr(jaxpr, jaxpr.invars, outs, jaxpr.eqns, jaxpr.constvars)), program.consts)
 
 
+def _computed(*args: Any, plain: ClosedJaxpr, fused: ClosedJaxpr) -> list[Any]:
+    """Operation by operation: each is compiled once, and a call anew for each trace."""
+    places = {device.platform for x in args if isinstance(x, jax.Array) for device in x.devices()}
+    return core.jaxpr_as_fun(fused if places == {"gpu"} else plain)(*args)
+
+
 def _forward_mode(primals: Any, tangents: Any, *, plain: ClosedJaxpr, **_: Any) -> Any:
     return pushed(core.jaxpr_as_fun(plain), primals, tangents)
 
@@ -153,7 +159,7 @@ def _fused(*args: Any, fused: ClosedJaxpr, **_: Any) -> list[Any]:
     return core.jaxpr_as_fun(fused)(*args)
 
 
-two_forms_p.def_impl(partial(dispatch.apply_primitive, two_forms_p))
+two_forms_p.def_impl(_computed)
 two_forms_p.def_abstract_eval(lambda *_, plain, **__: plain.out_avals)
 ad.primitive_jvps[two_forms_p] = _forward_mode
 ad.primitive_transposes[two_forms_p] = _transposed

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aerogel._jax import Atom, JaxprEqn, Literal
+from aerogel._jax import Atom, JaxprEqn
 
+from .labelled import VIEWS, Labelled, Operand
 from .level import Level
 from .network import Labels, Network, NotOneNetwork
 from .program import is_var
-from .records import Constant, Facts, the
-from .triangle_masks import Dims, Triangle, TriangleMasks, stretched
+from .records import Facts
+from .triangle_masks import Dims, Triangle, TriangleMasks
 
-FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-VIEWS = frozenset("transpose broadcast_in_dim reshape squeeze expand_dims copy stop_gradient".split())
 SUMS = frozenset("add sub mul div neg convert_element_type".split())
 CHOICES = frozenset("select_n log max min".split())
 # What a softmax makes of it beside any score of 16 bits is 0.
@@ -27,19 +26,6 @@ DEEPEST = 40
 
 class NotAttention(Exception):
     """What looks like an attention is none that is known; says why."""
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A value, and the labels of its dimensions."""
-
-    atom: Atom
-    dims: Dims
-
-    @property
-    def labels(self) -> Labels:
-        """All labels, in order."""
-        return tuple(one for dim in self.dims for one in dim)
 
 
 @dataclass
@@ -88,8 +74,8 @@ def read_attention(level: Level, facts: Facts, place: int) -> Attention | None:
         if _is_softmax(level, eqn.invars[side]):
             try:
                 return _Reader(level, facts).read(place, side)
-            except NotOneNetwork:
-                raise NotAttention("a reshape cuts across its dimensions") from None
+            except NotOneNetwork as error:
+                raise NotAttention(f"its dimensions cannot be followed: {error}") from None
     return None
 
 
@@ -109,35 +95,41 @@ def _is_softmax(level: Level, x: Atom) -> bool:
 class _Reader:
     level: Level
     facts: Facts
-    network: Network = field(default_factory=Network)
     places: set[int] = field(default_factory=set)
     scale: float = 1.0
     masks: list[tuple[Operand, bool]] = field(default_factory=list)  # and whether scores are kept where it is true
     biases: list[Operand] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.values = Labelled(self.level, self.facts)
+        self.network = self.values.network
+
     def read(self, place: int, side: int) -> Attention:
+        """The attention, of which the weights are on a side of the product at a place."""
         eqn = self.level.eqns[place]
-        inner, of, out = self._labelled(eqn)
-        if len(inner) != 1:
+        out = tuple(self.network.label(n) for n in eqn.outvars[0].aval.shape)
+        inner, operands = self._factors(eqn, out)
+        long = [labels for labels in inner if labels]
+        if len(long) != 1:
             raise NotAttention("the softmax is taken over several dimensions")
-        keys = inner[0]
-        s = self._softmax(Operand(eqn.invars[side], of[side]), keys)
-        product, dims = self._scores(s)
-        depth, operands = self._operands(product, dims)
-        first = 0 if set(self._resolved(keys)).isdisjoint(self._all(operands[0])) else 1
-        q, k = (self._scaled(operands[i]) for i in (first, 1 - first))
-        v = self._widened(Operand(eqn.invars[1 - side], of[1 - side]))
+        (keys,) = long
+        product, dims = self._scores(self._softmax(operands[side], keys))
+        depth, pair = self._factors(product, dims)
+        first = 0 if {*self._resolved(keys)}.isdisjoint(self._resolved(pair[0].labels)) else 1
+        q, k = (self._scaled(pair[i]) for i in (first, 1 - first))
+        v = self.values.widened(operands[1 - side])
         causal = self._causal()
         if len(self.biases) > 1:
             raise NotAttention("several biases are added to its scores")
+        final = self.values.resolved
         return Attention(
             place,
             self.network,
-            self._final(out),
-            *(Operand(x.atom, self._final(x.dims)) for x in (q, k, v)),
+            tuple(map(self._resolved, out)),
+            *map(final, (q, k, v)),
             keys=self._resolved(keys),
             depth=self._resolved([one for labels in depth for one in labels]),
-            bias=Operand(self.biases[0].atom, self._final(self.biases[0].dims)) if self.biases else None,
+            bias=final(self.biases[0]) if self.biases else None,
             causal=None if causal is None else (self._resolved(causal[0]), self._resolved(causal[1])),
             scale=self.scale,
             scores=product,
@@ -147,56 +139,35 @@ class _Reader:
     def _resolved(self, labels: Sequence[int]) -> Labels:
         return self.network.resolved(labels)
 
-    def _final(self, dims: Dims) -> Dims:
-        return tuple(map(self._resolved, dims))
-
-    def _all(self, x: Operand) -> Labels:
-        return self._resolved(x.labels)
-
-    def _labelled(self, eqn: JaxprEqn) -> tuple[list[Labels], tuple[Dims, Dims], Dims]:
-        """New labels for a product: those that are summed over, of both operands, and of the result."""
-        shape = eqn.outvars[0].aval.shape
-        out = tuple(self.network.label(n) for n in shape)
-        inner, operands = self._operands(eqn, out)
-        return [labels for labels in inner if labels], (operands[0].dims, operands[1].dims), out
-
-    def _operands(self, eqn: JaxprEqn, out: Dims) -> tuple[list[Labels], tuple[Operand, Operand]]:
-        """What is summed over in a product whose result is labelled, and its labelled operands."""
+    def _factors(self, eqn: JaxprEqn, out: Dims) -> tuple[list[Labels], tuple[Operand, Operand]]:
         if eqn.effects or eqn.params.get("out_sharding") is not None:
             raise NotAttention("its layout over devices is asked for")
-        contract, batch = eqn.params["dimension_numbers"]
-        left = eqn.invars[0].aval.shape
-        inner = [self.network.label(left[d]) for d in contract[0]]
-        found: list[Operand] = []
-        start = len(batch[0])
-        for side, x in enumerate(eqn.invars):
-            mine = dict(zip(contract[side], inner, strict=True))
-            mine |= zip(batch[side], out, strict=False)
-            free = [d for d in range(len(x.aval.shape)) if d not in mine]
-            mine |= zip(free, out[start:], strict=False)
-            start += len(free)
-            found.append(Operand(x, tuple(mine[d] for d in range(len(x.aval.shape)))))
-        return inner, (found[0], found[1])
+        return self.values.factors(eqn, out)
 
     def _softmax(self, p: Operand, keys: Labels) -> Operand:
         """The scores that a softmax along the keys is taken of."""
-        quotient = self._take(self._views(p), "div")
-        e, total = (self._views(self._stretched(x, quotient[1])) for x in quotient[0].invars)
+        p = self._views(p)
+        e, total = (self._views(p.read(x)) for x in self._take(p, "div").invars)
         self._check_reduced(total, "reduce_sum", e, keys)
-        difference = self._take(self._views(self._of_first(self._take(e, "exp"))), "sub")
-        s, most = (self._views(self._stretched(x, difference[1])) for x in difference[0].invars)
-        eqn = self.level.maker(most.atom)
-        if eqn is not None and eqn.primitive.name == "max":  # `jax.nn.softmax` starts from -inf
-            at = next((k for k in (0, 1) if self._number(eqn.invars[k]) == -np.inf), None)
-            if at is not None:
-                self._note(most.atom)
-                most = self._views(self._stretched(eqn.invars[1 - at], most.dims))
-        self._check_reduced(most, "reduce_max", s, keys)
+        x = self._views(e.read(self._take(e, "exp").invars[0]))
+        s, most = (self._views(x.read(y)) for y in self._take(x, "sub").invars)
+        self._check_reduced(self._first_most(most), "reduce_max", s, keys)
         return s
+
+    def _first_most(self, most: Operand) -> Operand:
+        """The largest scores, without what has no influence: `stop_gradient`, and the -inf that they start from."""
+        while (eqn := self.level.maker(most.atom)) is not None:
+            low = [self.values.number(x) == -np.inf for x in eqn.invars]
+            at = 0 if eqn.primitive.name == "stop_gradient" else low.index(False) if low.count(True) == 1 else None
+            if at is None or eqn.primitive.name not in ("stop_gradient", "max"):
+                break
+            self._note(most.atom)
+            most = self._views(most.read(eqn.invars[at]))
+        return most
 
     def _check_reduced(self, reduced: Operand, name: str, of: Operand, keys: Labels) -> None:
         """Raises unless a value is a reduction of another along the keys."""
-        eqn, dims = self._take(reduced, name)
+        eqn, dims = self._take(reduced, name), reduced.dims
         (x,), axes = eqn.invars, [int(d) for d in eqn.params["axes"]]
         kept, shape = iter(dims), x.aval.shape
         full = tuple((keys if shape[d] > 1 else ()) if d in axes else next(kept) for d in range(len(shape)))
@@ -204,64 +175,63 @@ class _Reader:
         if len(long) != 1 or shape[long[0]] != self.network.sizes[keys[0]]:
             raise NotAttention("the softmax is not taken over the keys")
         found = self._views(Operand(x, full))
-        if found.atom is not of.atom or self._final(found.dims) != self._final(of.dims):
+        if self.values.resolved(found) != self.values.resolved(of):
             raise NotAttention("the softmax is not taken over the keys")
 
     def _scores(self, s: Operand) -> tuple[JaxprEqn, Dims]:
         """The product that makes the scores, and its labels; what is done to them on the way is noted."""
         for _ in range(DEEPEST):
             s = self._views(s)
-            eqn = self.level.maker(s.atom)
-            name = "an argument" if eqn is None else f"`{eqn.primitive.name}`"
+            eqn, name = self.values.maker(s)
             if eqn is None or eqn.primitive.name not in ("mul", "div", "select_n", "add", "dot_general"):
                 raise NotAttention(f"its scores are {name}, and not a product of queries and keys")
             self._note(s.atom)
             if eqn.primitive.name == "dot_general":
                 return eqn, s.dims
             step = {"select_n": self._masked, "add": self._biased}.get(eqn.primitive.name, self._multiplied)
-            s = step(eqn, s.dims)
+            s = step(eqn, s)
         raise NotAttention("too much is done to its scores")
 
-    def _multiplied(self, eqn: JaxprEqn, dims: Dims) -> Operand:
+    def _multiplied(self, eqn: JaxprEqn, out: Operand) -> Operand:
         for k in (1, 0) if eqn.primitive.name == "mul" else (1,):
-            number = self._number(eqn.invars[k])
+            number = self.values.number(eqn.invars[k])
             if number and np.isfinite(number):
                 self.scale = self.scale * number if eqn.primitive.name == "mul" else self.scale / number
-                return self._stretched(eqn.invars[1 - k], dims)
+                return out.read(eqn.invars[1 - k])
         raise NotAttention("its scores are multiplied by more than one number")
 
-    def _masked(self, eqn: JaxprEqn, dims: Dims) -> Operand:
+    def _masked(self, eqn: JaxprEqn, out: Operand) -> Operand:
         which, *cases = eqn.invars
         for k in (0, 1):
-            number = self._number(cases[k])
+            number = self.values.number(cases[k])
             if number is not None and number * self.scale <= LOWEST and len(cases) == 2:
-                self.masks.append((self._stretched(which, dims), k == 0))
-                return self._stretched(cases[1 - k], dims)
+                self.masks.append((out.read(which), k == 0))
+                return out.read(cases[1 - k])
         raise NotAttention("its scores are chosen between values that are no mask")
 
-    def _biased(self, eqn: JaxprEqn, dims: Dims) -> Operand:
+    def _biased(self, eqn: JaxprEqn, out: Operand) -> Operand:
         if self.scale != 1:
             raise NotAttention("its scores are scaled behind what is added to them")
         k = next((k for k in (0, 1) if self._is_product(eqn.invars[k])), None)
         if k is None:
             raise NotAttention("its scores are a sum, and not a product of queries and keys")
-        added = self._widened(self._stretched(eqn.invars[1 - k], dims))
+        added = self.values.widened(out.read(eqn.invars[1 - k]))
         if not self._is_added_mask(added):
             if self._may_mask(added.atom):
                 raise NotAttention("what is added to its scores is chosen between values: it may be a mask")
             self.biases.append(added)
-        return self._stretched(eqn.invars[k], dims)
+        return out.read(eqn.invars[k])
 
     def _is_added_mask(self, x: Operand) -> bool:
         """Whether a bias is 0 where scores are kept and very low elsewhere; it is noted as a mask then."""
         eqn = self.level.maker(x.atom)
         if eqn is None or eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
             return False
-        values = [self._number(case) for case in eqn.invars[1:]]
+        values = [self.values.number(case) for case in eqn.invars[1:]]
         for k in (0, 1):
             low = values[k]
             if low is not None and low <= LOWEST and values[1 - k] == 0:
-                self.masks.append((self._stretched(eqn.invars[0], x.dims), k == 0))
+                self.masks.append((x.read(eqn.invars[0]), k == 0))
                 return True
         return False
 
@@ -281,7 +251,7 @@ class _Reader:
         return next(((one.a, one.b) for one in found), None)
 
     def _viewed_mask(self, x: Atom, dims: Dims) -> tuple[Atom, Dims] | None:
-        found = self._viewed(Operand(x, dims), only_wider=True)
+        found = self.values.viewed(Operand(x, dims), only_wider=True)
         return None if found is None else (found.atom, found.dims)
 
     def _is_product(self, x: Atom, depth: int = 0) -> bool:
@@ -303,75 +273,33 @@ class _Reader:
         ways = eqn.invars if eqn.primitive.name in SUMS or eqn.primitive.name in VIEWS else ()
         return eqn.primitive.name in CHOICES or any(self._may_mask(y, depth + 1) for y in ways)
 
-    def _number(self, x: Atom) -> float | None:
-        """The number that every entry is, if it is one."""
-        constant, eqn = the(Constant, self.facts.of(x)), self.level.maker(x)
-        if constant is None and eqn is not None and eqn.primitive.name in ("convert_element_type", "broadcast_in_dim"):
-            number = self._number(eqn.invars[0])
-            return number if number is not None and np.isinf(number) else None  # which facts do not convert
-        return None if constant is None or isinstance(constant.value, complex) else float(constant.value)
-
-    def _take(self, x: Operand, name: str) -> tuple[JaxprEqn, Dims]:
+    def _take(self, x: Operand, name: str) -> JaxprEqn:
         """The equation of a name that makes a value."""
-        eqn = self.level.maker(x.atom)
+        eqn, found = self.values.maker(x)
         if eqn is None or eqn.primitive.name != name:
-            found = "an argument" if eqn is None else f"`{eqn.primitive.name}`"
             raise NotAttention(f"it is no softmax with its largest score subtracted: expected `{name}`, found {found}")
         self._note(x.atom)
-        return eqn, x.dims
-
-    def _of_first(self, taken: tuple[JaxprEqn, Dims]) -> Operand:
-        return self._stretched(taken[0].invars[0], taken[1])
+        return eqn
 
     def _note(self, x: Atom) -> None:
         assert is_var(x), "an equation makes it"
         self.places.add(self.level.made_by[x])
 
-    def _stretched(self, x: Atom, dims: Dims) -> Operand:
-        return Operand(x, stretched(x, dims))
-
     def _views(self, x: Operand) -> Operand:
         """What scores, or what is made of them, are a view of; the views are noted."""
-        while (found := self._viewed(x)) is not None:
+        while (found := self.values.viewed(x)) is not None:
             self._note(x.atom)
-            x = found
-        return x
-
-    def _widened(self, x: Operand) -> Operand:
-        """What an operand is a view of, perhaps in more bits."""
-        while (found := self._viewed(x, only_wider=True)) is not None:
             x = found
         return x
 
     def _scaled(self, x: Operand) -> Operand:
         """What queries or keys are a view of, perhaps scaled."""
         while True:
-            x = self._widened(x)
+            x = self.values.widened(x)
             eqn = self.level.maker(x.atom)
             if eqn is None or eqn.primitive.name not in ("mul", "div"):
                 return x
             try:
-                x = self._multiplied(eqn, x.dims)
+                x = self._multiplied(eqn, x)
             except NotAttention:
                 return x
-
-    def _viewed(self, x: Operand, only_wider: bool = False) -> Operand | None:
-        """What a value is a view of, if it is one."""
-        eqn = self.level.maker(x.atom)
-        if eqn is None or len(eqn.invars) != 1 or isinstance(eqn.invars[0], Literal):
-            return None
-        (y,), name, dims = eqn.invars, eqn.primitive.name, x.dims
-        if eqn.params.get("sharding") is not None or (eqn.params.get("dimensions") is not None and name == "reshape"):
-            return None
-        if name == "convert_element_type":
-            bits, wide = (FLOATS.get(str(one.aval.dtype), 0) for one in (y, x.atom))
-            return Operand(y, dims) if bits and wide and (bits < wide or not only_wider) else None
-        if name == "transpose":
-            order = list(eqn.params["permutation"])
-            return Operand(y, tuple(dims[order.index(d)] for d in range(len(order))))
-        if name == "broadcast_in_dim":
-            to = eqn.params["broadcast_dimensions"]
-            return Operand(y, tuple(() if n == 1 else dims[int(d)] for n, d in zip(y.aval.shape, to, strict=True)))
-        if name in ("reshape", "squeeze", "expand_dims"):
-            return Operand(y, tuple(self.network.cut([one for dim in dims for one in dim], y.aval.shape)))
-        return Operand(y, dims) if name in ("copy", "stop_gradient") and not only_wider else None

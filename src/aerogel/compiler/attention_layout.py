@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from .attention import Attention, NotAttention, Operand
+from .attention import Attention, NotAttention
+from .labelled import Operand
 from .network import Labels, Network
 
 MOST_DEPTH = 128
@@ -93,6 +94,7 @@ class Form:
         scale: what scores are multiplied by.
         causal: whether no key that comes later is seen.
         dtype: of the result.
+        implementation: whose attention it is.
     """
 
     sizes: tuple[int, ...]
@@ -103,6 +105,7 @@ class Form:
     scale: float
     causal: bool
     dtype: str
+    implementation: str
 
     def __call__(self, *args: Any) -> list[Any]:
         """The result, in a list."""
@@ -122,7 +125,7 @@ class Form:
                 strict=False,
             )
         )
-        how = {"scale": self.scale, "is_causal": self.causal, "implementation": IMPLEMENTATION}
+        how = {"scale": self.scale, "is_causal": self.causal, "implementation": self.implementation}
         y: Any = jax.nn.dot_product_attention(q, k, v, bias[0] if bias else None, **how)
         labels = (*lay.batch, *lay.queries, *heads, *lay.values)
         y = lax.convert_element_type(lax.reshape(y, [self.sizes[one] for one in labels]), self.dtype)
@@ -146,7 +149,7 @@ def check_operands(found: Attention, layout: Layout) -> None:
     """Raises `NotAttention`, saying why, unless cuDNN takes the operands of an attention."""
     size = _Size(found.network)
     dtypes = {str(x.atom.aval.dtype) for x in (found.q, found.k, found.v)}
-    if len(dtypes) != 1 or not dtypes < {"bfloat16", "float16", ""}:
+    if len(dtypes) != 1 or dtypes.isdisjoint(("bfloat16", "float16")):
         raise NotAttention(
             f"cuDNN's attention is of bfloat16 or float16, and this is of {' and '.join(sorted(dtypes))}"
         )

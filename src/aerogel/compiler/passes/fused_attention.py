@@ -12,14 +12,17 @@ from typing import Any, ClassVar
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, Jaxpr, Var
 
-from ..attention import VIEWS, Attention, NotAttention, read_attention
+from .. import attention_layout
+from ..attention import Attention, NotAttention, read_attention
 from ..attention_layout import Form, check_operands, layout_of
 from ..exactness import Exactness
+from ..labelled import VIEWS
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
+from ..small_traces import traced
 from ..structure import structure
 
 NAME = "fused-attention"
@@ -105,9 +108,9 @@ def _edit(level: Level, found: Attention) -> Edit:
         found.scale,
         found.causal is not None,
         str(out.aval.dtype),
+        attention_layout.IMPLEMENTATION,
     )
-    with _jax.equation_context(eqn):
-        fused = _jax.trace_small(form, [x.aval for x in inputs])
+    fused = traced(form, [x.aval for x in inputs], eqn)
     builder = Builder(eqn)
     (result,) = builder.call(lambda *args: _jax.two_forms(plain, fused, *args), *inputs)
     return Edit(found.place, frozenset({found.place}), builder.eqns, {out: result}, found.places)
