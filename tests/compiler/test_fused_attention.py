@@ -387,6 +387,15 @@ def test_where(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cuDNN" in found.reason
 
 
+def test_what_jax_refuses_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's own checks, made where the call is traced, are reasons and no failures."""
+    monkeypatch.setattr(attention_layout, "IMPLEMENTATION", "cudnn")
+    monkeypatch.setattr(_jax, "why_no_cudnn_attention", lambda: None)
+    (found,) = decisions(naive, *MANY)
+    assert not found.fired
+    assert found.reason == "cuDNN does not take it: cuDNN is not detected."
+
+
 def test_plain_on_other_devices() -> None:
     """What was decided for a GPU and runs elsewhere is the plain form."""
     del mlir._platform_specific_lowerings["cpu"][two_forms_p]

@@ -28,6 +28,7 @@ from ..structure import structure
 NAME = "fused-attention"
 WHAT = "a softmax between two products is cuDNN's attention"
 EXACTNESS = Exactness.REASSOCIATES
+REFUSALS = (NotImplementedError, RuntimeError, ValueError)
 LEAST_BYTES = 4 << 20  # scores that stay in a cache cost little
 
 
@@ -110,7 +111,10 @@ def _edit(level: Level, found: Attention) -> Edit:
         str(out.aval.dtype),
         attention_layout.IMPLEMENTATION,
     )
-    fused = traced(form, [x.aval for x in inputs], eqn)
+    try:
+        fused = traced(form, [x.aval for x in inputs], eqn)
+    except REFUSALS as error:  # JAX knows which versions of cuDNN take which sizes on which devices
+        raise NotAttention(f"cuDNN does not take it: {error}") from None
     builder = Builder(eqn)
     (result,) = builder.call(lambda *args: _jax.two_forms(plain, fused, *args), *inputs)
     return Edit(found.place, frozenset({found.place}), builder.eqns, {out: result}, found.places)
