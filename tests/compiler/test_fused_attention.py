@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from flax import linen
 from jax import lax
-from jax._src.interpreters import mlir
 
 import aerogel as ag
 from aerogel import _jax
+from aerogel._jax import mlir
 from aerogel._jax.two_forms import _fused, two_forms_p
 from aerogel.compiler import attention_layout
 from aerogel.compiler.passes import fused_attention
@@ -415,9 +415,7 @@ def test_rest() -> None:
 
 def test_cudnns_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The form for a GPU is cuDNN's forward and backward kernel."""
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(attention_layout, "IMPLEMENTATION", "cudnn")
     program = jax.make_jaxpr(ag.optimize(ag.value_and_grad(total)))(*MANY)
     called = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "two_forms"]
