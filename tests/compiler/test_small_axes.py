@@ -194,6 +194,13 @@ def test_a_sum_of_it_all_reads_one_array(after: Callable[..., Any], parted: bool
     assert ("bitcast_convert_type" in {eqn.primitive.name for eqn in program.eqns}) == parted
 
 
+@pytest.mark.parametrize(("dimensions", "parted"), [(3, False), (8, False), (20, True)])
+def test_few_small_cuts_need_not_be_read_from_one_array(dimensions: int, parted: bool) -> None:
+    """What XLA makes of a few rows of points it makes where it is reduced: their distances are not stored for it."""
+    program = program_of(lambda p, q: jnp.min(jnp.sum((p[:, None] - q) ** 2, -1), 1), *[normal(64, dimensions)] * 2)
+    assert ("bitcast_convert_type" in {eqn.primitive.name for eqn in program.eqns}) == parted
+
+
 def test_a_shared_value_over_something_dear_is_cut_itself() -> None:
     """A mixture's densities, read by a maximum over eight too, exist: their quotients are not computed again."""
 

@@ -203,7 +203,11 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
         entries += builder.call(lambda *xs: reduce(lax.mul, (_repeated(x, rest) for x in xs)), *factors)
     fold = FOLDS[eqn.primitive.name]
     (total,) = builder.call(lambda *xs: reduce(fold, xs), *entries)
-    if not context.before_differentiation and _is_reduced(level, eqn.outvars[0]):
+    # Cuts of what is amplified are small, and XLA computes what is made of few of them where it is read: minima of the
+    # distances of 1,000 points took 1.6 times as long with the distances made once, forces between bodies 1.1 times.
+    # What is made of 20 it stores.
+    few = amplified and wide.shape[-1] <= LONGEST[eqn.primitive.name]
+    if not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0]):
         (total,) = builder.call(once, total)
     return _replacing(place, eqn, builder, total), ENTRYWISE
 

@@ -287,9 +287,7 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     read = dict.fromkeys(v for k in stream.answers for v in level.eqns[k].outvars if read_outside(stream, v))
     old = _cost(_alone(level, [level.eqns[k] for k in sorted(stream.answers)], list(read)), context)
     loops = _alone(level, edit.eqns, [edit.results[v] for v in read])
-    if acts(context):  # their short axes will be taken apart
-        loops = rewrite_levels(ClosedJaxpr(loops, ()), lambda one: entry_by_entry(one, context)[0]).jaxpr
-    new = _cost(loops, context)
+    new = _cost(_taken_apart(loops, context), context)
     taken = max(old.peak_bytes, nbytes(seed.aval))  # the seed is written, though the model sees it fused
     fewer, slower = (FEWER_EXAMPLES, SLOWER_EXAMPLES) if stream.is_of_examples else (FEWER_BYTES, SLOWER)
     slower = max(slower, SLOWER_THAN_HUGE) if taken > HUGE else slower
@@ -302,6 +300,18 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     if new.seconds > slower * old.seconds and not sizes.at_any_price:
         return Left(f"it would take {1e3 * new.seconds:.1f} ms instead of {1e3 * old.seconds:.1f} ms", looked_at)
     return Form(stream, size, edit, max(0, old.peak_bytes - new.peak_bytes), new.seconds, looked_at)
+
+
+def _taken_apart(loops: Jaxpr, context: Context) -> Jaxpr:
+    """Loops over blocks as they will be: with short axes taken apart."""
+    if not acts(context):
+        return loops
+    return rewrite_levels(ClosedJaxpr(loops, ()), lambda one: entry_by_entry(one, context)[0]).jaxpr
+
+
+def seconds_in_blocks(jaxpr: Jaxpr, context: Context) -> float:
+    """What a program with loops over blocks is predicted to take."""
+    return _cost(_taken_apart(jaxpr, context), context).seconds
 
 
 def _is_written_for(stream: Stream, v: Var) -> bool:
