@@ -7,7 +7,7 @@ points that do not move, which every step then reads from memory. In blocks a st
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
+from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from .cost import nbytes
 from .hoist import LoopCopy
@@ -112,15 +112,15 @@ def _inside(level: Level, scan: JaxprEqn, values: Collection[Var]) -> JaxprEqn |
     loop = as_loop(scan)
     assert loop is not None
     copy = LoopCopy(loop)
-    inside = {x: v for v, x in zip(loop.body_consts, loop.consts, strict=True)}
-    env = {}
+    env: dict[Var, Atom] = {}
     for v in values:
         eqn = level.eqns[level.made_by[v]]
         if all(out in env for out in eqn.outvars):
             continue
         env |= {x: copy.new.const(x) for x in eqn.invars if is_var(x) and x not in env}
         copy.new.body.eqns.append(copy_equation(eqn, env))
-    copy.env |= {inside[v]: env[v] for v in values if v in inside}
+    pairs = zip(loop.body_consts, loop.consts, strict=True)
+    copy.env |= {v: copy.new.body.as_weak_as(v, env[x]) for v, x in pairs if x in values}
     copy.new.body.eqns += [copy_equation(eqn, copy.env) for eqn in loop.body.eqns]
     copy.finish()
     if copy.new.before.eqns or copy.new.after.eqns:

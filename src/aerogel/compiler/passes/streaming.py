@@ -95,8 +95,9 @@ class _Walk:
             eqn = level.eqns[level.made_by[v]]
             what = f"{v.aval.str_short(True)} of `{eqn.primitive.name}` is made in the steps of loops"
             saved = nbytes(v.aval)
-            reason = "they make it in blocks"
-            self.decisions.append(Decision(NAME, what, where(eqn), True, reason, 2 * saved, peak_bytes_saved=saved))
+            self.decisions.append(
+                Decision(NAME, what, where(eqn), True, "they make it in blocks", 0, 2 * saved, peak_bytes_saved=saved)
+            )
         return sunk.jaxpr
 
     def _is_better(self, old: JaxprEqn, new: JaxprEqn) -> bool:
