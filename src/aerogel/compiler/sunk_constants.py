@@ -120,7 +120,7 @@ def _inside(level: Level, scan: JaxprEqn, values: Collection[Var]) -> JaxprEqn |
         env |= {x: copy.new.const(x) for x in eqn.invars if is_var(x) and x not in env}
         copy.new.body.eqns.append(copy_equation(eqn, env))
     pairs = zip(loop.body_consts, loop.consts, strict=True)
-    copy.env |= {v: copy.new.body.as_weak_as(v, env[x]) for v, x in pairs if x in values}
+    copy.env |= {v: copy.new.body.as_weak_as(v, env[x]) for v, x in pairs if is_var(x) and x in values}
     copy.new.body.eqns += [copy_equation(eqn, copy.env) for eqn in loop.body.eqns]
     copy.finish()
     if copy.new.before.eqns or copy.new.after.eqns:
