@@ -160,6 +160,22 @@ def test_other_sums_are_left(name: str) -> None:
     assert str(jax.make_jaxpr(alone(f))(A, XS)) == str(jax.make_jaxpr(f)(A, XS))
 
 
+def test_what_blocks_would_do_without_is_not_summed() -> None:
+    """The gradient by the points of what each step makes of their distances: no sum of all distances is carried."""
+
+    def loss(x: Any, y: Any) -> Any:
+        def step(h: Any, _: Any) -> Any:
+            return jax.nn.logsumexp(h - 0.1 * jnp.sum((x[:, None] - y) ** 2, -1), 1), None
+
+        return lax.scan(step, jnp.zeros(len(y)), None, length=4)[0].mean()
+
+    points = [jax.ShapeDtypeStruct((2048, 2), jnp.float32)] * 2
+    program = jax.make_jaxpr(alone(jax.grad(loss)))(*points)
+    loops = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert len(loops) == 2
+    assert all(v.aval.size <= 2 * 2048 for eqn in loops for v in eqn.outvars[: eqn.params["num_carry"]])
+
+
 def test_strict_numerics_and_small_sums() -> None:
     """Sums in another order are for fast numerics; what saves next to nothing is refused, with the reason."""
     f = total(TERMS["a product"])

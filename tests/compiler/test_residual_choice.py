@@ -1,5 +1,6 @@
 """Residual choice: a gradient stores the smallest set of values from which the backward steps get the others."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +223,29 @@ def test_what_a_library_would_compute_row_by_row_is_stored(last: int, kept: bool
     assert len(stacked(jax.make_jaxpr(g)(centre).jaxpr, size)) == 1
     assert len(stacked(jax.make_jaxpr(ag.optimize(g))(centre).jaxpr, size)) == kept
     ag.verify(g)(centre)
+
+
+def test_gates_of_one_array_are_stored_together() -> None:
+    """A GRU that cuts its gates out of one array of sigmoids: neither of the gates is stored besides, nor a slope."""
+
+    def loss(w: Any, xs: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            z, r = jnp.split(jax.nn.sigmoid(x @ w["gates"] + h @ w["gates"]), 2, -1)
+            h = (1 - z) * jnp.tanh(x + (r * h) @ w["new"]) + z * h
+            return h, h
+
+        return jnp.mean(lax.scan(step, jnp.zeros_like(xs[0]), xs)[1] ** 2)
+
+    w = {"gates": normal(0, 96, 192) / 10, "new": normal(1, 96, 96) / 10}
+    f, args = jax.value_and_grad(loss), (w, normal(2, 80, 32, 96))
+    size = 80 * 32 * 96
+    natural, optimised = (
+        sum(math.prod(shape) for shape in stacked(jax.make_jaxpr(g)(*args).jaxpr, size)) / size
+        for g in (f, ag.optimize(f))
+    )
+    assert natural >= 10
+    assert optimised <= 6  # states, gates (twice as long), candidates, r * h, the cotangents of the candidates
+    ag.verify(f)(*args)
 
 
 def test_small_loops_are_left() -> None:

@@ -69,6 +69,15 @@ SITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "of pairs": (distances, (normal(40, 3),)),
     "of pairs, by einsum": (lambda p: rowwise(p[:, None] - p[None], p[:, None] + p[None]), (normal(64, 3),)),
+    "of pairs, with one of their own for each point": (
+        lambda p, c: jnp.einsum("ijk,ik->ij", p[:, None] - p[None], c),
+        (normal(64, 3), normal(64, 3)),
+    ),
+    "of pairs, the other way round": (
+        lambda p, c: jnp.einsum("jk,jik->ji", c, p[:, None] - p[None]),
+        (normal(64, 5), normal(64, 5)),
+    ),
+    "of pairs, with one for all": (lambda p, c: (p[:, None] - p[None]) @ c, (normal(64, 7), normal(7))),
     "of pairs, beside": (lambda p: jnp.sum((p[:, None] - p[None]) ** 3, 0), (normal(64, 3),)),
     "of shifted arguments": (shifted_and_squared, (normal(N, 3),)),
     "stacked": (lambda x, y: jnp.sum(jnp.stack([x, y, x * y], -1) ** 2, -1), (normal(N), normal(N))),
@@ -111,6 +120,7 @@ def test_before_differentiation(f: Callable[..., Any], points: int, cut: bool) -
         (jnp.sum, (N, 3), "it is reduced together with other axes, by one loop"),
         (lambda x: jnp.sum(x * x, 0), (N, 3), "what it reads is there, and read as it is"),
         (lambda x: rowwise(x, x), (40, 40, 3), "its operands are there, and read as they are"),
+        (lambda x: x @ x[0, 0], (40, 40, 3), "its operands are there, and read as they are"),
         (
             lambda p: jnp.sum((p[:, None] - p[None]) * jnp.exp(p[:, None, :1] * p[None, :, :1]), 0),
             (1100, 3),
@@ -133,6 +143,7 @@ def test_what_would_lose_stays(f: Callable[..., Any], shape: tuple[int, ...], re
         (lambda x: jnp.sum(x, 0), normal(3, N)),
         (lambda x: jnp.max(x, -1), normal(N, 4, dtype="bfloat16")),
         (lambda x: jnp.sum(x, -1), normal(N, 1)),
+        (lambda x: jnp.einsum("ijk,lk->ijl", x[:, None] - x[None], x), normal(64, 3)),  # a product of matrices
     ],
 )
 def test_other_reductions_are_no_sites(f: Callable[..., Any], x: Any) -> None:
@@ -180,6 +191,13 @@ def test_no_column_is_left_for_a_reduction() -> None:
 def test_a_sum_of_it_all_reads_one_array(after: Callable[..., Any], parted: bool) -> None:
     """XLA's library of reductions is handed the result, made once, and not each of the cuts that it is made of."""
     program = program_of(lambda x: after(jnp.sum(x * x, -1)), normal(N, 3))
+    assert ("bitcast_convert_type" in {eqn.primitive.name for eqn in program.eqns}) == parted
+
+
+@pytest.mark.parametrize(("dimensions", "parted"), [(3, False), (8, False), (20, True)])
+def test_few_small_cuts_need_not_be_read_from_one_array(dimensions: int, parted: bool) -> None:
+    """What XLA makes of a few rows of points it makes where it is reduced: their distances are not stored for it."""
+    program = program_of(lambda p, q: jnp.min(jnp.sum((p[:, None] - q) ** 2, -1), 1), *[normal(64, dimensions)] * 2)
     assert ("bitcast_convert_type" in {eqn.primitive.name for eqn in program.eqns}) == parted
 
 

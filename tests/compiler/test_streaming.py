@@ -286,6 +286,27 @@ def test_a_mask_beside_scores_with_the_column_of_a_sink(gradient: bool) -> None:
     assert max(sizes_in(traced(ag.optimize(f), *args).jaxpr)) < 4096 * 4096 // 4
 
 
+def with_slopes(q: Any, k: Any, v: Any) -> Any:
+    """Attention of heads that forget what is far away, each at a speed of its own (ALiBi)."""
+    slopes = 2.0 ** -jnp.arange(1.0, 1 + len(q))
+    apart = -jnp.abs(jnp.arange(q.shape[1])[:, None] - jnp.arange(k.shape[1]))
+    scores = jnp.einsum("htd,hsd->hts", q, k) + slopes[:, None, None] * apart
+    return jnp.einsum("hts,hsd->htd", jax.nn.softmax(scores), v)
+
+
+@pytest.mark.parametrize(("count", "gradient"), [(2, True), (4, False), (4, True)])
+def test_a_bias_that_few_heads_share_is_made_in_blocks(count: int, gradient: bool) -> None:
+    """It is nearly as large as the scores of all of them, and neither exists."""
+    args = [jax.ShapeDtypeStruct((count, 4096, 32), jnp.float32)] * 3
+    f = jax.grad(squares(with_slopes), (0, 1, 2)) if gradient else with_slopes
+    assert max(sizes_in(traced(f, *args).jaxpr)) >= count * 4096 * 4096
+    assert max(sizes_in(traced(ag.optimize(f), *args).jaxpr)) < 4096 * 4096 // 4
+    small = [normal(k, count, 128, 16) for k in range(3)]
+    got, fired = streamed(f, *small)
+    assert fired
+    close(got, jax.jit(f)(*small), in_float64(f, small))
+
+
 def padded(q: Any, k: Any, v: Any, kept: Any) -> Any:
     """Attention of examples whose keys are partly padding, with the keys in front."""
 

@@ -8,6 +8,7 @@ XLA had moved out of the forward loop.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,10 @@ from .cut import SINK, SOURCE, Graph
 from .hoist import LoopCopy, Replacement, constant_equations
 from .loop import Loop
 from .program import Readers, copy_equation, is_var, substitute, users
+from .stream_plan import sizes_of
 
+# A sum of what is so many times larger than the sum that it replaces may be all that keeps it in memory.
+MUCH_SMALLER = 8
 SHAPING = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose copy neg convert_element_type".split())
 
 
@@ -113,7 +117,8 @@ def _find(body: _Body, carry: int) -> LinearSum | None:
     for v in dict.fromkeys((*terms, *reads)):
         assert is_var(v)
         maker = body.makers.get(v)
-        graph.edge(v, maker if maker in cone else SINK, body.loop.length * _add_seconds(v, body.machine))
+        seconds = inf if _is_written_for(v, terms, body.machine) else body.loop.length * _add_seconds(v, body.machine)
+        graph.edge(v, maker if maker in cone else SINK, seconds)
     taken = graph.taken()
     after = tuple(sorted(i for i in cone if i in taken))
     if not after:
@@ -175,7 +180,17 @@ def _step_seconds(eqn: JaxprEqn, machine: Machine) -> float:
 
 def _add_seconds(v: Var, machine: Machine) -> float:
     """What it takes to add a value to a carry."""
-    return 3 * nbytes(v.aval) / machine.cache_bytes_per_second + machine.seconds_per_small_kernel
+    rate = machine.bytes_per_second if nbytes(v.aval) > machine.cache_bytes else machine.cache_bytes_per_second
+    return 3 * nbytes(v.aval) / rate + machine.seconds_per_small_kernel
+
+
+def _is_written_for(v: Var, terms: Sequence[Var], machine: Machine) -> bool:
+    """Whether a value is large, and small what becomes of it: in blocks (`streaming`) a step never makes all of it.
+
+    A sum of it would: of the distances of all pairs, in the gradient of a loop that looks at them in each step.
+    """
+    most = max(nbytes(term.aval) for term in terms)
+    return nbytes(v.aval) >= max(sizes_of(machine).least_bytes, MUCH_SMALLER * most)
 
 
 def summed_first(loop: Loop, sums: Sequence[LinearSum]) -> Replacement:

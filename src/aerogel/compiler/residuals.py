@@ -250,7 +250,7 @@ def is_light(eqn: JaxprEqn) -> bool:
     """Whether an equation is computed again without a kernel of its own."""
     if eqn.primitive.name == "reduce_sum":
         return eqn.invars[0].aval.size <= SHORT_SUM * eqn.outvars[0].aval.size
-    return eqn.primitive.name in AGAIN
+    return eqn.primitive.name in AGAIN or eqn.primitive.name == "slice"
 
 
 def _turns_an_input(eqn: JaxprEqn, loop: Loop) -> bool:

@@ -93,7 +93,7 @@ def _sites(jaxpr: Jaxpr, context: Context) -> Iterator[Site]:
     level = Level(jaxpr)
     for place in places:
         eqn = jaxpr.eqns[place]
-        if eqn.invars[0].aval.shape[-1] <= LONGEST[eqn.primitive.name] or _is_in_no_memory(level, eqn):
+        if _reduced(eqn).aval.shape[-1] <= LONGEST[eqn.primitive.name] or _is_in_no_memory(level, eqn):
             edit, reason = _edit(level, place, context)
             leaves = frozenset(v for x in eqn.invars for v in Components(level, x, x.aval.ndim - 1).leaves)
             yield Site(eqn, edit, reason, leaves)
@@ -124,13 +124,27 @@ def _kept(jaxpr: Jaxpr, value: Var) -> Edit:
 
 
 def _is_in_no_memory(level: Level, eqn: JaxprEqn) -> bool:
-    """Whether all that a reduction reads is much larger than what it is made of, and made where it is read."""
-    return all(Components(level, x, x.aval.ndim - 1).amplify(AMPLIFIED) for x in eqn.invars)
+    """Whether all that a reduction reads is much larger than what it is made of, and made where it is read.
+
+    Of a product that repeats one operand the other one.
+    """
+    return all(_is_repeated(eqn, x) or Components(level, x, x.aval.ndim - 1).amplify(AMPLIFIED) for x in eqn.invars)
+
+
+def _reduced(eqn: JaxprEqn) -> Any:
+    """What is reduced; of a product the operand that it does not repeat."""
+    return max(eqn.invars, key=lambda x: x.aval.ndim)
+
+
+def _is_repeated(eqn: JaxprEqn, x: Any) -> bool:
+    """Whether `x` is much smaller than the other operand of a product, which repeats it along axes of that."""
+    wide = _reduced(eqn).aval
+    return x.aval.ndim < wide.ndim and AMPLIFIED * x.aval.size <= wide.size
 
 
 def _is_short(eqn: JaxprEqn) -> bool:
     """Whether the last axis of what is reduced is a short one."""
-    shape, dtype = eqn.invars[0].aval.shape, eqn.invars[0].aval.dtype
+    shape, dtype = _reduced(eqn).aval.shape, eqn.invars[0].aval.dtype
     if len(shape) < 2 or not isinstance(dtype, np.dtype) or dtype.kind not in "fiu" or dtype.itemsize < 4:
         return False
     if eqn.primitive.name == "dot_general" and not _is_rowwise(eqn):
@@ -141,11 +155,17 @@ def _is_short(eqn: JaxprEqn) -> bool:
 
 
 def _is_rowwise(product: JaxprEqn) -> bool:
-    """Whether a product is the sum over the last axis of the entrywise product of two arrays of one type."""
+    """Whether a product is the sum over the last axis of the entrywise product of two arrays of one type.
+
+    One of them may be repeated: the cotangent of a point's sum over its differences from all others.
+    """
     x, y = (x.aval for x in product.invars)
-    rest = tuple(range(x.ndim - 1))
-    same = x.shape == y.shape and x.dtype == y.dtype == product.outvars[0].aval.dtype
-    return same and product.params["dimension_numbers"] == (((x.ndim - 1,),) * 2, (rest, rest))
+    contracted, (batch, same) = product.params["dimension_numbers"]
+    return (
+        x.dtype == y.dtype == product.outvars[0].aval.dtype
+        and contracted == ((x.ndim - 1,), (y.ndim - 1,))
+        and tuple(batch) == tuple(same) == tuple(range(min(x.ndim, y.ndim) - 1))
+    )
 
 
 def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:
@@ -167,23 +187,34 @@ def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
 def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:
     """The reduction over the short axis; of a product, that of its operands' entries."""
     eqn = level.eqns[place]
-    if eqn.invars[0].aval.size < FEWEST:
+    wide = _reduced(eqn).aval
+    if wide.size < FEWEST:
         return None, f"fewer than {FEWEST} numbers: XLA's own loop is as fast"
     found = [Components(level, x, x.aval.ndim - 1) for x in eqn.invars]
-    amplified = all(one.amplify(AMPLIFIED) for one in found)
+    amplified = all(one.amplify(AMPLIFIED) or _is_repeated(eqn, one.value) for one in found)
     if context.before_differentiation and not amplified:
         return None, "before differentiation: its gradient would pad what is cut, which is large"
     if len(found) > 1 and not amplified:
         return None, "its operands are there, and read as they are"
-    builder = Builder(eqn)
+    builder, rest = Builder(eqn), wide.shape[:-1]
     entries: list[Atom] = []
-    for k in range(eqn.invars[0].aval.shape[-1]):
-        entries += builder.call(lambda *xs: reduce(lax.mul, xs), *(one.entry(builder, k) for one in found))
+    for k in range(wide.shape[-1]):
+        factors = [one.entry(builder, k) for one in found]
+        entries += builder.call(lambda *xs: reduce(lax.mul, (_repeated(x, rest) for x in xs)), *factors)
     fold = FOLDS[eqn.primitive.name]
     (total,) = builder.call(lambda *xs: reduce(fold, xs), *entries)
-    if not context.before_differentiation and _is_reduced(level, eqn.outvars[0]):
+    # Cuts of what is amplified are small, and XLA computes what is made of few of them where it is read: minima of the
+    # distances of 1,000 points took 1.6 times as long with the distances made once, forces between bodies 1.1 times.
+    # What is made of 20 it stores.
+    few = amplified and wide.shape[-1] <= LONGEST[eqn.primitive.name]
+    if not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0]):
         (total,) = builder.call(once, total)
     return _replacing(place, eqn, builder, total), ENTRYWISE
+
+
+def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
+    """`x` along the axes behind its own."""
+    return x if x.shape == shape else lax.broadcast_in_dim(x, shape, range(x.ndim))
 
 
 def _is_reduced(level: Level, result: Var) -> bool:

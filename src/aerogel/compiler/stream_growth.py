@@ -14,6 +14,7 @@ from .program import is_var
 from .streams import MOVES, Search, Stream, is_light
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+WHOLE = "it reads the whole of a large value"
 LAST_BIT = "it looks for a maximum that another loop found: the last bit may differ"
 
 
@@ -91,7 +92,7 @@ def _conflict(stream: Stream, place: int, answer: Mapped | Reduced, reduced: Col
         if is_var(x) and x in stream.large and axis != known.get(x, axis):
             return "it reads a large value along another axis"
         if is_var(x) and x in stream.large and axis is None:
-            return "it reads the whole of a large value"
+            return WHOLE
     if isinstance(answer, Mapped):
         return next(filter(None, map(partial(_misfit, stream), eqn.outvars, answer.outs)), None)
     if any(v in stream.large for v in eqn.outvars):

@@ -202,8 +202,13 @@ def is_light(eqn: JaxprEqn) -> bool:
 
 
 def is_cheap(eqn: JaxprEqn) -> bool:
-    """Whether an equation costs little in any number: none of its operations is a dear one."""
-    return is_light(eqn) and eqn.primitive.name not in DEAR and not eqn.effects
+    """Whether an equation costs little in any number: none of its operations is a dear one.
+
+    A quotient by one number is none.
+    """
+    name = eqn.primitive.name
+    by_number = name == "div" and eqn.invars[1].aval.size == 1
+    return is_light(eqn) and (name not in DEAR or by_number) and not eqn.effects
 
 
 def results_of(stream: Stream) -> list[set[int]]:
