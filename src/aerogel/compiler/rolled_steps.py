@@ -45,7 +45,7 @@ class Carried:
     """What the step before has made; in the first step, `init`."""
 
     place: Place
-    init: Var
+    init: Atom
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,20 @@ def part_of(x: Var, makers: Mapping[Var, JaxprEqn]) -> Part | None:
     if maker is not None and maker.primitive.name == "squeeze":
         under = maker.invars[0]
         maker = makers.get(under) if is_var(under) else None
+    if maker is not None and maker.primitive.name == "unstack":
+        return _unstacked(maker, x)
     if maker is None or maker.primitive.name != "slice" or set(maker.params["strides"] or (1,)) != {1}:
         return None
     array, start, stop = maker.invars[0], maker.params["start_indices"], maker.params["limit_indices"]
     return Part(array, tuple(start), tuple(b - a for a, b in zip(start, stop, strict=True))) if is_var(array) else None
+
+
+def _unstacked(maker: JaxprEqn, x: Var) -> Part | None:
+    (array,), axis = maker.invars, maker.params["axis"]
+    place = next(k for k, v in enumerate(maker.outvars) if v is x)
+    shape = array.aval.shape
+    start = tuple(place if d == axis else 0 for d in range(len(shape)))
+    return Part(array, start, tuple(1 if d == axis else n for d, n in enumerate(shape))) if is_var(array) else None
 
 
 class Steps:
@@ -180,6 +190,8 @@ class Steps:
     def _operand(self, e: int, k: int) -> Operand:
         xs = [step[e].invars[k] for step in self.steps]
         first = xs[0]
+        if isinstance(first, Literal) and all(map(is_var, xs[1:])):
+            return self._begun(first, xs)
         if isinstance(first, Literal):
             if len({literal_key(x) for x in xs}) == 1:
                 return first
@@ -195,6 +207,13 @@ class Steps:
             return Carried(before[1], first)
         raise Refused("a step reads what another than the one before it has made")
 
+    def _begun(self, first: Literal, xs: Sequence[Atom]) -> Carried:
+        """A sum that the first step begins."""
+        places = [self.made.get(x) for x in xs[1:] if is_var(x)]
+        if places[0] is None or places != [(r, places[0][1]) for r in range(len(places))]:
+            raise Refused("only the first step reads a number")
+        return Carried(places[0][1], first)
+
     def _entries(self, xs: Sequence[Atom]) -> Entries:
         parts = [self._parts.get(x) or part_of(x, self._makers) for x in xs if is_var(x)]
         first = parts[0]
@@ -207,13 +226,13 @@ class Steps:
         return found
 
     @property
-    def carries(self) -> dict[Place, Var]:
+    def carries(self) -> dict[Place, Atom]:
         """What is handed from step to step, and what the first one is given.
 
         Raises:
             Refused: the first step reads it in two places as two values.
         """
-        found: dict[Place, Var] = {}
+        found: dict[Place, Atom] = {}
         for operand in (x for xs in self.operands for x in xs):
             if isinstance(operand, Carried) and found.setdefault(operand.place, operand.init) is not operand.init:
                 raise Refused("the first step starts from several values where others read one")
