@@ -13,6 +13,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from .loop import LoopBuilder
 from .program import copy_equation, is_var
 from .rolled_steps import Carried, Entries, Inner, Numbers, Operand, Part, Place, Starts, Steps
+from .rolled_sums import Sum, sums
 from .streaming import scan_like
 
 
@@ -28,7 +29,7 @@ class Rolled:
     """
 
     eqns: list[JaxprEqn]
-    results: dict[Var, Var]
+    results: dict[Var, Atom]
     parts: dict[Var, Part]
     constants: dict[Var, np.ndarray]
 
@@ -42,22 +43,46 @@ class _Rolling:
     def __init__(self, steps: Steps, is_read: Callable[[Var], bool]) -> None:
         self.steps, self.is_read, self.count = steps, is_read, len(steps.steps)
         self.body = steps.steps[0]
-        self.loop = LoopBuilder(scan_like(self.body[0]), self.count, False)
+        self.sums = {one.carry: one for one in sums(steps, is_read)}
+        # A derivative goes backwards: so does the loop, and what it reads and stacks lies in its order.
+        self.turned = any(one.falls for one in self.sums.values())
+        self.loop = LoopBuilder(scan_like(self.body[0]), self.count, self.turned)
         self.values: dict[Place, Atom] = {}
         self.constants: dict[Var, np.ndarray] = {}
 
     def run(self) -> Rolled:
         """The loop, equation by equation of a step."""
-        carries = {place: self.loop.carry(init) for place, init in self.steps.carries.items()}
+        inits = {place: init for place, init in self.steps.carries.items() if place not in self.sums}
+        carries = {place: self.loop.carry(init) for place, init in inits.items()}
         self.carried = {place: inside for place, (inside, _, _) in carries.items()}
+        gone = {e for one in self.sums.values() for e in (*one.pads, *one.adds)}
         for e, eqn in enumerate(self.body):
-            self._add(e, eqn)
-        results: dict[Var, Var] = {}
+            if e not in gone:
+                self._add(e, eqn)
+        results: dict[Var, Atom] = {}
         for (e, o), (_, set_next, final) in carries.items():
             set_next(self.values[e, o])
             results[self.steps.steps[-1][e].outvars[o]] = final
+        for one in self.sums.values():
+            results[self.steps.steps[-1][one.carry[0]].outvars[0]] = self._total(one)
         parts = self._stacked(results)
         return Rolled(self.loop.equations(), results, parts, self.constants)
+
+    def _total(self, one: Sum) -> Atom:
+        """A sum of windows, which the steps stack."""
+        windows = {e: self.loop.y(self._atom(self.steps.operands[e][0])) for e in dict.fromkeys(one.pads)}
+        self.loop.after.like = self.body[one.adds[0]]
+        shape = tuple(self.loop.after.like.outvars[0].aval.shape)
+
+        def total(*given: Any) -> Any:
+            *init, stacks = [*given[: -len(one.pads)], given[-len(one.pads) :]]
+            turned = [lax.rev(x, (0,)) if one.falls != self.turned else x for x in stacks]
+            terms = [*init, *(strip.added(x, shape) for strip, x in zip(one.strips, turned, strict=True))]
+            return sum(terms[1:], terms[0])
+
+        init = [] if one.init is None else [one.init]
+        (found,) = self.loop.after.call(total, *init, *(windows[e] for e in one.pads))
+        return found
 
     def _add(self, e: int, eqn: JaxprEqn) -> None:
         operands = self.steps.operands[e]
@@ -86,12 +111,13 @@ class _Rolling:
                 return self.loop.const(operand)
 
     def _entry(self, entries: Entries) -> Var:
+        entries = entries.turned(self.count) if self.turned else entries
         (stacked,) = self.loop.before.call(entries.stacked(self.count), entries.array)
         assert is_var(stacked)
         return self.loop.x(stacked)
 
     def _number(self, numbers: Numbers) -> Atom:
-        values = numbers.values
+        values = numbers.values[::-1] if self.turned else numbers.values
         affine = _affine(values)
         if affine is not None:
             scale, offset = affine
@@ -119,6 +145,9 @@ class _Rolling:
             if entries.axis is not None:
                 return [self._entry(entries)]
         index = self.loop.index()
+        if self.turned:
+            last = self.count - 1
+            first, move = tuple(at + last * by for at, by in zip(first, move, strict=True)), tuple(-by for by in move)
 
         def starts(i: Any) -> list[Any]:
             return [_affine_in(i, at, by) for at, by in zip(first, move, strict=True)]
@@ -132,7 +161,7 @@ class _Rolling:
 
         return self.loop.body.call(padded, *(self._atom(one) for one in operands), index)
 
-    def _stacked(self, results: Mapping[Var, Var]) -> dict[Var, Part]:
+    def _stacked(self, results: Mapping[Var, Atom]) -> dict[Var, Part]:
         """What is read of single steps, as entries of an output of the loop."""
         parts: dict[Var, Part] = {}
         for (e, o), x in self.values.items():
@@ -141,7 +170,9 @@ class _Rolling:
             if read:
                 shape = tuple(x.aval.shape)
                 y = self.loop.y(x)
-                parts.update({v: Part(y, (r, *[0] * len(shape)), (1, *shape)) for r, v in read})
+                last = self.count - 1
+                entry = {v: last - r if self.turned else r for r, v in read}
+                parts.update({v: Part(y, (k, *[0] * len(shape)), (1, *shape)) for v, k in entry.items()})
         return parts
 
 

@@ -1,7 +1,7 @@
 """A stretch of repeated equations that may be one loop: what each operand of a step is."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ from .axes.elementwise import NAMES as ELEMENTWISE
 from .program import is_var
 from .rules.spelling import PLUMBING, different_param
 from .same import literal_key
+from .zeros import is_zero
 
 Starts = tuple[int, ...]
 Place = tuple[int, int]  # of a value in a step: which equation makes it, and which result it is
@@ -79,6 +80,11 @@ class Entries:
         """The dimension along which the parts are entries; None if they are more."""
         moving = [d for d, n in enumerate(self.move) if n]
         return moving[0] if len(moving) == 1 and self.sizes[moving[0]] == 1 else None
+
+    def turned(self, steps: int) -> "Entries":
+        """The same parts, from the last step to the first."""
+        first = tuple(a + (steps - 1) * by for a, by in zip(self.first, self.move, strict=True))
+        return replace(self, first=first, move=tuple(-by for by in self.move))
 
     def stacked(self, steps: int) -> Callable[[Any], Any]:
         """What makes of the array all parts on a leading axis."""
@@ -237,6 +243,11 @@ class Steps:
             if isinstance(operand, Carried) and found.setdefault(operand.place, operand.init) is not operand.init:
                 raise Refused("the first step starts from several values where others read one")
         return found
+
+    def is_zeros(self, x: Atom) -> bool:
+        """Whether a value is an array of zeros."""
+        maker = self._makers.get(x) if is_var(x) else None
+        return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_zero(maker.invars[0], set())
 
     @property
     def reads_loops(self) -> bool:

@@ -19,6 +19,7 @@ from ..program import Builder, Program, is_var, rename, substitute, users, where
 from ..repeats import Run, runs
 from ..report import Decision
 from ..rolled import Rolled, rolled
+from ..rolled_sums import begun
 from ..rolled_steps import Part, Refused, Settled, Steps
 
 NAME = "reroll"
@@ -63,13 +64,17 @@ class _Level:
     eqns: list[JaxprEqn] = field(default_factory=list)
     env: dict[Var, Atom] = field(default_factory=dict)
     parts: dict[Var, Part] = field(default_factory=dict)
+    begun: dict[Var, Atom] = field(default_factory=dict)  # sums of one window: what stands for them outside of loops
 
     def run(self) -> Jaxpr:
         """The level with its loops; the same object where there are none."""
-        done = 0
-        found = runs(self.jaxpr.eqns, FEWEST)
+        done, given = 0, self.jaxpr
+        eqns, self.begun = begun(given)
+        found = runs(eqns, FEWEST)
         if not found:
-            return self.jaxpr
+            return given
+        if self.begun:
+            self.jaxpr = with_equations(given, eqns)
         self.read_by = users(self.jaxpr)
         self.makers = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
         for run in found:
@@ -77,13 +82,13 @@ class _Level:
             if loop is not None:
                 self._keep(self.jaxpr.eqns[done:start])
                 for eqn in loop.eqns:  # may read entries of outputs of loops before, as the first value of a carry
-                    env = {x: self._read(x, eqn) for x in eqn.invars if is_var(x) and x in self.parts}
+                    env = {x: self._read(x, eqn) for x in eqn.invars if is_var(x) and (x in self.parts or x in self.begun)}
                     self.eqns.append(rename(eqn, env))
                 self.env.update(loop.results)
                 self.parts.update(loop.parts)
                 done = stop
         if not done:
-            return self.jaxpr
+            return given
         self._keep(self.jaxpr.eqns[done:])
         outs = [self._read(x, self.eqns[-1]) for x in self.jaxpr.outvars]
         return drop_dead(with_equations(self.jaxpr, self.eqns, outs))
@@ -139,6 +144,9 @@ class _Level:
             whole = self._joined(eqn)
             if whole is not None:
                 self.env[eqn.outvars[0]] = whole
+                continue
+            if eqn.outvars and eqn.outvars[0] in self.begun:
+                self.env[eqn.outvars[0]] = substitute(self.begun[eqn.outvars[0]], self.env)
                 continue
             env = {x: self._read(x, eqn) for x in eqn.invars if is_var(x)}
             self.eqns.append(rename(eqn, env))

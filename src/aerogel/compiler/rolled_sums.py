@@ -1,0 +1,152 @@
+"""Sums of steps that each add at a place of its own: the derivative of slices.
+
+JAX adds arrays that are zero but for a slice, one for each slice that was read. As the carry of a loop such a sum
+would be gone over in every step; what is added, stacked by the steps, is put in its places at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
+
+from .program import Builder, is_var, producers, users
+from .rolled_steps import Carried, Inner, Place, Steps
+from .strips import Strip
+from .zeros import is_zero
+
+ADDS = ("add", "add_any")
+# Windows that lie over each other take so many sums of whole arrays: of more, each step adds its own to the array.
+MOST_LAYERS = 4
+Read = tuple[type[Inner] | type[Carried], Place]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A carry to which steps add windows.
+
+    Attributes:
+        carry: what is carried.
+        init: what it is before; None for zeros.
+        pads: the equations of a step that put windows among zeros, once for each time one is added.
+        adds: the equations that add them.
+        strips: where the windows of all steps lie, for each of `pads`.
+        falls: whether each step's window lies before that of the last one.
+    """
+
+    carry: Place
+    init: Atom | None
+    pads: tuple[int, ...]
+    adds: tuple[int, ...]
+    strips: tuple[Strip, ...]
+    falls: bool
+
+
+def sums(steps: Steps, is_read: Callable[[Var], bool]) -> list[Sum]:
+    """Those carries; `is_read` says whether a value is read by anything but the steps."""
+    readers: dict[Read, list[int]] = {}
+    for e, operands in enumerate(steps.operands):
+        for x in operands:
+            if isinstance(x, (Inner, Carried)):
+                readers.setdefault((type(x), x.place), []).append(e)
+    found = (_sum(steps, place, readers, is_read) for place in steps.carries)
+    return [one for one in found if one is not None]
+
+
+def _sum(
+    steps: Steps, carry: Place, readers: dict[Read, list[int]], is_read: Callable[[Var], bool]
+) -> Sum | None:
+    pads, adds = list[int](), list[int]()
+    now: Read = Carried, carry
+    while now != (Inner, carry):
+        read = readers.get(now, [])
+        if len(read) != 1 or steps.steps[0][read[0]].primitive.name not in ADDS:
+            return None
+        (e,) = read
+        (other,) = [x for x in steps.operands[e] if not isinstance(x, now[0]) or x.place != now[1]]
+        if not isinstance(other, Inner) or not _is_padded(steps, other.place[0]):
+            return None
+        pads.append(other.place[0])
+        adds.append(e)
+        now = Inner, (e, 0)
+    last = len(steps.steps) - 1
+    values = ((r, e) for r in range(last + 1) for e in (*pads, *adds) if (r, e) != (last, adds[-1]))
+    if now in readers or any(is_read(steps.steps[r][e].outvars[0]) for r, e in values):
+        return None
+    if any(set(readers[Inner, (e, 0)]) - set(adds) for e in pads):
+        return None
+    strips = [_strip(steps, e) for e in pads]
+    falls = {min(steps.moving[e][1]) < 0 for e in pads}
+    whole = tuple(strip for strip in strips if strip is not None and strip.layers <= MOST_LAYERS)
+    if len(falls) != 1 or len(whole) < len(strips):
+        return None
+    init = steps.carries[carry]
+    return Sum(carry, None if steps.is_zeros(init) else init, tuple(pads), tuple(adds), whole, falls.pop())
+
+
+def _is_padded(steps: Steps, e: int) -> bool:
+    eqn = steps.steps[0][e]
+    return e in steps.moving and is_padding(eqn) and steps.operands[e][1] is eqn.invars[1]
+
+
+def _strip(steps: Steps, e: int) -> Strip | None:
+    first, move = steps.moving[e]
+    count, moving = len(steps.steps), [d for d, n in enumerate(move) if n]
+    if len(moving) != 1:
+        return None
+    (d,) = moving
+    start = tuple(a + (count - 1) * min(by, 0) for a, by in zip(first, move, strict=True))
+    return Strip(count, start, tuple(steps.steps[0][e].invars[0].aval.shape), d, abs(move[d]))
+
+
+def is_padding(eqn: JaxprEqn | None) -> bool:
+    """Whether an equation puts an array among zeros."""
+    if eqn is None or eqn.primitive.name != "pad" or is_var(eqn.invars[1]) or not is_zero(eqn.invars[1], set()):
+        return False
+    return all(low >= 0 and high >= 0 and not inner for low, high, inner in eqn.params["padding_config"])
+
+
+def begun(jaxpr: Jaxpr) -> tuple[Sequence[JaxprEqn], dict[Var, Atom]]:
+    """The equations with sums of windows begun at zeros, so that all their steps are alike.
+
+    And what stands for the results that were added to zeros.
+    """
+    makers, readers = producers(jaxpr), users(jaxpr)
+    eqns, zeros, same = list(jaxpr.eqns), dict[tuple[object, ...], tuple[Var, JaxprEqn]](), dict[Var, Atom]()
+    behind: dict[int, JaxprEqn] = {}
+    for k, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive.name not in ADDS or eqn.invars[0] is eqn.invars[1]:
+            continue
+        places = [makers.get(x, -1) if is_var(x) else -1 for x in eqn.invars]
+        if min(places) < 0 or not all(is_padding(jaxpr.eqns[p]) for p in places):
+            continue
+        first = places.index(min(places))
+        p, pad = places[first], eqn.invars[first]
+        if readers.get(pad) != [k]:
+            continue
+        nexts = readers.get(eqn.outvars[0], [])
+        after = jaxpr.eqns[nexts[0]] if len(nexts) == 1 and nexts[0] >= 0 else None
+        if after is None or after.primitive is not eqn.primitive:
+            continue
+        seat = next(s for s, x in enumerate(after.invars) if x is eqn.outvars[0])
+        key = (pad.aval.shape, pad.aval.dtype)
+        if key not in zeros:
+            builder = Builder(eqn)
+            (zero,) = builder.call(lambda v=pad: lax.full(v.aval.shape, 0, v.aval.dtype))
+            zeros[key] = zero, builder.eqns[0]
+        out = _jax.new_var(eqn.outvars[0].aval)
+        pair = [pad, pad]
+        pair[seat] = zeros[key][0]
+        behind[p] = eqn.replace(invars=pair, outvars=[out])
+        same[out] = pad
+        pair = [eqn.invars[1 - first]] * 2
+        pair[seat] = out
+        eqns[k] = eqn.replace(invars=pair)
+    found = [eqn for _, eqn in zeros.values()]
+    for k, eqn in enumerate(eqns):
+        found.append(eqn)
+        if k in behind:
+            found.append(behind[k])
+    return found, same
