@@ -109,44 +109,89 @@ def is_padding(eqn: JaxprEqn | None) -> bool:
 
 
 def begun(jaxpr: Jaxpr) -> tuple[Sequence[JaxprEqn], dict[Var, Atom]]:
-    """The equations with sums of windows begun at zeros, so that all their steps are alike.
+    """The equations with sums of like terms begun at zeros, so that all terms are added alike.
 
     And what stands for the results that were added to zeros.
     """
-    makers, readers = producers(jaxpr), users(jaxpr)
-    eqns, zeros, same = list(jaxpr.eqns), dict[tuple[object, ...], tuple[Var, JaxprEqn]](), dict[Var, Atom]()
-    behind: dict[int, JaxprEqn] = {}
+    found = _Begun(jaxpr)
     for k, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive.name not in ADDS or eqn.invars[0] is eqn.invars[1]:
-            continue
-        places = [makers.get(x, -1) if is_var(x) else -1 for x in eqn.invars]
-        if min(places) < 0 or not all(is_padding(jaxpr.eqns[p]) for p in places):
-            continue
-        first = places.index(min(places))
-        p, pad = places[first], eqn.invars[first]
-        if readers.get(pad) != [k]:
-            continue
-        nexts = readers.get(eqn.outvars[0], [])
-        after = jaxpr.eqns[nexts[0]] if len(nexts) == 1 and nexts[0] >= 0 else None
-        if after is None or after.primitive is not eqn.primitive:
-            continue
-        seat = next(s for s, x in enumerate(after.invars) if x is eqn.outvars[0])
-        key = (pad.aval.shape, pad.aval.dtype)
-        if key not in zeros:
-            builder = Builder(eqn)
-            (zero,) = builder.call(lambda v=pad: lax.full(v.aval.shape, 0, v.aval.dtype))
-            zeros[key] = zero, builder.eqns[0]
-        out = _jax.new_var(eqn.outvars[0].aval)
-        pair = [pad, pad]
-        pair[seat] = zeros[key][0]
-        behind[p] = eqn.replace(invars=pair, outvars=[out])
-        same[out] = pad
-        pair = [eqn.invars[1 - first]] * 2
-        pair[seat] = out
-        eqns[k] = eqn.replace(invars=pair)
-    found = [eqn for _, eqn in zeros.values()]
-    for k, eqn in enumerate(eqns):
-        found.append(eqn)
-        if k in behind:
-            found.append(behind[k])
-    return found, same
+        if eqn.primitive.name in ADDS:
+            found.begin(k, eqn)
+        elif eqn.primitive.name == "mul":
+            found.begin_doubled(k, eqn)
+    return found.equations(), found.same
+
+
+class _Begun:
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self.jaxpr = jaxpr
+        self.makers, self.readers = producers(jaxpr), users(jaxpr)
+        self.same: dict[Var, Atom] = {}
+        self._zeros: dict[tuple[object, ...], tuple[Atom, JaxprEqn]] = {}
+        self._changed: dict[int, JaxprEqn] = {}
+        self._behind: dict[int, JaxprEqn] = {}
+
+    def begin(self, k: int, eqn: JaxprEqn) -> None:
+        """Adds the earlier one of two like terms to zeros, if the sum goes on."""
+        makers = [self._maker(x) for x in eqn.invars]
+        after = self._next(eqn.outvars[0])
+        if after is None or after.primitive is not eqn.primitive or eqn.invars[0] is eqn.invars[1]:
+            return
+        if makers[0] is None or makers[1] is None or makers[0].primitive is not makers[1].primitive:
+            return
+        first, second = sorted(eqn.invars, key=lambda x: self.makers[x] if is_var(x) else 0)
+        if is_var(first) and self.readers[first] == [k]:
+            seat = _seat(eqn.outvars[0], after)
+            self._changed[k] = eqn.replace(invars=_pair(seat, self._added(first, after, seat), second))
+
+    def begin_doubled(self, k: int, eqn: JaxprEqn) -> None:
+        """The same of a window that is added twice."""
+        (x, two), after = eqn.invars, self._next(eqn.outvars[0])
+        if after is None or after.primitive.name != "add_any" or is_var(two) or two.aval.shape or two.val != 2:
+            return
+        if is_var(x) and is_padding(self._maker(x)) and self.readers[x] == [k]:
+            seat = _seat(eqn.outvars[0], after)
+            pair = _pair(seat, self._added(x, after, seat), x)
+            self._changed[k] = after.replace(invars=pair, outvars=eqn.outvars)
+
+    def equations(self) -> Sequence[JaxprEqn]:
+        """All of them."""
+        if not self._behind:
+            return self.jaxpr.eqns
+        eqns = [eqn for _, eqn in self._zeros.values()]
+        for k, eqn in enumerate(self.jaxpr.eqns):
+            eqns.append(self._changed.get(k, eqn))
+            if k in self._behind:
+                eqns.append(self._behind[k])
+        return eqns
+
+    def _maker(self, x: Atom) -> JaxprEqn | None:
+        place = self.makers.get(x) if is_var(x) else None
+        return None if place is None else self.jaxpr.eqns[place]
+
+    def _next(self, x: Var) -> JaxprEqn | None:
+        """What alone reads a value, once, and adds something to it."""
+        readers = self.readers.get(x, [])
+        eqn = self.jaxpr.eqns[readers[0]] if len(readers) == 1 and readers[0] >= 0 else None
+        return eqn if eqn is not None and eqn.primitive.name in ADDS and eqn.invars[0] is not eqn.invars[1] else None
+
+    def _added(self, x: Var, like: JaxprEqn, seat: int) -> Var:
+        """`x`, added to zeros where it is made."""
+        key = x.aval.shape, x.aval.dtype
+        if key not in self._zeros:
+            builder = Builder(like)
+            (zeros,) = builder.call(lambda: lax.full(x.aval.shape, 0, x.aval.dtype))
+            self._zeros[key] = zeros, builder.eqns[0]
+        out = _jax.new_var(like.outvars[0].aval)
+        self._behind[self.makers[x]] = like.replace(invars=_pair(seat, self._zeros[key][0], x), outvars=[out])
+        self.same[out] = x
+        return out
+
+
+def _seat(x: Var, reader: JaxprEqn) -> int:
+    """Which operand of its reader a value is."""
+    return next(k for k, y in enumerate(reader.invars) if y is x)
+
+
+def _pair(seat: int, first: Atom, second: Atom) -> list[Atom]:
+    return [second, first] if seat else [first, second]
