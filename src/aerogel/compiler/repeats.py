@@ -79,7 +79,7 @@ def _alike(place: int, eqn: JaxprEqn) -> Hashable:
         params = {"interior": tuple(int(one[2]) for one in params["padding_config"])}
     elif name == "custom_jvp_call":  # each trace makes new functions of its rule: `reroll` compares what they compute
         params = {"call_jaxpr": Body(params["call_jaxpr"])}
-    types = [_type(eqn.outvars[0] if starts_sum(eqn) and x is eqn.invars[0] else x) for x in atoms]
+    types = [_type(eqn.outvars[0] if _starts_sum(eqn, x) else x) for x in atoms]
     key = (name, *((k, param_key(v)) for k, v in sorted(params.items())), *types, eqn.ctx)
     try:
         hash(key)
@@ -88,10 +88,11 @@ def _alike(place: int, eqn: JaxprEqn) -> Hashable:
     return key
 
 
-def starts_sum(eqn: JaxprEqn) -> bool:
-    """Whether an equation adds to a literal zero, as Python's `sum` does first, where it then adds to what it has."""
-    x, (out,) = eqn.invars[0], eqn.outvars[:1]
-    return eqn.primitive.name == "add" and isinstance(x, Literal) and x.aval.shape == out.aval.shape and not x.val
+def _starts_sum(eqn: JaxprEqn, x: Atom) -> bool:
+    """Whether `x` is the zero that a sum starts with, where it later adds to what it has."""
+    if eqn.primitive.name not in ("add", "add_any") or not isinstance(x, Literal):
+        return False
+    return x.aval.shape == eqn.outvars[0].aval.shape and not x.val
 
 
 def _type(x: Atom) -> Hashable:

@@ -14,11 +14,11 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .program import Builder, is_var, producers, users
 from .rolled_steps import Carried, Inner, Place, Steps
-from .strips import Strip
+from .strips import Strip, strip_of
 from .zeros import is_zero
 
 ADDS = ("add", "add_any")
-# Windows that lie over each other take so many sums of whole arrays: of more, each step adds its own to the array.
+# Windows that lie over each other are so many arrays to add; where there are more, each step adds its own to the sum.
 MOST_LAYERS = 4
 Read = tuple[type[Inner] | type[Carried], Place]
 
@@ -43,6 +43,11 @@ class Sum:
     strips: tuple[Strip, ...]
     falls: bool
 
+    @property
+    def is_carried(self) -> bool:
+        """Whether steps add to the array: too many windows lie over each other."""
+        return max(strip.layers for strip in self.strips) > MOST_LAYERS
+
 
 def sums(steps: Steps, is_read: Callable[[Var], bool]) -> list[Sum]:
     """Those carries; `is_read` says whether a value is read by anything but the steps."""
@@ -55,9 +60,7 @@ def sums(steps: Steps, is_read: Callable[[Var], bool]) -> list[Sum]:
     return [one for one in found if one is not None]
 
 
-def _sum(
-    steps: Steps, carry: Place, readers: dict[Read, list[int]], is_read: Callable[[Var], bool]
-) -> Sum | None:
+def _sum(steps: Steps, carry: Place, readers: dict[Read, list[int]], is_read: Callable[[Var], bool]) -> Sum | None:
     pads, adds = list[int](), list[int]()
     now: Read = Carried, carry
     while now != (Inner, carry):
@@ -77,28 +80,19 @@ def _sum(
         return None
     if any(set(readers[Inner, (e, 0)]) - set(adds) for e in pads):
         return None
-    strips = [_strip(steps, e) for e in pads]
+    windows = [steps.steps[0][e].invars[0].aval.shape for e in pads]
+    strips = [strip_of(*steps.moving[e], sizes, last + 1) for e, sizes in zip(pads, windows, strict=True)]
     falls = {min(steps.moving[e][1]) < 0 for e in pads}
-    whole = tuple(strip for strip in strips if strip is not None and strip.layers <= MOST_LAYERS)
-    if len(falls) != 1 or len(whole) < len(strips):
+    found = tuple(strip for strip in strips if strip is not None)
+    if len(falls) != 1 or len(found) < len(strips):
         return None
     init = steps.carries[carry]
-    return Sum(carry, None if steps.is_zeros(init) else init, tuple(pads), tuple(adds), whole, falls.pop())
+    return Sum(carry, None if steps.is_zeros(init) else init, tuple(pads), tuple(adds), found, falls.pop())
 
 
 def _is_padded(steps: Steps, e: int) -> bool:
     eqn = steps.steps[0][e]
     return e in steps.moving and is_padding(eqn) and steps.operands[e][1] is eqn.invars[1]
-
-
-def _strip(steps: Steps, e: int) -> Strip | None:
-    first, move = steps.moving[e]
-    count, moving = len(steps.steps), [d for d, n in enumerate(move) if n]
-    if len(moving) != 1:
-        return None
-    (d,) = moving
-    start = tuple(a + (count - 1) * min(by, 0) for a, by in zip(first, move, strict=True))
-    return Strip(count, start, tuple(steps.steps[0][e].invars[0].aval.shape), d, abs(move[d]))
 
 
 def is_padding(eqn: JaxprEqn | None) -> bool:
@@ -127,7 +121,8 @@ class _Begun:
         self.jaxpr = jaxpr
         self.makers, self.readers = producers(jaxpr), users(jaxpr)
         self.same: dict[Var, Atom] = {}
-        self._zeros: dict[tuple[object, ...], tuple[Atom, JaxprEqn]] = {}
+        self._zeros: dict[tuple[object, ...], Atom] = {}
+        self._before: list[JaxprEqn] = []
         self._changed: dict[int, JaxprEqn] = {}
         self._behind: dict[int, JaxprEqn] = {}
 
@@ -158,7 +153,7 @@ class _Begun:
         """All of them."""
         if not self._behind:
             return self.jaxpr.eqns
-        eqns = [eqn for _, eqn in self._zeros.values()]
+        eqns = list(self._before)
         for k, eqn in enumerate(self.jaxpr.eqns):
             eqns.append(self._changed.get(k, eqn))
             if k in self._behind:
@@ -181,9 +176,10 @@ class _Begun:
         if key not in self._zeros:
             builder = Builder(like)
             (zeros,) = builder.call(lambda: lax.full(x.aval.shape, 0, x.aval.dtype))
-            self._zeros[key] = zeros, builder.eqns[0]
+            self._zeros[key] = zeros
+            self._before += builder.eqns
         out = _jax.new_var(like.outvars[0].aval)
-        self._behind[self.makers[x]] = like.replace(invars=_pair(seat, self._zeros[key][0], x), outvars=[out])
+        self._behind[self.makers[x]] = like.replace(invars=_pair(seat, self._zeros[key], x), outvars=[out])
         self.same[out] = x
         return out
 

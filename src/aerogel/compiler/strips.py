@@ -1,10 +1,20 @@
 """Windows of an array at even distances: as one array of windows, and added up where they lie."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+
+
+def strip_of(first: Sequence[int], move: Sequence[int], sizes: Sequence[int], count: int) -> "Strip | None":
+    """The windows of which each is moved by `move` from the one before; None if they move along several dimensions."""
+    moving = [d for d, n in enumerate(move) if n]
+    if len(moving) != 1:
+        return None
+    start = tuple(a + (count - 1) * min(by, 0) for a, by in zip(first, move, strict=True))
+    return Strip(count, start, tuple(sizes), moving[0], abs(move[moving[0]]))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from ..program import Builder, Program, is_var, rename, substitute, users, where
 from ..repeats import Run, runs
 from ..report import Decision
 from ..rolled import Rolled, rolled
-from ..rolled_sums import begun
 from ..rolled_steps import Part, Refused, Settled, Steps
+from ..rolled_sums import begun
 
 NAME = "reroll"
 # Steps, and those with a product that waits for the step before: docs/explanation/reroll.md has the measurements.
@@ -82,7 +82,9 @@ class _Level:
             if loop is not None:
                 self._keep(self.jaxpr.eqns[done:start])
                 for eqn in loop.eqns:  # may read entries of outputs of loops before, as the first value of a carry
-                    env = {x: self._read(x, eqn) for x in eqn.invars if is_var(x) and (x in self.parts or x in self.begun)}
+                    env = {
+                        x: self._read(x, eqn) for x in eqn.invars if is_var(x) and (x in self.parts or x in self.begun)
+                    }
                     self.eqns.append(rename(eqn, env))
                 self.env.update(loop.results)
                 self.parts.update(loop.parts)
@@ -146,7 +148,7 @@ class _Level:
                 self.env[eqn.outvars[0]] = whole
                 continue
             if eqn.outvars and eqn.outvars[0] in self.begun:
-                self.env[eqn.outvars[0]] = substitute(self.begun[eqn.outvars[0]], self.env)
+                self.env[eqn.outvars[0]] = self._read(self.begun[eqn.outvars[0]], eqn)
                 continue
             env = {x: self._read(x, eqn) for x in eqn.invars if is_var(x)}
             self.eqns.append(rename(eqn, env))
@@ -171,13 +173,15 @@ class _Level:
             return None
         stacks = eqn.primitive.name == "stack"
         d, shape = eqn.params["axis" if stacks else "dimension"], tuple(eqn.outvars[0].aval.shape)
-        atoms = [y if count else self._read(y, eqn) for y, _, count in groups]
+        atoms = [y if count else self._read(y, eqn) for y, _, count, _ in groups]
 
         def join(*values: Any) -> Any:
             found = []
-            for v, (_, first, count) in zip(values, groups, strict=True):
+            for v, (_, first, count, by) in zip(values, groups, strict=True):
                 if count:
-                    moved = jnp.moveaxis(lax.slice_in_dim(v, first, first + count), 0, d)
+                    lowest = first + min(0, by * (count - 1))
+                    entries = lax.slice_in_dim(v, lowest, lowest + count)
+                    moved = jnp.moveaxis(lax.rev(entries, (0,)) if by < 0 else entries, 0, d)
                     found.append(moved if stacks else lax.collapse(moved, d, d + 2))
                 else:
                     found.append(lax.expand_dims(v, (d,)) if stacks else v)
@@ -188,18 +192,22 @@ class _Level:
         self.eqns += builder.eqns
         return builder.as_weak_as(eqn.outvars[0], whole)
 
-    def _groups(self, eqn: JaxprEqn) -> list[tuple[Atom, int, int]]:
-        """The operands, those that are successive entries together: the array, the first entry, and how many.
+    def _groups(self, eqn: JaxprEqn) -> list[tuple[Atom, int, int, int]]:
+        """The operands, those that are successive entries together.
 
-        0 is the number of what is no entry.
+        The array, the first entry, how many (0 of what is no entry), and the step from one to the next: 1 or -1.
         """
-        found: list[tuple[Atom, int, int]] = []
+        found: list[tuple[Atom, int, int, int]] = []
         for x in eqn.invars:
             part = self.parts.get(x) if is_var(x) else None
             if part is None:
-                found.append((x, 0, 0))
-            elif found and found[-1][2] and found[-1][0] is part.array and sum(found[-1][1:]) == part.start[0]:
-                found[-1] = (part.array, found[-1][1], found[-1][2] + 1)
+                found.append((x, 0, 0, 1))
+                continue
+            place = part.start[0]
+            array, first, count, by = found[-1] if found else (None, 0, 0, 1)
+            by = place - first if count == 1 else by
+            if array is part.array and count and abs(by) == 1 and first + count * by == place:
+                found[-1] = (part.array, first, count + 1, by)
             else:
-                found.append((part.array, part.start[0], 1))
+                found.append((part.array, place, 1, 1))
         return found
