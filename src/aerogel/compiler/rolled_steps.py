@@ -23,6 +23,9 @@ Place = tuple[int, int]  # of a value in a step: which equation makes it, and wh
 # What fuses with its like: a chain of such steps alone is one kernel, whose values stay in registers.
 FUSED = frozenset(ELEMENTWISE) | PLUMBING | {"slice", "iota"}
 
+ADDS = ("add", "add_any")
+# Steps that each add a number are as fast unrolled, up to this many and more; their gradient then writes windows.
+FEWEST_NUMBERS = 64
 PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
 
 
@@ -210,7 +213,10 @@ class Steps:
         if own is not None and places == [(r, own[1]) for r in range(len(xs))]:
             return Inner(own[1])
         if own is None and before is not None and places[1:] == [(r, before[1]) for r in range(len(xs) - 1)]:
-            return Carried(before[1], first)
+            try:  # `x[i + 1]` of one step is `x[i]` of the next
+                return self._entries(xs)
+            except Refused:
+                return Carried(before[1], first)
         raise Refused("a step reads what another than the one before it has made")
 
     def _begun(self, first: Literal, xs: Sequence[Atom]) -> Carried:
@@ -280,7 +286,24 @@ class Steps:
     @property
     def is_one_kernel(self) -> bool:
         """Whether each step is computed entry by entry from the one before."""
-        return bool(self.carries) and all(eqn.primitive.name in FUSED for eqn in self.steps[0])
+        adds = self.adds_numbers and len(self.steps) >= FEWEST_NUMBERS
+        return bool(self.carries) and not adds and all(eqn.primitive.name in FUSED for eqn in self.steps[0])
+
+    @property
+    def adds_numbers(self) -> bool:
+        """Whether all that a step does with what it is handed, numbers, is to add to them."""
+        if any(self.steps[0][e].primitive.name == "slice" and not self.is_entry(e) for e in self.moving):
+            return False
+        for e, (eqn, xs) in enumerate(zip(self.steps[0], self.operands, strict=True)):
+            handed = [x for x in xs if isinstance(x, Carried)]
+            if handed and (eqn.primitive.name not in ADDS or handed[0].place != (e, 0) or eqn.outvars[0].aval.shape):
+                return False
+        return not any(isinstance(x, Inner) and x.place in self.carries for xs in self.operands for x in xs)
+
+    def is_entry(self, e: int) -> bool:
+        """Whether a slicing equation of a step reads an entry of an array."""
+        moving, sizes = self.moving[e][1], _sizes(self.steps[0][e])
+        return [n for n, by in zip(sizes, moving, strict=True) if by] == [1]
 
 
 def _start(eqn: JaxprEqn) -> Starts:

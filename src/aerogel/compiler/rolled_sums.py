@@ -13,11 +13,10 @@ from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .program import Builder, is_var, producers, users
-from .rolled_steps import Carried, Inner, Place, Steps
+from .rolled_steps import ADDS, Carried, Inner, Place, Steps
 from .strips import Strip, strip_of
 from .zeros import is_zero
 
-ADDS = ("add", "add_any")
 # Windows that lie over each other are so many arrays to add; where there are more, each step adds its own to the sum.
 MOST_LAYERS = 4
 Read = tuple[type[Inner] | type[Carried], Place]

@@ -1,7 +1,8 @@
 """Reroll: a loop that was written in Python, and unrolled by tracing, is a loop again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,12 +27,12 @@ NAME = "reroll"
 # Steps, and those with a product that waits for the step before: docs/explanation/reroll.md has the measurements.
 FEWEST, FEWEST_PRODUCTS = 16, 64
 EXACTNESS = Exactness.REASSOCIATES  # of sums in a step, which XLA may compile otherwise in a loop
-OFFSETS = 8  # equations among which a step may begin
+OFFSETS = 16  # equations among which a step may begin
 
 
 @dataclass(frozen=True)
 class Reroll:
-    """The pass. Bound: each level is read once, and each of its stretches is tried at eight beginnings."""
+    """The pass. Bound: each level is read once, and each of its stretches is tried from a few beginnings."""
 
     name: str = NAME
     exactness: Exactness = EXACTNESS
@@ -98,17 +99,14 @@ class _Level:
     def _rolled(self, run: Run) -> tuple[Rolled | None, int, int]:
         """The loop of a stretch, if it is one, and the places of the equations that it stands for."""
         reason = ""
-        for offset in range(min(run.period, OFFSETS)):
-            start, count = run.start + offset, run.count(offset)
+        for start, count in self._stretches(run):
             stop = start + count * run.period
-            if count < FEWEST:
-                break
             eqns = [rename(eqn, self.env) for eqn in self.jaxpr.eqns[start:stop]]
             steps = Steps([eqns[k : k + run.period] for k in range(0, len(eqns), run.period)], self.makers, self.parts)
             try:
                 loop = self._loop(steps, start, stop)
-            except Settled as settled:
-                reason = str(settled)
+            except Settled as refused:
+                reason = str(refused)
                 break
             except Refused as refused:
                 reason = reason or str(refused)
@@ -117,6 +115,14 @@ class _Level:
                 return loop, start, stop
         self._decide(run, run.count(0), False, reason)
         return None, 0, 0
+
+    def _stretches(self, run: Run) -> Iterator[tuple[int, int]]:
+        """Where the first step may begin, and how many there are: the first, and the last, may be others."""
+        beginnings = range(min(run.period, OFFSETS))
+        for offset, fewer in product((*beginnings, run.period), (0, 1)):
+            count = run.count(offset) - fewer
+            if count >= FEWEST:
+                yield run.start + offset, count
 
     def _loop(self, steps: Steps, start: int, stop: int) -> Rolled:
         if steps.is_one_kernel and not steps.reads_loops:
