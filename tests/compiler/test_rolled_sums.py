@@ -199,3 +199,12 @@ def test_a_sum_that_is_read_before_its_end_is_carried() -> None:
     x = normal(0, 8, 3)
     for a, b in zip(jax.jit(ag.optimize(spread, passes=(Reroll(),)))(x), jax.jit(spread)(x), strict=True):
         np.testing.assert_allclose(a, b, 1e-6)
+
+
+@pytest.mark.parametrize("zeros", [{3}, {0, 1}, {0, 4, 7}, set(range(1, 8))], ids=str)
+def test_zeros_that_begin_no_sum(zeros: set[int]) -> None:
+    """Some steps add zero, others what they read."""
+    g = lambda x: jnp.stack([jnp.cumsum(x[i] + (jnp.float32(0) if i in zeros else x[i, 0])) for i in range(8)])  # noqa: E731
+    h = lambda x: jnp.stack([jnp.sum(x[i]) + (0.0 if i in zeros else x[i, 0]) for i in range(8)])  # noqa: E731
+    for program in (g, h):
+        np.testing.assert_allclose(jax.jit(ag.optimize(program, passes=(Reroll(),)))(X), program(X), 1e-5, 1e-5)

@@ -201,6 +201,8 @@ class Steps:
         first = xs[0]
         if isinstance(first, Literal) and all(map(is_var, xs[1:])):
             return self._begun(first, xs)
+        if len(set(map(is_var, xs))) != 1:
+            raise Refused("only some steps read a number")
         if isinstance(first, Literal):
             if len({literal_key(x) for x in xs}) == 1:
                 return first
