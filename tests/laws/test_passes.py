@@ -234,6 +234,12 @@ def attention(q: Any, k: Any, v: Any) -> Any:
     return jax.nn.softmax(scores, axis=-1) @ v
 
 
+def listed(x: Any) -> Any:
+    """A sum over a list of an array's rows, and of windows that lie over each other."""
+    windows = [jnp.cumsum(x[i : i + 3]) for i in range(18)]
+    return sum(jnp.sum(jnp.tanh(x[i]) * x[i]) for i in range(20)) + jnp.sum(jnp.sin(jnp.stack(windows)))
+
+
 def unrolled(x: Any) -> Any:
     """Loops that were written in Python: over rows, backwards, with a list, into an array."""
     rows = [jnp.cumsum(x[i]) for i in range(20)]
@@ -325,6 +331,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
     found["attention"] = attention, tuple(normal(n, 64, 16).astype(jnp.bfloat16) for n in range(3))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
+    found["listed"] = jax.value_and_grad(listed), (normal(0, 20, 4),)
     lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
     found["lanes"] = jax.vmap(filled), (jnp.array([0, 20, 55]), normal(0, 3, 64))

@@ -79,12 +79,20 @@ def _alike(place: int, eqn: JaxprEqn) -> Hashable:
         params = {"interior": tuple(int(one[2]) for one in params["padding_config"])}
     elif name == "custom_jvp_call":  # each trace makes new functions of its rule: `reroll` compares what they compute
         params = {"call_jaxpr": Body(params["call_jaxpr"])}
-    key = (name, *((k, param_key(v)) for k, v in sorted(params.items())), *map(_type, atoms), eqn.ctx)
+    types = [_type(eqn.outvars[0] if _starts_sum(eqn, x) else x) for x in atoms]
+    key = (name, *((k, param_key(v)) for k, v in sorted(params.items())), *types, eqn.ctx)
     try:
         hash(key)
     except TypeError:
         return place
     return key
+
+
+def _starts_sum(eqn: JaxprEqn, x: Atom) -> bool:
+    """Whether `x` is the zero that a sum starts with, where it later adds to what it has."""
+    if eqn.primitive.name not in ("add", "add_any") or not isinstance(x, Literal):
+        return False
+    return x.aval.shape == eqn.outvars[0].aval.shape and not x.val
 
 
 def _type(x: Atom) -> Hashable:

@@ -1,7 +1,7 @@
 """A stretch of repeated equations that may be one loop: what each operand of a step is."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -16,12 +16,16 @@ from .axes.elementwise import NAMES as ELEMENTWISE
 from .program import is_var
 from .rules.spelling import PLUMBING, different_param
 from .same import literal_key
+from .zeros import is_zero
 
 Starts = tuple[int, ...]
 Place = tuple[int, int]  # of a value in a step: which equation makes it, and which result it is
 # What fuses with its like: a chain of such steps alone is one kernel, whose values stay in registers.
 FUSED = frozenset(ELEMENTWISE) | PLUMBING | {"slice", "iota"}
 
+ADDS = ("add", "add_any")
+# Steps that each add a number are as fast unrolled, up to this many and more; their gradient then writes windows.
+FEWEST_NUMBERS = 64
 PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
 
 
@@ -45,7 +49,7 @@ class Carried:
     """What the step before has made; in the first step, `init`."""
 
     place: Place
-    init: Var
+    init: Atom
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ class Entries:
         """The dimension along which the parts are entries; None if they are more."""
         moving = [d for d, n in enumerate(self.move) if n]
         return moving[0] if len(moving) == 1 and self.sizes[moving[0]] == 1 else None
+
+    def turned(self, steps: int) -> "Entries":
+        """The same parts, from the last step to the first."""
+        first = tuple(a + (steps - 1) * by for a, by in zip(self.first, self.move, strict=True))
+        return replace(self, first=first, move=tuple(-by for by in self.move))
 
     def stacked(self, steps: int) -> Callable[[Any], Any]:
         """What makes of the array all parts on a leading axis."""
@@ -118,10 +127,20 @@ def part_of(x: Var, makers: Mapping[Var, JaxprEqn]) -> Part | None:
     if maker is not None and maker.primitive.name == "squeeze":
         under = maker.invars[0]
         maker = makers.get(under) if is_var(under) else None
+    if maker is not None and maker.primitive.name == "unstack":
+        return _unstacked(maker, x)
     if maker is None or maker.primitive.name != "slice" or set(maker.params["strides"] or (1,)) != {1}:
         return None
     array, start, stop = maker.invars[0], maker.params["start_indices"], maker.params["limit_indices"]
     return Part(array, tuple(start), tuple(b - a for a, b in zip(start, stop, strict=True))) if is_var(array) else None
+
+
+def _unstacked(maker: JaxprEqn, x: Var) -> Part | None:
+    (array,), axis = maker.invars, maker.params["axis"]
+    place = next(k for k, v in enumerate(maker.outvars) if v is x)
+    shape = array.aval.shape
+    start = tuple(place if d == axis else 0 for d in range(len(shape)))
+    return Part(array, start, tuple(1 if d == axis else n for d, n in enumerate(shape))) if is_var(array) else None
 
 
 class Steps:
@@ -180,6 +199,10 @@ class Steps:
     def _operand(self, e: int, k: int) -> Operand:
         xs = [step[e].invars[k] for step in self.steps]
         first = xs[0]
+        if isinstance(first, Literal) and all(map(is_var, xs[1:])):
+            return self._begun(first, xs)
+        if len(set(map(is_var, xs))) != 1:
+            raise Refused("only some steps read a number")
         if isinstance(first, Literal):
             if len({literal_key(x) for x in xs}) == 1:
                 return first
@@ -192,8 +215,18 @@ class Steps:
         if own is not None and places == [(r, own[1]) for r in range(len(xs))]:
             return Inner(own[1])
         if own is None and before is not None and places[1:] == [(r, before[1]) for r in range(len(xs) - 1)]:
-            return Carried(before[1], first)
+            try:  # `x[i + 1]` of one step is `x[i]` of the next
+                return self._entries(xs)
+            except Refused:
+                return Carried(before[1], first)
         raise Refused("a step reads what another than the one before it has made")
+
+    def _begun(self, first: Literal, xs: Sequence[Atom]) -> Carried:
+        """A sum that the first step begins."""
+        places = [self.made.get(x) for x in xs[1:] if is_var(x)]
+        if places[0] is None or places != [(r, places[0][1]) for r in range(len(places))]:
+            raise Refused("only the first step reads a number")
+        return Carried(places[0][1], first)
 
     def _entries(self, xs: Sequence[Atom]) -> Entries:
         parts = [self._parts.get(x) or part_of(x, self._makers) for x in xs if is_var(x)]
@@ -207,17 +240,22 @@ class Steps:
         return found
 
     @property
-    def carries(self) -> dict[Place, Var]:
+    def carries(self) -> dict[Place, Atom]:
         """What is handed from step to step, and what the first one is given.
 
         Raises:
             Refused: the first step reads it in two places as two values.
         """
-        found: dict[Place, Var] = {}
+        found: dict[Place, Atom] = {}
         for operand in (x for xs in self.operands for x in xs):
             if isinstance(operand, Carried) and found.setdefault(operand.place, operand.init) is not operand.init:
                 raise Refused("the first step starts from several values where others read one")
         return found
+
+    def is_zeros(self, x: Atom) -> bool:
+        """Whether a value is an array of zeros."""
+        maker = self._makers.get(x) if is_var(x) else None
+        return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_zero(maker.invars[0], set())
 
     @property
     def reads_loops(self) -> bool:
@@ -250,7 +288,24 @@ class Steps:
     @property
     def is_one_kernel(self) -> bool:
         """Whether each step is computed entry by entry from the one before."""
-        return bool(self.carries) and all(eqn.primitive.name in FUSED for eqn in self.steps[0])
+        adds = self.adds_numbers and len(self.steps) >= FEWEST_NUMBERS
+        return bool(self.carries) and not adds and all(eqn.primitive.name in FUSED for eqn in self.steps[0])
+
+    @property
+    def adds_numbers(self) -> bool:
+        """Whether all that a step does with what it is handed, numbers, is to add to them."""
+        if any(self.steps[0][e].primitive.name == "slice" and not self.is_entry(e) for e in self.moving):
+            return False
+        for e, (eqn, xs) in enumerate(zip(self.steps[0], self.operands, strict=True)):
+            handed = [x for x in xs if isinstance(x, Carried)]
+            if handed and (eqn.primitive.name not in ADDS or handed[0].place != (e, 0) or eqn.outvars[0].aval.shape):
+                return False
+        return not any(isinstance(x, Inner) and x.place in self.carries for xs in self.operands for x in xs)
+
+    def is_entry(self, e: int) -> bool:
+        """Whether a slicing equation of a step reads an entry of an array."""
+        moving, sizes = self.moving[e][1], _sizes(self.steps[0][e])
+        return [n for n, by in zip(sizes, moving, strict=True) if by] == [1]
 
 
 def _start(eqn: JaxprEqn) -> Starts:

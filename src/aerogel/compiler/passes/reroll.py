@@ -1,7 +1,8 @@
 """Reroll: a loop that was written in Python, and unrolled by tracing, is a loop again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,17 +21,18 @@ from ..repeats import Run, runs
 from ..report import Decision
 from ..rolled import Rolled, rolled
 from ..rolled_steps import Part, Refused, Settled, Steps
+from ..rolled_sums import begun
 
 NAME = "reroll"
 # Steps, and those with a product that waits for the step before: docs/explanation/reroll.md has the measurements.
 FEWEST, FEWEST_PRODUCTS = 16, 64
 EXACTNESS = Exactness.REASSOCIATES  # of sums in a step, which XLA may compile otherwise in a loop
-OFFSETS = 8  # equations among which a step may begin
+OFFSETS = 16  # equations among which a step may begin
 
 
 @dataclass(frozen=True)
 class Reroll:
-    """The pass. Bound: each level is read once, and each of its stretches is tried at eight beginnings."""
+    """The pass. Bound: each level is read once, and each of its stretches is tried from a few beginnings."""
 
     name: str = NAME
     exactness: Exactness = EXACTNESS
@@ -63,13 +65,17 @@ class _Level:
     eqns: list[JaxprEqn] = field(default_factory=list)
     env: dict[Var, Atom] = field(default_factory=dict)
     parts: dict[Var, Part] = field(default_factory=dict)
+    begun: dict[Var, Atom] = field(default_factory=dict)  # sums of one window: what stands for them outside of loops
 
     def run(self) -> Jaxpr:
         """The level with its loops; the same object where there are none."""
-        done = 0
-        found = runs(self.jaxpr.eqns, FEWEST)
+        done, given = 0, self.jaxpr
+        eqns, self.begun = begun(given)
+        found = runs(eqns, FEWEST)
         if not found:
-            return self.jaxpr
+            return given
+        if self.begun:
+            self.jaxpr = with_equations(given, eqns)
         self.read_by = users(self.jaxpr)
         self.makers = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
         for run in found:
@@ -77,13 +83,15 @@ class _Level:
             if loop is not None:
                 self._keep(self.jaxpr.eqns[done:start])
                 for eqn in loop.eqns:  # may read entries of outputs of loops before, as the first value of a carry
-                    env = {x: self._read(x, eqn) for x in eqn.invars if is_var(x) and x in self.parts}
+                    env = {
+                        x: self._read(x, eqn) for x in eqn.invars if is_var(x) and (x in self.parts or x in self.begun)
+                    }
                     self.eqns.append(rename(eqn, env))
                 self.env.update(loop.results)
                 self.parts.update(loop.parts)
                 done = stop
         if not done:
-            return self.jaxpr
+            return given
         self._keep(self.jaxpr.eqns[done:])
         outs = [self._read(x, self.eqns[-1]) for x in self.jaxpr.outvars]
         return drop_dead(with_equations(self.jaxpr, self.eqns, outs))
@@ -91,17 +99,14 @@ class _Level:
     def _rolled(self, run: Run) -> tuple[Rolled | None, int, int]:
         """The loop of a stretch, if it is one, and the places of the equations that it stands for."""
         reason = ""
-        for offset in range(min(run.period, OFFSETS)):
-            start, count = run.start + offset, run.count(offset)
+        for start, count in self._stretches(run):
             stop = start + count * run.period
-            if count < FEWEST:
-                break
             eqns = [rename(eqn, self.env) for eqn in self.jaxpr.eqns[start:stop]]
             steps = Steps([eqns[k : k + run.period] for k in range(0, len(eqns), run.period)], self.makers, self.parts)
             try:
                 loop = self._loop(steps, start, stop)
-            except Settled as settled:
-                reason = str(settled)
+            except Settled as refused:
+                reason = str(refused)
                 break
             except Refused as refused:
                 reason = reason or str(refused)
@@ -110,6 +115,14 @@ class _Level:
                 return loop, start, stop
         self._decide(run, run.count(0), False, reason)
         return None, 0, 0
+
+    def _stretches(self, run: Run) -> Iterator[tuple[int, int]]:
+        """Where the first step may begin, and how many there are: the first, and the last, may be others."""
+        beginnings = range(min(run.period, OFFSETS))
+        for offset, fewer in product((*beginnings, run.period), (0, 1)):
+            count = run.count(offset) - fewer
+            if count >= FEWEST:
+                yield run.start + offset, count
 
     def _loop(self, steps: Steps, start: int, stop: int) -> Rolled:
         if steps.is_one_kernel and not steps.reads_loops:
@@ -140,6 +153,9 @@ class _Level:
             if whole is not None:
                 self.env[eqn.outvars[0]] = whole
                 continue
+            if eqn.outvars and eqn.outvars[0] in self.begun:
+                self.env[eqn.outvars[0]] = self._read(self.begun[eqn.outvars[0]], eqn)
+                continue
             env = {x: self._read(x, eqn) for x in eqn.invars if is_var(x)}
             self.eqns.append(rename(eqn, env))
 
@@ -163,13 +179,15 @@ class _Level:
             return None
         stacks = eqn.primitive.name == "stack"
         d, shape = eqn.params["axis" if stacks else "dimension"], tuple(eqn.outvars[0].aval.shape)
-        atoms = [y if count else self._read(y, eqn) for y, _, count in groups]
+        atoms = [y if count else self._read(y, eqn) for y, _, count, _ in groups]
 
         def join(*values: Any) -> Any:
             found = []
-            for v, (_, first, count) in zip(values, groups, strict=True):
+            for v, (_, first, count, by) in zip(values, groups, strict=True):
                 if count:
-                    moved = jnp.moveaxis(lax.slice_in_dim(v, first, first + count), 0, d)
+                    lowest = first + min(0, by * (count - 1))
+                    entries = lax.slice_in_dim(v, lowest, lowest + count)
+                    moved = jnp.moveaxis(lax.rev(entries, (0,)) if by < 0 else entries, 0, d)
                     found.append(moved if stacks else lax.collapse(moved, d, d + 2))
                 else:
                     found.append(lax.expand_dims(v, (d,)) if stacks else v)
@@ -180,18 +198,22 @@ class _Level:
         self.eqns += builder.eqns
         return builder.as_weak_as(eqn.outvars[0], whole)
 
-    def _groups(self, eqn: JaxprEqn) -> list[tuple[Atom, int, int]]:
-        """The operands, those that are successive entries together: the array, the first entry, and how many.
+    def _groups(self, eqn: JaxprEqn) -> list[tuple[Atom, int, int, int]]:
+        """The operands, those that are successive entries together.
 
-        0 is the number of what is no entry.
+        The array, the first entry, how many (0 of what is no entry), and the step from one to the next: 1 or -1.
         """
-        found: list[tuple[Atom, int, int]] = []
+        found: list[tuple[Atom, int, int, int]] = []
         for x in eqn.invars:
             part = self.parts.get(x) if is_var(x) else None
             if part is None:
-                found.append((x, 0, 0))
-            elif found and found[-1][2] and found[-1][0] is part.array and sum(found[-1][1:]) == part.start[0]:
-                found[-1] = (part.array, found[-1][1], found[-1][2] + 1)
+                found.append((x, 0, 0, 1))
+                continue
+            place = part.start[0]
+            array, first, count, by = found[-1] if found else (None, 0, 0, 1)
+            by = place - first if count == 1 else by
+            if array is part.array and count and abs(by) == 1 and first + count * by == place:
+                found[-1] = (part.array, first, count + 1, by)
             else:
-                found.append((part.array, part.start[0], 1))
+                found.append((part.array, place, 1, 1))
         return found
