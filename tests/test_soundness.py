@@ -61,6 +61,7 @@ FIRES = {
 # What rewrites loops by what is stacked, what keeps a limit, and what is for large arrays has programs of its own in
 # test_differential.py, laws/ and compiler/; one of a sorted array alone, and the gradient of a softmax, in rules/
 ELSEWHERE = {
+    "late-writes",
     "loop-commoning",
     "loop-kernel",
     "loop-linear",
@@ -72,6 +73,7 @@ ELSEWHERE = {
     "loop-shifts",
     "loop-split",
     "loop-words",
+    "masks-of-results",
     "memory-limit",
     "one-of-sorted",
     "prefix-loops",
