@@ -29,6 +29,7 @@ CLAIMS = (
     "hoisting_acts_only_where_it_pays",
     "sums_of_products_cost_their_cheapest_order",
     "associative_scans_cost_a_loop",
+    "donated_weights_are_not_copied",
     "wide_products_are_read_along_their_rows",
     "a_sum_of_rows_reads_them_once",
     "an_axis_of_length_one_costs_nothing",

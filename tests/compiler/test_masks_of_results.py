@@ -25,7 +25,8 @@ def fired(f: Callable[..., Any], *args: Any, **options: Any) -> int:
 
 def temporary(f: Callable[..., Any], *args: Any) -> int:
     """Bytes of temporary memory of the compiled program."""
-    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    plan: Any = jax.jit(f).lower(*args).compile().memory_analysis()
+    return plan.temp_size_in_bytes
 
 
 def network(params: Any, x: Any) -> Any:
@@ -49,8 +50,9 @@ def test_one_array_for_each_layer():
     others = {**every, "passes": tuple(p for p in ag.compiler.DEFAULT_PASSES if p.name != NAME)}
     held = [temporary(ag.optimize(slope, **options), PARAMS, X) for options in (every, others)]
     assert held[1] - held[0] >= 4 * X.nbytes
-    for got, want in zip(*(jax.jit(f)(PARAMS, X) for f in (ag.optimize(slope), slope)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+    slopes = (jax.tree.leaves(jax.jit(f)(PARAMS, X)) for f in (ag.optimize(slope), slope))
+    for got, want in zip(*slopes, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * float(abs(want).max()))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])

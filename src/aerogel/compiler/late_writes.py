@@ -14,12 +14,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, ShapedArray, Var
 
 from .axes.elementwise import NAMES
 from .cost import nbytes
 from .level import Level
-from .program import Builder, is_var, rename, schedule, with_equations
+from .program import Builder, Cyclic, is_var, rename, schedule, with_equations
 
 LEAST_BYTES = 1 << 14  # of an argument: less is copied in the time that a kernel takes to start
 MOST_READERS = 64  # that are looked at around one argument
@@ -86,24 +86,34 @@ def entrywise(level: Level, new: Var) -> list[int]:
     return list(found)
 
 
-def ordered(level: Level, chosen: Sequence[LateWrite]) -> Jaxpr:
-    """The level with these in order."""
+def ordered(level: Level, chosen: Sequence[LateWrite]) -> tuple[Jaxpr, Sequence[LateWrite]]:
+    """The level with these in order, and which: fewer, where all together would wait for each other."""
+    while chosen:
+        try:
+            return with_equations(level.jaxpr, schedule(_waiting(level, chosen))), chosen
+        except Cyclic:
+            assert len(chosen) > 1, "what waits for a reader is not read by it"
+            chosen = chosen[: len(chosen) // 2]
+    return level.jaxpr, chosen
+
+
+def _waiting(level: Level, chosen: Sequence[LateWrite]) -> list[JaxprEqn]:
     at: dict[int, list[LateWrite]] = {}
     for one in chosen:
         for place in one.writers:
             at.setdefault(place, []).append(one)
     eqns: list[JaxprEqn] = []
     for place, eqn in enumerate(level.eqns):
-        if place in at:
-            builder, env = Builder(eqn), dict[Var, Atom]()
-            for one in at[place]:
-                made = [level.eqns[k].outvars[0] for k in one.readers]
-                for x in {x for x in eqn.invars if is_var(x) and passed(level, x) is one.argument}:
-                    (env[x],) = builder.call(_behind_all, x, *made)
-            eqns += [*builder.eqns, rename(eqn, env)]
-        else:
+        if place not in at:
             eqns.append(eqn)
-    return with_equations(level.jaxpr, schedule(eqns))
+            continue
+        builder, env = Builder(eqn), dict[Var, Atom]()
+        for one in at[place]:
+            made = [level.eqns[k].outvars[0] for k in one.readers]
+            for x in dict.fromkeys(x for x in eqn.invars if is_var(x) and passed(level, x) is one.argument):
+                (env[x],) = builder.call(_behind_all, x, *made)
+        eqns += [*builder.eqns, rename(eqn, env)]
+    return eqns
 
 
 def _behind_all(x: Array, *made: Array) -> Array:
@@ -122,10 +132,11 @@ def _behind_all(x: Array, *made: Array) -> Array:
 
 def passed(level: Level, x: Atom) -> Any:
     """What a value is in front of barriers."""
-    eqn = level.maker(x)
-    while eqn is not None and eqn.primitive.name == BARRIER:
-        x = eqn.invars[eqn.outvars.index(x)]
+    while is_var(x):
         eqn = level.maker(x)
+        if eqn is None or eqn.primitive.name != BARRIER:
+            break
+        x = eqn.invars[eqn.outvars.index(x)]
     return x
 
 
@@ -157,8 +168,9 @@ def _may_be_one(old: Var, new: Atom) -> bool:
 
 
 def _is_large(x: Var) -> bool:
-    shape, dtype = getattr(x.aval, "shape", ()), getattr(x.aval, "dtype", None)
-    return bool(shape) and jnp.issubdtype(dtype, jnp.number) and nbytes(x.aval) >= LEAST_BYTES
+    aval = x.aval
+    is_array = isinstance(aval, ShapedArray) and aval.shape and jnp.issubdtype(aval.dtype, jnp.number)
+    return bool(is_array) and nbytes(aval) >= LEAST_BYTES
 
 
 class _Around:
@@ -204,10 +216,13 @@ class _Around:
 
 def _stands_for_all(eqn: JaxprEqn) -> bool:
     """Whether an entry of an equation's first result can stand for all that it does."""
-    aval = eqn.outvars[0].aval
-    if eqn.effects or getattr(aval, "size", 0) == 0:
+    if eqn.effects or not eqn.outvars or not getattr(eqn.outvars[0].aval, "size", 0):
         return False
-    return jnp.issubdtype(aval.dtype, jnp.floating) or jnp.issubdtype(aval.dtype, jnp.integer)
+    aval: Any = eqn.outvars[0].aval
+    for kind, about in ((jnp.floating, jnp.finfo), (jnp.integer, jnp.iinfo)):
+        if jnp.issubdtype(aval.dtype, kind):
+            return about(aval.dtype).bits == 8 * aval.dtype.itemsize  # numbers of 4 bits have no words of their own
+    return False
 
 
 class _Behind:

@@ -38,9 +38,9 @@ class LateWrites:
         def one_level(jaxpr: Jaxpr, around: Around) -> Jaxpr:
             level = Level(jaxpr)
             pairs = _carries(jaxpr, around) if around else updates(level) if context.outermost else []
-            chosen = late_writes(level, pairs)
-            decisions.extend(_decision(level, one) for one in chosen)
-            return ordered(level, chosen) if chosen else jaxpr
+            new, made = ordered(level, late_writes(level, pairs))
+            decisions.extend(_decision(level, one) for one in made)
+            return new
 
         return rewrite_nested(program, one_level), decisions
 
