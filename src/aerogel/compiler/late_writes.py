@@ -19,10 +19,12 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, ShapedArray, Var
 from .axes.elementwise import NAMES
 from .cost import nbytes
 from .level import Level
+from .orders import REDUCTIONS
 from .program import Builder, Cyclic, is_var, rename, schedule, with_equations
 
 LEAST_BYTES = 1 << 14  # of an argument: less is copied in the time that a kernel takes to start
 MOST_READERS = 64  # that are looked at around one argument
+MOST_ON_THE_WAY = 16  # from a reader to a sum of what it makes
 VIEWS = frozenset("transpose reshape squeeze expand_dims broadcast_in_dim slice rev".split())
 BARRIER = "optimization_barrier"  # is gone when XLA looks at who is overwritten
 FUSED = frozenset(NAMES) | VIEWS  # XLA may make these again wherever their result is read
@@ -34,7 +36,7 @@ class LateWrite:
 
     Attributes:
         writers: places of the equations with which the computation of the new value begins to read it.
-        readers: places of those that read it, and that XLA does not see to come before.
+        readers: places of those that read it, and that XLA does not see to come before, or of what is made of them.
     """
 
     argument: Var
@@ -210,8 +212,21 @@ class _Around:
         """What is to be put in order; None where everything is."""
         heads = tuple(k for k in self.heads if behind(self.maker, k))
         late = (k for k in self.ends if not behind(self.maker, k) and not any(behind(k, head) for head in heads))
-        readers = tuple(k for k in late if _stands_for_all(self.level.eqns[k]))
+        readers = tuple(self._witness(k, behind, heads) for k in late if _stands_for_all(self.level.eqns[k]))
         return LateWrite(self.old, heads, readers) if heads and readers else None
+
+    def _witness(self, place: int, behind: "_Behind", heads: Sequence[int]) -> int:
+        """Of a reader, or of a sum of what it makes: to wait for that keeps no large array."""
+        waiting = list(self.level.eqns[place].outvars)
+        for x in waiting:
+            for k in self.level.readers(x) if len(waiting) <= MOST_ON_THE_WAY else ():
+                eqn = self.level.eqns[k] if k >= 0 else None
+                if eqn is None or any(behind(k, head) for head in heads):
+                    continue
+                if eqn.primitive.name in REDUCTIONS and _stands_for_all(eqn):
+                    return k
+                waiting += eqn.outvars if eqn.primitive.name in FUSED else ()
+        return place
 
 
 def _stands_for_all(eqn: JaxprEqn) -> bool:
