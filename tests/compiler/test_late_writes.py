@@ -13,6 +13,9 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.late_writes import late_writes, updates
+from aerogel.compiler.level import Level
+from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.late_writes import NAME
 
 SIZES = (96, 96, 96, 96, 10)
@@ -152,6 +155,26 @@ def test_a_model_of_layers():
     x = normal(3, 32, 96)
     assert fired(step, model, optimizer, x) >= 1
     agree(step, model, optimizer, x, rtol=1e-5)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_sum_is_waited_for_where_there_is_one(has_bias: bool):
+    """The gradient of a bias, and not the array that is summed, which would have to be kept."""
+
+    def step(layers: Any, x: Any) -> Any:
+        def loss(layers: Any) -> Any:
+            y = x
+            for w, b in layers:
+                y = jnp.tanh(y @ w + b if has_bias else y @ w)
+            return jnp.square(y).mean()
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, layers, jax.grad(loss)(layers))
+
+    args = [(w, jnp.zeros(w.shape[1])) for w in weights()], normal(9, 32, 96)
+    program: Any = jax.make_jaxpr(step)(*args)
+    level = Level(normalize(program, False)[0].jaxpr)
+    waited = {level.eqns[k].primitive.name for one in late_writes(level, updates(level)) for k in one.readers}
+    assert waited == {"reduce_sum" if has_bias else "dot_general"}
 
 
 def test_near_misses():
