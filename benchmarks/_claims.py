@@ -30,6 +30,7 @@ CLAIMS = (
     "sums_of_products_cost_their_cheapest_order",
     "associative_scans_cost_a_loop",
     "gradients_of_lists_cost_what_those_of_arrays_cost",
+    "donated_weights_are_not_copied",
     "wide_products_are_read_along_their_rows",
     "a_sum_of_rows_reads_them_once",
     "an_axis_of_length_one_costs_nothing",

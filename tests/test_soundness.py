@@ -62,6 +62,7 @@ FIRES = {
 # test_differential.py, laws/ and compiler/; one of a sorted array alone, and the gradient of a softmax, in rules/
 ELSEWHERE = {
     "fused-attention",
+    "late-writes",
     "loop-commoning",
     "loop-kernel",
     "loop-linear",
@@ -74,6 +75,7 @@ ELSEWHERE = {
     "loop-split",
     "loop-unroll",
     "loop-words",
+    "masks-of-results",
     "memory-limit",
     "one-of-sorted",
     "prefix-loops",

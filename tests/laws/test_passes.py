@@ -299,6 +299,18 @@ def outer(start: Any, a: Any, b: Any) -> Any:
     return jax.lax.scan(step, start, (a, b))
 
 
+def trained(weights: Any, x: Any) -> Any:
+    """A step of gradient descent."""
+
+    def loss(weights: Any) -> Any:
+        y = x
+        for w in weights:
+            y = jax.nn.relu(y @ w)
+        return jnp.mean(y**2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -328,6 +340,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["forces"] = forces, (normal(0, 40, 3),)
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["spectra"] = jax.value_and_grad(convolved, (0, 1)), (normal(0, 16, 4096), normal(1, 4096))
+    found["trained"] = trained, ([normal(k, 64, 64) / 8 for k in range(3)], normal(3, 32, 64))
     found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
     found["attention"] = attention, tuple(normal(n, 64, 16).astype(jnp.bfloat16) for n in range(3))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)

@@ -87,3 +87,19 @@ def test_weights_of_few_bits_are_near(dtype: Any, step: float, weight_dtype: Any
     info, largest = jnp.finfo(weight_dtype), np.abs(whole).max(1, keepdims=True)
     bound = (1.1 * step / 2 + float(info.eps)) * largest + float(info.smallest_subnormal)
     assert (np.abs(near - whole) <= bound).all()
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 4, key=KEY), jax.nn.relu])
+def test_a_layer_is_no_weight(layer: Any):
+    """Adapters stand in the place of an array; the error shows how they are put there."""
+    with pytest.raises(ag.UsageError, match=r"(?s)argument `base`.*apply\(lambda w: nn.LoRA"):
+        nn.LoRA(layer, 2, key=KEY)
+    with pytest.raises(ag.UsageError, match=r"(?s)argument `weight`.*apply\(nn.Quantized\)"):
+        nn.Quantized(layer)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 2.0])
+def test_a_rank_is_a_number_from_one_on(rank: Any):
+    """No change of rank 0, which would train nothing."""
+    with pytest.raises(ag.UsageError, match="rank"):
+        nn.LoRA(jnp.ones((3, 4)), rank, key=KEY)

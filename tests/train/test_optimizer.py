@@ -316,3 +316,16 @@ def test_average() -> None:
     np.testing.assert_allclose(ema.average["w"], 2 - 0.999**200, rtol=1e-4)
     out = ema.model({"w": jnp.array(2.0, jnp.bfloat16), "n": 5})
     assert (out["w"].dtype, out["n"]) == (jnp.bfloat16, 5)
+
+
+def test_a_number_is_no_loss_scale():
+    """It is said at `init`, not in the first step."""
+    with pytest.raises(ag.UsageError, match=r"(?s)argument `loss_scale`.*1024.*ag.LossScale\(\)"):
+        ag.Optimizer(optax.sgd(0.1), loss_scale=1024.0).init(MODEL)  # type: ignore[arg-type]
+
+
+def test_a_state_of_another_model():
+    """One with the same paths and other sizes is refused by name; so is one with other settings."""
+    optimizer = ag.Optimizer(optax.adam(0.1)).init(nn.MLP(4, 2, 8, 2, key=jax.random.key(0)))
+    with pytest.raises(ag.UsageError, match=r"(?s)other sizes or settings.*init\(model\)"):
+        optimizer.step(square)(nn.MLP(4, 2, 16, 2, key=jax.random.key(0)), X)

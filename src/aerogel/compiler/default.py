@@ -9,6 +9,7 @@ from .passes.fused_attention import FusedAttention
 from .passes.half_spectra import HalfSpectra
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
+from .passes.late_writes import LateWrites
 from .passes.loop_commoning import LoopCommoning
 from .passes.loop_contraction import LoopContraction
 from .passes.loop_ends import LoopEnds
@@ -26,6 +27,7 @@ from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.loop_unroll import LoopUnroll
 from .passes.loop_words import LoopWords
+from .passes.masks_of_results import MasksOfResults
 from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
 from .passes.own_broadcasts import OwnBroadcasts
@@ -87,4 +89,6 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopKernel(),
     OwnBroadcasts(),
     SquareSums(),
+    MasksOfResults(),
+    LateWrites(),
 )

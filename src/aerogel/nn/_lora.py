@@ -5,6 +5,7 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from aerogel._errors import UsageError
 from aerogel.module import at, field
@@ -33,7 +34,7 @@ class LoRA(AbstractAdapter):
         key: for `a`.
 
     Raises:
-        UsageError: the weight has less than two axes.
+        UsageError: the weight has less than two axes, or is no array but its layer; `rank` is no number from 1 on.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> layer = ag.nn.Linear(6, 4, key=jax.random.key(0))
@@ -52,8 +53,16 @@ class LoRA(AbstractAdapter):
     scale: float
 
     def __init__(self, base: Any, rank: int, scale: float = 1.0, *, key: jax.Array) -> None:
-        if base.ndim < 2:
-            raise UsageError(argument="base", got=base, wanted="a weight with two axes or more", function="LoRA")
+        if getattr(base, "ndim", 0) < 2:
+            raise UsageError(
+                argument="base",
+                got=base,
+                wanted="a weight with two axes or more, the array and not its layer",
+                function="LoRA",
+                to_fix="put it where the weight is: ag.at(model).head.weight.apply(lambda w: nn.LoRA(w, 8, key=key))",
+            )
+        if not isinstance(rank, int | np.integer) or rank < 1:
+            raise UsageError(argument="rank", got=rank, wanted="a whole number, 1 or more", function="LoRA")
         columns = math.prod(base.shape[1:])
         bound = 1 / math.sqrt(max(columns, 1))
         self.base = base
@@ -96,7 +105,7 @@ class Quantized(AbstractAdapter):
         dtype: `jnp.int8`, or a narrow floating-point one: `jnp.float8_e4m3fn`.
 
     Raises:
-        UsageError: `dtype` is neither a signed integer nor a floating-point one.
+        UsageError: `dtype` is neither a signed integer nor a floating-point one; the weight is no array, but its layer.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> layer = ag.nn.Linear(64, 4, key=jax.random.key(0))
@@ -115,6 +124,14 @@ class Quantized(AbstractAdapter):
         if not is_integer and not jnp.issubdtype(dtype, jnp.floating):
             wanted = "a signed integer or a floating-point dtype: jnp.int8, jnp.float8_e4m3fn"
             raise UsageError(argument="dtype", got=dtype, wanted=wanted, function="Quantized")
+        if not hasattr(weight, "ndim"):
+            raise UsageError(
+                argument="weight",
+                got=weight,
+                wanted="an array, the weight and not its layer",
+                function="Quantized",
+                to_fix="put it where the weight is: ag.at(model).head.weight.apply(nn.Quantized)",
+            )
         weight = value_of(weight)
         wide = widened(weight)
         largest = jnp.iinfo(dtype).max if is_integer else float(jnp.finfo(dtype).max)

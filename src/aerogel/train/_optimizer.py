@@ -69,7 +69,8 @@ class Optimizer:
         """The optimiser at its beginning, for `model`.
 
         Raises:
-            UsageError: the model has nothing to be trained, `transform` is no transformation, or `wrt` means no parts.
+            UsageError: the model has nothing to be trained, `transform` is no transformation, `wrt` means no parts, or
+                `loss_scale` is no `LossScale`.
             PathError: `wrt` fits nothing in it.
         """
         if not (callable(getattr(self.transform, "init", None)) and callable(getattr(self.transform, "update", None))):
@@ -78,6 +79,14 @@ class Optimizer:
                 got=self.transform,
                 wanted="what has `init` and `update`: optax.adam(1e-3)",
                 function="Optimizer",
+            )
+        if not isinstance(self.loss_scale, LossScale | None):
+            raise UsageError(
+                argument="loss_scale",
+                got=self.loss_scale,
+                wanted="an ag.LossScale, or None",
+                function="Optimizer",
+                to_fix="ag.Optimizer(tx, loss_scale=ag.LossScale())",
             )
         check_where(
             self.wrt, "wrt", "choose parts, wrt='layers', or none; the model goes to `init`: Optimizer(tx).init(model)"
@@ -201,6 +210,7 @@ class Optimizer:
             _check_shapes(updates, params)
         except (TypeError, ValueError):  # one gradient for each example is right for some transformations
             _check_shapes(along, params)
+            self._check_state(params)
             raise
         params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
         return combine(params, model), replace(self, state=state)
@@ -217,6 +227,18 @@ class Optimizer:
             function="Optimizer.update",
             to_fix="optimizer = optimizer.init(model); also after freezing and unfreezing",
         )
+
+    def _check_state(self, params: Any) -> None:
+        """Whether the state is one for parameters of this structure."""
+        wanted = jax.tree.structure(jax.eval_shape(self.transform.init, params))
+        if jax.tree.structure(self.state) != wanted:
+            raise UsageError(
+                argument="model",
+                got="a model whose layers have other sizes or settings",
+                wanted="the model for which `init` was called",
+                function="Optimizer.update",
+                to_fix="optimizer = optimizer.init(model), for this model",
+            )
 
 
 def _beside(params: Any, optimizer: Optimizer) -> Optimizer:
