@@ -365,4 +365,5 @@ def test_what_works_entry_by_entry_runs() -> None:
     for arguments in (make(), jax.device_put(make(), places)):
         one = ag.optimize(lambda x: f(x), on_report=lambda report: fired.append({d.rule for d in report.fired}))
         jax.jit(one).lower(*arguments)
-    assert fired[0] == fired[1] != set()
+    # What takes the place of an argument is put in order on one device alone.
+    assert fired[0] - {"late-writes"} == fired[1] != set()

@@ -38,7 +38,7 @@ class LateWrites:
         def one_level(jaxpr: Jaxpr, around: Around) -> Jaxpr:
             level = Level(jaxpr)
             pairs = _carries(jaxpr, around) if around else updates(level) if context.outermost else []
-            new, made = ordered(level, late_writes(level, pairs))
+            new, made = ordered(level, late_writes(level, pairs, in_loop=bool(around)))
             decisions.extend(_decision(level, one) for one in made)
             return new
 
