@@ -59,9 +59,9 @@ def fired(f: Callable[..., Any], *args: Any, **options: Any) -> int:
 
 
 def copies(f: Callable[..., Any], *args: Any) -> int:
-    """How many weights of 96 x 96 the compiled program copies, its first argument donated."""
+    """How many square weights the compiled program copies, its first argument donated."""
     text = jax.jit(f, donate_argnums=0).lower(*args).compile().as_text() or ""
-    return len(re.findall(r"f32\[96,96\]\S* copy\(%(?!bitcast|transpose)", text))
+    return len(re.findall(r"f32\[(96,96|192,192)\]\S* copy\(%(?!bitcast|transpose)", text))
 
 
 def agree(f: Callable[..., Any], *args: Any, rtol: float = 1e-6) -> None:
