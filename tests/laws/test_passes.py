@@ -25,6 +25,7 @@ from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes import fused_attention
 from aerogel.compiler.passes.fused_attention import FusedAttention
+from aerogel.compiler.passes.late_writes import LateWrites
 from aerogel.compiler.passes.loop_segments import LoopSegments
 from aerogel.compiler.passes.loop_unroll import LoopUnroll
 from aerogel.compiler.passes.memory_limit import MemoryLimit
@@ -396,6 +397,14 @@ class Outermost(ShortCalls):
         return super().__call__(program, replace(context, outermost=True))
 
 
+class OutermostWrites(LateWrites):
+    """The same."""
+
+    def __call__(self, program: ClosedJaxpr, context: Context) -> tuple[ClosedJaxpr, list[Decision]]:
+        """As the pass."""
+        return super().__call__(program, replace(context, outermost=True))
+
+
 class UnrolledOnGPU(LoopUnroll):
     """The pass where it acts."""
 
@@ -422,6 +431,7 @@ INSTEAD = {
     MemoryLimit.name: Limited(),
     FusedAttention.name: AttentionOnGPU(),
     LoopSegments.name: LoopSegments(least_bytes=5 << 20),
+    LateWrites.name: OutermostWrites(),
     LoopUnroll.name: UnrolledOnGPU(),
     ShortCalls.name: Outermost(),
 }
