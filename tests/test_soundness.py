@@ -47,7 +47,7 @@ FIRES = {
     "first-of-argsorted-down": 1634, "first-of-sorted": 75, "full-sums": 4, "half-power": 76,
     "half-spectra": 185, "in-place": 581, "inverse-products": 133, "inverse-times": 190,
     "last-of-argsorted": 344, "last-of-cumsum": 152, "last-of-sorted": 722, "loop-contraction": 636, "loop-ends": 604,
-    "loop-fusion": 11, "loop-hoist": 3, "loop-slots": 32,
+    "loop-fusion": 11, "loop-hoist": 3, "loop-slots": 414,
     "max-pool-gradient": 78, "orientation": 2, "own-broadcasts": 112, "reroll": 32, "residual-choice": 295,
     "searched-at-once": 27, "searched-short": 233, "small-axes": 6, "small-cholesky": 84, "small-det": 421,
     "small-log-det": 972, "small-lu": 36, "small-product": 2, "small-slogdet": 106, "small-solve": 67,
