@@ -23,7 +23,7 @@ from .orders import REDUCTIONS
 from .program import Builder, Cyclic, is_var, rename, schedule, with_equations
 
 LEAST_BYTES = 1 << 14  # of an argument: less is copied in the time that a kernel takes to start
-LEAST_WEIGHTS = 1 << 17
+LEAST_WEIGHTS = 1 << 17  # the same, of a carry
 MOST_READERS = 64  # that are looked at around one argument
 MOST_ON_THE_WAY = 16  # from a reader to a sum of what it makes
 VIEWS = frozenset("transpose reshape squeeze expand_dims broadcast_in_dim slice rev".split())

@@ -124,14 +124,7 @@ def cumlogsumexp_in_a_loop(x: jax.Array, *, axis: int, reverse: bool, site: Site
     n, others = x.shape[axis], math.prod(x.shape) // max(x.shape[axis], 1)
     if n < SHORTEST_LOOP or others < FEWEST_ROWS:
         return f"{n} steps with {others} elements each, fewer than {SHORTEST_LOOP} or {FEWEST_ROWS}"
-
-    def step(before: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-        after = jnp.logaddexp(before, value)
-        return after, after
-
-    rows = jnp.moveaxis(x, axis, 0)
-    start = lax.full(rows.shape[1:], -np.inf, x.dtype)
-    return spread(site) or jnp.moveaxis(lax.scan(step, start, rows, reverse=reverse)[1], 0, axis)
+    return spread(site) or row_by_row("cumlogsumexp", x, axis, reverse)
 
 
 def in_a_loop(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
