@@ -38,8 +38,8 @@ EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim res
 # time that its transfer takes. Gradients of recurrent cells take the same time at 0.25, 0.75 and 1.25 (an LSTM 0.92 to
 # 0.91 of plain JAX's, minGRU 0.85 to 0.83), and less memory the higher it is (12.1 to 10.4 MB, 13.3 to 10.0 MB).
 DRIVEN_OUT = 1.0
-# Less than this stays in the cache, where nothing is gained.
-SMALLEST_SAVING = 2**20
+# Less than this is not worth another program.
+SMALLEST_SAVING = 2**18
 # The new way must be predicted this much better.
 WORTH = 0.95
 

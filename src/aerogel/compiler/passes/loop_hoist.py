@@ -5,7 +5,7 @@ leave in the loop though it never changes is computed once.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from jax import lax
@@ -27,8 +27,8 @@ from ..loop import MANY_STEPS, Loop, as_loop
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
-from ..residuals import cheapest, needed_by_loops
-from ..sink import Sum, find_sums, is_long, is_small_outer, new_stacks, seconds_saved, sink, widens
+from ..residuals import needed_by_loops
+from ..sink import Sum, find_sums, is_long, is_small_outer, seconds_saved, sink, widens
 
 NAME = "loop-hoist"
 # A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:
@@ -165,11 +165,10 @@ def _gather(work: _Work, loop: Loop) -> None:
         return
     saved = {one.carry: seconds_saved(loop, one, work.terms.machine) for one in products}
     paying = []
-    room = _Room(work, loop)
     for one in products:
         assert one.eqn is not None
         what = f"the sum of `{one.eqn.primitive.name}` over {loop.length} steps is one product after the loop"
-        if is_long(loop, one) and not room.holds(one):
+        if is_long(loop, one):
             work.note(
                 one.eqn, what, "each step sums up enough terms already, for the memory that stacking its factors takes"
             )
@@ -188,40 +187,6 @@ def _gather(work: _Work, loop: Loop) -> None:
             work.note(one.eqn, what, "no step reads the sum", Exactness.REASSOCIATES)
     if paying:
         work.replace(sink(loop, paying))
-
-
-@dataclass
-class _Room:
-    """The memory that the stacks of long sums may take: what the choice of residuals spares of plain JAX's."""
-
-    work: _Work
-    loop: Loop
-    taken: dict[Var, int] = field(default_factory=dict)
-
-    def holds(self, one: Sum) -> bool:
-        """Whether there is room for one sum more, which is then taken."""
-        if self.work.terms.before_differentiation or self.work.terms.machine.name != "cpu":
-            return False
-        more = {x: self.loop.length * nbytes(x.aval) for x in new_stacks(self.loop, one)} | self.taken
-        if sum(more.values()) > self.bytes_spared:
-            return False
-        self.taken = more
-        return True
-
-    @cached_property
-    def bytes_spared(self) -> int:
-        """What the loops that this one reads stacks of will not stack; 0 where they stack so much that they may run in parts."""
-        level, machine = Level(self.work.jaxpr), self.work.terms.machine
-        spared = 0
-        for place in {level.made_by[x] for x in self.loop.xs if is_var(x) and x in level.made_by}:
-            maker = as_loop(level.eqns[place])
-            if maker is None or not _runs_the_other_way(maker.eqn, self.loop):
-                continue
-            found = cheapest(level, place, maker, machine, machine.fresh_bytes)
-            spared += 0 if found is None else found.bytes_saved
-            if sum(nbytes(y.aval) for y in maker.ys) >= machine.fresh_bytes:
-                return 0
-        return spared
 
 
 def _stacked_bytes(loop: Loop, one: Sum) -> int:
