@@ -21,9 +21,9 @@ from .loop import Loop
 from .program import Builder, Readers, copy_equation, is_var, substitute, users
 
 # A product that sums up this many terms in each step gains by its addition alone, which stacks are not written for but
-# where there is room (`long_sums.py`) or they are small. (Gradients of recurrent layers, 16 to 256 terms, 2 cores of an AMD EPYC with
-# AVX-512, jaxlib 0.10.2: one product of all steps took 0.6 to 0.9 of the time, with stacks of 6 MB too, but these are
-# half of what such a gradient keeps.)
+# where they are small or there is room for them (`long_sums.py`). (Gradients of recurrent layers, 16 to 256 terms, 2
+# cores of an AMD EPYC with AVX-512, jaxlib 0.10.2: one product of all steps took 0.6 to 0.9 of the time, with stacks of
+# 6 MB too, but these are half of what such a gradient keeps.)
 LONGEST_CONTRACTION = 16
 # An outer product by broadcasting is one kernel with its addition; below this many bytes that is as fast as a product.
 SMALLEST_OUTER = 16 << 10

@@ -5,7 +5,7 @@ See docs/explanation/residual-choice.md.
 
 from dataclasses import dataclass
 
-from aerogel._jax import Jaxpr, JaxprEqn
+from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from ..cost import Machine
 from ..exactness import Exactness
