@@ -7,15 +7,19 @@ each other than JAX's autodiff would, there is room for them: the gradient holds
 
 from collections.abc import Mapping
 
-from aerogel._jax import Jaxpr, JaxprEqn, Var
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
+from .axes.elementwise import NAMES
 from .cost import Machine, equation_seconds, nbytes
 from .hoist_plan import LEAST_SECONDS, LEAST_SHARE
+from .level import Level
 from .loop import Loop, as_loop
-from .sink import Sum, find_sums, is_long, new_stacks, seconds_saved, sink
+from .sink import SHAPING, Sum, find_sums, is_long, new_stacks, seconds_saved, sink
 
 # Of what is spared: a stack of a few steps besides, of which the product makes a copy.
 SHARE = 0.9
+MOST_LOOKED_AT = 16  # values, on the way from an input to a product
+ENTRYWISE = frozenset(NAMES) | SHAPING
 
 
 def with_sums_outside(
@@ -38,6 +42,25 @@ def with_sums_outside(
             jaxpr = sink(loop, chosen).apply(jaxpr, place)
             moved += [(one.eqn, added if one is chosen[0] else 0) for one in chosen if one.eqn is not None]
     return jaxpr, moved
+
+
+def projected_bytes(level: Level, loop: Loop) -> int:
+    """What a loop reads step by step of products before it: hoisted, they take memory that JAX's autodiff does not."""
+    return sum(nbytes(x.aval) for x in loop.xs if _is_projected(level, x))
+
+
+def _is_projected(level: Level, x: Atom) -> bool:
+    """Whether a value is a product, or made of one entry by entry."""
+    waiting: list[Atom] = [x]
+    for one in waiting:
+        eqn = level.maker(one)
+        if eqn is None or len(waiting) > MOST_LOOKED_AT:
+            continue
+        if eqn.primitive.name == "dot_general":
+            return True
+        if eqn.primitive.name in ENTRYWISE:
+            waiting += eqn.invars
+    return False
 
 
 def _affordable(loop: Loop, room: int, machine: Machine) -> tuple[list[Sum], int]:

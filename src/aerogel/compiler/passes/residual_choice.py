@@ -11,7 +11,7 @@ from ..cost import Machine
 from ..exactness import Exactness
 from ..level import Level
 from ..levels import rewrite_levels
-from ..long_sums import with_sums_outside
+from ..long_sums import projected_bytes, with_sums_outside
 from ..loop import as_loop
 from ..normalize import drop_dead
 from ..pipeline import Context
@@ -46,9 +46,10 @@ class ResidualChoice:
 
 
 def may_sum_outside(context: Context) -> bool:
-    """Whether sums over the steps may be made in another order, on a machine for which that is priced."""
+    """Whether sums over the steps may be made in another order, for memory, on a machine for which that is priced."""
     fast = Exactness.REASSOCIATES in context.allowed
-    return fast and context.platform == "cpu" and not context.before_differentiation
+    free = context.memory_limit is None and not context.before_differentiation
+    return fast and free and context.platform == "cpu"
 
 
 def choose_residuals(
@@ -75,8 +76,9 @@ def choose_residuals(
                 new.update(rebuilt(level, found))
                 decisions.append(_decision(found))
                 if sums_outside and len(found.readers) == 1:
+                    room = max(0, found.bytes_saved - projected_bytes(level, found.loop))
                     for v in level.eqns[found.readers[0]].outvars:
-                        spared[v] = spared.get(v, 0) + found.bytes_saved
+                        spared[v] = spared.get(v, 0) + room
         if not new:
             break
         eqns = [one for i, eqn in enumerate(jaxpr.eqns) for one in new.get(i, [eqn])]
