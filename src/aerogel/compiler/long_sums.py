@@ -19,7 +19,7 @@ from .sink import SHAPING, Sum, find_sums, is_long, new_stacks, seconds_saved, s
 # Of what is spared: a stack of a few steps besides, of which the product makes a copy.
 SHARE = 0.9
 MOST_LOOKED_AT = 16  # values, on the way from an input to a product
-ENTRYWISE = frozenset(NAMES) | SHAPING
+ENTRYWISE = frozenset(NAMES) | SHAPING | {"slice"}
 
 
 def with_sums_outside(
