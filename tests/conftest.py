@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from until import until
+
 HERE = Path(__file__).parent
 
 # All of this is read when JAX is imported or starts its first computation, and is inherited by the processes that
@@ -74,6 +76,8 @@ SHARES = {
     "transform": 48,
 }
 FEWEST_CASES = 4
+# Of the examples that one property draws, the whole suite takes those that begin within so many seconds.
+PROPERTY_SECONDS = 5
 # Of tests that take 5 to 50 seconds so many take turns, each by itself.
 TURNS = {
     "test_axes_parts::test_blocks_put_together_are_the_whole": 5,
@@ -145,6 +149,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     last = [item for item in kept if item.get_closest_marker(WHILE_THERE_IS_TIME)]
     random.Random(SEED).shuffle(last)  # else a slow machine would judge the same ones in every run
     items[:] = [item for item in kept if not item.get_closest_marker(WHILE_THERE_IS_TIME)] + last
+
+
+@pytest.fixture(autouse=True)
+def bounded_property(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the whole suite, examples of a property that begin too late pass unseen."""
+    from hypothesis import is_hypothesis_test
+
+    if not is_hypothesis_test(request.function) or not is_whole_suite(request.config):
+        yield
+        return
+    handle = request.function.hypothesis
+    test = handle.inner_test
+    handle.inner_test = until(PROPERTY_SECONDS, test)
+    yield
+    handle.inner_test = test
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
