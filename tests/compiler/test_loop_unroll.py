@@ -136,6 +136,7 @@ def test_launches_are_kernels_and_copies() -> None:
 
 LEFT = {
     "on a CPU": (decayed, FAST, (normal(0, 40, 64),), None),
+    "on another accelerator": (decayed, Context(allowed("fast"), "metal"), (normal(0, 40, 64),), None),
     "before differentiation": (decayed, Context(allowed("fast"), "gpu", True), (normal(0, 40, 64),), None),
     "unrolled by the user": (lambda x: decayed(x, unroll=4), GPU, (normal(0, 40, 64),), None),
     "short": (decayed, GPU, (normal(0, 3, 64),), "it is short"),
