@@ -599,7 +599,8 @@ def printed(names: list[str]) -> str:
     for name in names:
         program, _ = corpus()[name]
         for one in DEFAULT_PASSES:
-            program, _ = one(program, FAST)
+            if has_its_turn(one, FAST):
+                program, _ = one(program, FAST)
         texts.append(str(program))
     return "\n".join(texts)
 
