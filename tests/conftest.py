@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from until import until
+
 HERE = Path(__file__).parent
 
 # All of this is read when JAX is imported or starts its first computation, and is inherited by the processes that
@@ -40,11 +42,11 @@ os.environ["AEROGEL_CACHE"] = str(HERE / "no-such-folder")  # decisions hang on 
 # One seed for a whole run: workers of xdist start after this and inherit it.
 SEED = int(os.environ.setdefault("AEROGEL_SEED", str(random.SystemRandom().randrange(2**32))))
 
-# Tests with this mark come last, and are left out when a run of the whole suite has taken so long: a slow machine
-# judges as many of their cases as it has time for, and says how many it left.
+# Cases that take turns come behind all others, then tests with this mark. They are left out when a run of the whole
+# suite has taken so long: a slow machine judges as many of them as it has time for, and says how many it left.
 WHILE_THERE_IS_TIME = "while_there_is_time"
 STARTED = float(os.environ.setdefault("AEROGEL_STARTED", str(time.time())))
-MOST_SECONDS = 11 * 60
+MOST_SECONDS = 10 * 60
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,6 +76,8 @@ SHARES = {
     "transform": 48,
 }
 FEWEST_CASES = 4
+# Of the examples that one property draws, the whole suite takes those that begin within so many seconds.
+PROPERTY_SECONDS = 5
 # Of tests that take 5 to 50 seconds so many take turns, each by itself.
 TURNS = {
     "test_axes_parts::test_blocks_put_together_are_the_whole": 5,
@@ -132,19 +136,48 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept: list[pytest.Item] = []
+    taken, take_turns = set[pytest.Item](), list[pytest.Item]()
     for name, found in cases.items():
         path = found[0].path
         share = SHARES.get(path.stem, SHARES.get(path.parent.name, 1)) if len(found) >= FEWEST_CASES else 1
         share = TURNS.get(f"{path.stem}::{name.rpartition('::')[2]}", share)
         first = SEED + zlib.crc32(name.encode())  # else all that have a turn would have it in the same run
-        kept += [item for k, item in enumerate(found) if (k + first) % share == 0]
-    order = {id(item) for item in kept}
-    config.hook.pytest_deselected(items=[item for item in items if id(item) not in order])
-    kept = [item for item in items if id(item) in order]
-    last = [item for item in kept if item.get_closest_marker(WHILE_THERE_IS_TIME)]
-    random.Random(SEED).shuffle(last)  # else a slow machine would judge the same ones in every run
-    items[:] = [item for item in kept if not item.get_closest_marker(WHILE_THERE_IS_TIME)] + last
+        chosen = [item for k, item in enumerate(found) if (k + first) % share == 0]
+        taken.update(chosen)
+        take_turns += chosen if share > 1 else []
+    config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+    marked = [item for item in items if item in taken and item.get_closest_marker(WHILE_THERE_IS_TIME)]
+    always = [item for item in items if item in taken and item not in {*marked, *take_turns}]
+    for item in take_turns:
+        item.add_marker(pytest.mark.while_there_is_time("test-all"))
+    # else a slow machine would judge the same ones in every run; those of a file stay together, as they share fixtures
+    chance = random.Random(SEED)
+    chance.shuffle(marked)
+    places = {path: chance.random() for path in sorted({item.path for item in take_turns})}
+    others = [*sorted(take_turns, key=lambda item: places[item.path]), *marked]
+    # xdist gives each worker a stretch of the list to begin with: what may be cut short is to be last in each
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = [item for k in range(workers) for part in (always, others) for item in stretch(part, k, workers)]
+
+
+def stretch(items: list[pytest.Item], k: int, count: int) -> list[pytest.Item]:
+    """The `k`-th of so many parts of a list."""
+    return items[k * len(items) // count : (k + 1) * len(items) // count]
+
+
+@pytest.fixture(autouse=True)
+def bounded_property(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the whole suite, examples of a property that begin too late pass unseen."""
+    from hypothesis import is_hypothesis_test
+
+    if not is_hypothesis_test(request.function) or not is_whole_suite(request.config):
+        yield
+        return
+    handle = request.function.hypothesis
+    test = handle.inner_test
+    handle.inner_test = until(PROPERTY_SECONDS, test)
+    yield
+    handle.inner_test = test
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -14,7 +14,7 @@ from aerogel.compiler.check import check_program
 from aerogel.compiler.cost import machine, step_launches
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.passes.loop_unroll import LoopUnroll
-from aerogel.compiler.pipeline import Context
+from aerogel.compiler.pipeline import Context, run_passes
 from compiler.loop_patterns import normal
 from compiler.programs_of import FAST, only_loop, run, scans, traced
 
@@ -136,6 +136,7 @@ def test_launches_are_kernels_and_copies() -> None:
 
 LEFT = {
     "on a CPU": (decayed, FAST, (normal(0, 40, 64),), None),
+    "on another accelerator": (decayed, Context(allowed("fast"), "metal"), (normal(0, 40, 64),), None),
     "before differentiation": (decayed, Context(allowed("fast"), "gpu", True), (normal(0, 40, 64),), None),
     "unrolled by the user": (lambda x: decayed(x, unroll=4), GPU, (normal(0, 40, 64),), None),
     "short": (decayed, GPU, (normal(0, 3, 64),), "it is short"),
@@ -180,8 +181,9 @@ def test_what_stays(name: str) -> None:
     """Each of these is the same object, and says why where it is a loop with a known number of steps."""
     f, context, args, reason = LEFT[name]
     program = traced(f, *args)
-    after, decisions = LoopUnroll()(program, context)
-    assert after is program
+    outcome = run_passes(program, [LoopUnroll()], context, "f")
+    decisions = [d for d in outcome.decisions if d.rule == LoopUnroll.name]
+    assert outcome.after is program
     assert [d.reason for d in decisions if not d.fired] == ([reason] if reason else [])
     assert not any(d.fired for d in decisions)
 

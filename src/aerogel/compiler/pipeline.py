@@ -61,6 +61,9 @@ class Pass(Protocol):
     accepts it; outputs agree to the pass's stated exactness; a decision with `fired` stands for every change, and a
     program to which nothing was done is returned as the same object.
 
+    A pass that says `platforms = ("cpu",)` runs for these platforms only; one that says `after_differentiation = True`
+    waits until the program is not differentiated any more.
+
     A pass that says `early = True` is applied to a function before its gradient is taken, too: what it writes has the
     better gradient.
 
@@ -121,6 +124,8 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
     elif passes:
         steps: list[tuple[str, Run]] = [("normalize", _normalized)]
         for one in passes:
+            if not has_its_turn(one, context):
+                continue
             if not context.over_devices or getattr(one, "keeps_devices", False):
                 steps.append((one.name, one))
             else:
@@ -136,6 +141,12 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
     if not any(d.fired for d in decisions):
         current = program
     return Outcome(program, current, tuple(decisions), time.perf_counter() - start)
+
+
+def has_its_turn(one: Pass, context: Context) -> bool:
+    """Whether a pass is for the platform, and for a program that is, or is not, still to be differentiated."""
+    waits = context.before_differentiation and getattr(one, "after_differentiation", False)
+    return context.platform in getattr(one, "platforms", (context.platform,)) and not waits
 
 
 def _normalized(program: Program, context: Context) -> tuple[Program, list[Decision]]:

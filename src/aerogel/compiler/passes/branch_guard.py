@@ -41,8 +41,6 @@ class BranchGuard:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such work in branches, and a decision for each piece of it that is dear."""
-        if context.over_devices:
-            return program, []
         walk = _Walk(context)
         return rewrite_nested(program, walk.level), walk.decisions
 

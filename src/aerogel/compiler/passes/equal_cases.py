@@ -5,6 +5,7 @@ gradient elsewhere. What all lanes share, the weights that a branch closes over,
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
@@ -23,13 +24,13 @@ NAME = "equal-cases"
 class EqualCases:
     """The pass. It waits for differentiation: before it, the cases have different gradients."""
 
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.BITWISE
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program without such selections, and a decision for each."""
-        if context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
 

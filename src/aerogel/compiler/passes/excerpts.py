@@ -59,7 +59,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     if not names.isdisjoint(("slice", "dynamic_slice", "pad", "dynamic_update_slice")):
 
         def excerpts(level: Level) -> list[Group]:
-            return excerpt_groups(level, by_half=not context.before_differentiation and not context.over_devices)
+            return excerpt_groups(level, by_half=not context.before_differentiation)
 
         what = "what nobody reads of a value"
         jaxpr = _rounds(jaxpr, cut_apart, excerpts, what, Exactness.REASSOCIATES, context, decisions)

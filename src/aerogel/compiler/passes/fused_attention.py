@@ -36,6 +36,7 @@ LEAST_BYTES = 4 << 20  # scores that stay in a cache cost little
 class FusedAttention:
     """The pass. Bound: each product is looked at once."""
 
+    platforms: ClassVar = ("gpu",)
     early: ClassVar = True  # the gradient is cuDNN's, too
     in_time_on: ClassVar = ("gpu",)
 
@@ -44,7 +45,7 @@ class FusedAttention:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with cuDNN's attention in it, and a decision for each product with a softmax."""
-        if context.platform != "gpu" or self.exactness not in context.allowed or context.over_devices:
+        if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions

@@ -36,8 +36,6 @@ class InPlace:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such writes made in place, and a decision for each."""
-        if context.over_devices:
-            return program, []
         walk = _Walk(_smallest(context.machine))
         return rewrite_levels(program, walk.level), walk.decisions
 

@@ -24,6 +24,8 @@ REASON = "donated, it would be copied"
 class LateWrites:
     """The pass. Bound: around each argument few equations are looked at. Rules do not see through what it writes."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
     after_rules: ClassVar = True
 
     name: str = NAME
@@ -31,8 +33,6 @@ class LateWrites:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such updates put in order, and a decision for each argument."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
 
         def one_level(jaxpr: Jaxpr, around: Around) -> Jaxpr:

@@ -1,6 +1,7 @@
 """Loop ends: what a loop reads of a longer array or adds to one is read and written there (see `loop_ends.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
@@ -23,13 +24,14 @@ JOINTS = "outputs are written where they are joined to others"
 class LoopEnds:
     """The pass. Bound: each loop is looked at once. It runs late: the others know inputs and outputs of steps."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.BITWISE
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with loops that copy neither, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation or context.over_devices:
-            return program, []
         decisions: list[Decision] = []
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
 

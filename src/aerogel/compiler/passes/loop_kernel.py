@@ -36,6 +36,8 @@ MANY_OPERATIONS, MANY_VALUES = 40, 6
 class LoopKernel:
     """The pass. Bound: each loop is looked at once. It runs after all rules: what it writes is opaque to them."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
     after_rules: ClassVar = True
 
     name: str = NAME
@@ -43,7 +45,7 @@ class LoopKernel:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such loops as calls, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation or not _jax.KNOWS_KERNELS:
+        if not _jax.KNOWS_KERNELS:
             return program, []
         decisions: list[Decision] = []
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions)), decisions

@@ -20,6 +20,8 @@ NAME = "loop-once"
 class LoopOnce:
     """The pass. Bound: each loop is looked at once. It runs last: the others do not see through what it writes."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
     keeps_devices: ClassVar = True
 
     name: str = NAME
@@ -27,8 +29,6 @@ class LoopOnce:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such values computed once, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
         return rewrite_loops(program, lambda loop, _: _loop(loop, context, decisions)), decisions
 

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn, Var
 
@@ -31,13 +32,15 @@ SMALLEST = 16_384  # elements
 class LoopParts:
     """The pass. Bound: each round takes away at least one concatenation of a level, and makes none."""
 
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program without the concatenations that are not needed as a whole, and a decision for each."""
         decisions: list[Decision] = []
-        if Exactness.REASSOCIATES not in context.allowed or context.before_differentiation:
+        if Exactness.REASSOCIATES not in context.allowed:
             return program, []
         cpu = context.platform == "cpu"
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions, cpu)), decisions

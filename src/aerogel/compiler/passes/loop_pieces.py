@@ -1,6 +1,7 @@
 """Loop pieces: what a step reads of its inputs in pieces is read piece by piece (see `pieces.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import JaxprEqn
 
@@ -19,13 +20,14 @@ NAME = "loop-pieces"
 class LoopPieces:
     """The pass. Bound: each loop is looked at once. It runs late: the others know steps by the entries they read."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.BITWISE
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such pieces read from the whole, and a decision for each loop."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
         return rewrite_loops(program, lambda loop, _: _loop(loop, decisions)), decisions
 

@@ -1,6 +1,7 @@
 """Loop rows: a loop's carries and outputs with short rows, or unlike halves, are long rows (see `loop_rows.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
@@ -18,13 +19,14 @@ NAME = "loop-rows"
 class LoopRows:
     """The pass. Bound: each loop is looked at once for each shape that it hands on. CPUs only, one device."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such loops on long rows, and a decision for each shape in each."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         with_sums = Exactness.REASSOCIATES in context.allowed
         decisions: list[Decision] = []
 

@@ -5,6 +5,7 @@ See `segments.py` and docs/explanation/residual-choice.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, Jaxpr
@@ -44,14 +45,14 @@ class LoopSegments:
             the program would break.
     """
 
+    after_differentiation: ClassVar = True
+
     least_bytes: int | None = None
     name: str = NAME
     exactness: Exactness = Exactness.NO_WORSE
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with pairs of its loops in segments, and a decision for each."""
-        if context.before_differentiation:
-            return program, []
         limit = broken_limit(program, context)
         walk = _Walk(context, self.least_bytes if limit is None else limit // 8)
         return rewrite_levels(program, walk.level), walk.decisions

@@ -1,6 +1,7 @@
 """Loop shifts: what a step rolls is written once with its ends, and rolls are slices of that (see `shifts.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import Jaxpr, Var, scan_counts
 
@@ -18,13 +19,14 @@ NAME = "loop-shifts"
 class LoopShifts:
     """The pass. Bound: each equation of a loop's body is looked at once. CPUs only."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.NO_WORSE
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such values written once a step, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr, around: Around) -> Jaxpr:

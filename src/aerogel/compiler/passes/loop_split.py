@@ -5,7 +5,7 @@ such a program feeds its backward loop zeros for all other steps.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jax import lax
@@ -37,13 +37,13 @@ SMALLEST_OUTPUT = 65_536  # bytes
 class LoopSplit:
     """The pass. Exact: each step computes what it did, or nothing that is read; zeros times values are zeros."""
 
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.FINITE
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with its loops in parts, and a decision for each."""
-        if context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions, context)), decisions
 

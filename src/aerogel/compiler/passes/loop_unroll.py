@@ -38,6 +38,8 @@ LONG_KERNEL = 2e-5
 class LoopUnroll:
     """The pass. Bound: each loop is looked at once. It runs after all rules, which would read steps many times."""
 
+    platforms: ClassVar = ("gpu",)  # plug-ins take the prices of GPUs, but how they launch kernels is not known
+    after_differentiation: ClassVar = True
     after_rules: ClassVar = True
     keeps_devices: ClassVar = True
 
@@ -46,8 +48,6 @@ class LoopUnroll:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such loops unrolled, and a decision for each loop."""
-        if context.machine.seconds_per_graph <= 0 or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr) -> Jaxpr:

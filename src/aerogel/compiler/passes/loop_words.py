@@ -33,6 +33,8 @@ LEAST_SECONDS = 1e-6
 class LoopWords:
     """The pass. Bound: each loop is looked at once. It runs after all rules, which would see through no bits."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
     after_rules: ClassVar = True
     keeps_derivatives: ClassVar = False
 
@@ -41,8 +43,6 @@ class LoopWords:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such stacks as words, and a decision for each loop."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context.machine, decisions)), decisions
 

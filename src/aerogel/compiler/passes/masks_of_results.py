@@ -28,6 +28,7 @@ WHAT = "whether a number is above 0 is asked of the larger one of it and 0"
 class MasksOfResults:
     """The pass. Bound: each equation is looked at once. NaN is above nothing, before and behind `max`."""
 
+    after_differentiation: ClassVar = True
     after_rules: ClassVar = True
 
     name: str = NAME
@@ -35,8 +36,6 @@ class MasksOfResults:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such comparisons changed, and a decision for each."""
-        if context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
 

@@ -1,6 +1,7 @@
 """A limit on memory: a program that takes more computes some of its values twice (see `recompute.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import ClosedJaxpr
 
@@ -24,17 +25,16 @@ class MemoryLimit:
     Of the forms that keep the limit the fastest is taken; where none does, the one that takes least memory.
     """
 
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.NO_WORSE
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program within the limit, and a decision that says what it takes; itself where it is within."""
         limit, old = broken_limit(program, context), program.jaxpr
-        if limit is None or context.before_differentiation:
+        if limit is None:
             return program, []
-        if context.over_devices:
-            what = "values are computed again under a limit on memory"
-            return program, [Decision(NAME, what, "", False, "they may be spread over devices")]
         machine = with_vector_code(context.machine)
         forms = [old]
         for dear in (False, True):

@@ -20,6 +20,8 @@ NAME = "own-broadcasts"
 class OwnBroadcasts:
     """The pass. Bound: each equation is looked at a few times. It runs last: others do not see through its barriers."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
     keeps_devices: ClassVar = True
     after_rules: ClassVar = True
 
@@ -28,8 +30,6 @@ class OwnBroadcasts:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such values set apart, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr) -> Jaxpr:

@@ -31,6 +31,7 @@ READ = "its levels are read by more than its gradient"
 class PrefixLoops:
     """The pass. Bound: for each number of entries, what may be a tree is traced once, and its gradient 16 times."""
 
+    platforms: ClassVar = ("cpu",)
     early: ClassVar = True
 
     name: str = NAME
@@ -38,7 +39,7 @@ class PrefixLoops:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such loops, and a decision for each tree."""
-        if context.platform != "cpu" or self.exactness not in context.allowed:
+        if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions)), decisions

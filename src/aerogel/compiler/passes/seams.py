@@ -19,6 +19,8 @@ NAME = "seams"
 class Seams:
     """The pass. Bound: what each value is made of is gone through once for each value that seams read. CPUs only."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
     keeps_devices: ClassVar = True
 
     name: str = NAME
@@ -26,8 +28,6 @@ class Seams:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such values stored, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr, around: Around) -> Jaxpr:

@@ -20,6 +20,8 @@ NAME = "shared-chains"
 class SharedChains:
     """The pass. Bound: each equation is looked at twice, with the arrays that it is computed from. CPUs only."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
     keeps_devices: ClassVar = True
 
     name: str = NAME
@@ -27,8 +29,6 @@ class SharedChains:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such values stored, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr, around: Around) -> Jaxpr:

@@ -29,6 +29,8 @@ MOST_EQUATIONS = 300
 class ShortCalls:
     """The pass. Bound: a stream is grown once along each axis for each equation of at most 300, and cut four times."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
     after_rules: ClassVar = True
 
     name: str = NAME
@@ -36,7 +38,7 @@ class ShortCalls:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with loops over blocks, and one decision; none for what is short already, or long."""
-        if context.platform != "cpu" or context.before_differentiation or not context.outermost:
+        if not context.outermost:
             return program, []
         jaxpr = program.jaxpr
         if not (_jax.KNOWS_KERNELS and _jax.hands_over()) or len(jaxpr.eqns) > MOST_EQUATIONS or jaxpr.effects:

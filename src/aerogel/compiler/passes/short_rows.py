@@ -1,6 +1,7 @@
 """Short rows: what is done to the entries of arrays with short rows is done to long rows (see `short_rows.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
@@ -18,13 +19,14 @@ NAME = "short-rows"
 class ShortRows:
     """The pass. Bound: every equation is looked at once. CPUs only; it runs last, as nothing sees into its branches."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such work in branches of its own, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr, around: Around) -> Jaxpr:

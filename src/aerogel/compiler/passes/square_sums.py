@@ -20,6 +20,8 @@ NAME = "square-sums"
 class SquareSums:
     """The pass. Bound: each sum is looked at once. CPUs only. It runs behind those that decide what a sum reads."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
     keeps_devices: ClassVar = True
     after_rules: ClassVar = True
 
@@ -28,7 +30,7 @@ class SquareSums:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with a hidden zero in each such sum, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation or self.exactness not in context.allowed:
+        if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
 

@@ -1,6 +1,7 @@
 """Sums of rows: what XLA adds up entry by entry along an axis is added up row by row (see `sums_of_rows.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
@@ -13,34 +14,29 @@ from ..report import Decision
 from ..sums_of_rows import SumOfRows, in_rows, sums_of_rows
 
 NAME = "sums-of-rows"
-OVER_DEVICES = "its values may be spread over devices, and a row may lie on one of them"
 
 
 @dataclass(frozen=True)
 class SumsOfRows:
     """The pass. Bound: each reduction is looked at once, with at most 12 operations before it. CPUs only."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such reductions in loops, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation:
-            return program, []
         decisions: list[Decision] = []
 
         def rewritten(jaxpr: Jaxpr) -> Jaxpr:
             level = Level(jaxpr)
             found = [one for one in sums_of_rows(level) if _exactness(level, one) in context.allowed]
             for one in found:
-                reason = OVER_DEVICES if context.over_devices else _reason(one)
                 at, exactness = where(level.eqns[one.place]), _exactness(level, one)
-                decisions.append(
-                    Decision(NAME, _what(level, one), at, not context.over_devices, reason, exactness=exactness)
-                )
-            if context.over_devices or not found:
-                return jaxpr
-            return apply_edits(jaxpr, [in_rows(level, one) for one in found])[0]
+                decisions.append(Decision(NAME, _what(level, one), at, True, _reason(one), exactness=exactness))
+            return apply_edits(jaxpr, [in_rows(level, one) for one in found])[0] if found else jaxpr
 
         return rewrite_levels(program, rewritten), decisions
 

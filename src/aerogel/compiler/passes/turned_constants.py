@@ -1,6 +1,7 @@
 """Turned constants: what every step reads against its rows is turned before the loop (see `turned_constants.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
@@ -22,12 +23,15 @@ WHAT = "a constant of the loop is read along its rows, and turned before it"
 class TurnedConstants:
     """The pass. Bound: each loop is looked at once. CPUs only: a product in another order is another call there."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such constants turned, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation or self.exactness not in context.allowed:
+        if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
         new = rewrite_loops(program, lambda loop, level: _loop(loop, level, decisions))

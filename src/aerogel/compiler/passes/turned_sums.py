@@ -1,6 +1,7 @@
 """Turned sums: loops add up products the way round in which less has to be turned (see `turned_sums.py`)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from aerogel._jax import JaxprEqn
 
@@ -20,12 +21,15 @@ WHAT = "the sum of products over the steps is made as its transpose"
 class TurnedSums:
     """The pass. Bound: each loop is looked at once. CPUs only: a product in another order is another call there."""
 
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
+
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such sums turned, and a decision for each."""
-        if context.platform != "cpu" or context.before_differentiation or self.exactness not in context.allowed:
+        if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
         return rewrite_loops(program, lambda loop, _: _loop(loop, decisions)), decisions
