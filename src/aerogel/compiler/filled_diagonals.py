@@ -40,7 +40,8 @@ def _fills(level: Level, eqn: JaxprEqn) -> bool:
     shape, numbers = matrix.aval.shape, eqn.params["dimension_numbers"]
     if len(shape) != 2 or tuple(d.aval.shape) != (min(shape),) or level.maker(matrix) is None or eqn.effects:
         return False
-    if eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None:
+    name, dtype = eqn.primitive.name, matrix.aval.dtype
+    if dtype == np.bool_ if name == "scatter-add" else eqn.params["update_jaxpr"] is not None:
         return False
     in_order = tuple(numbers.scatter_dims_to_operand_dims) == tuple(numbers.inserted_window_dims) == (0, 1)
     columns = columns_of(level, indices, 2)
