@@ -13,6 +13,7 @@ from jax import lax
 from aerogel._jax import Atom, DropVar, JaxprEqn, Literal, Var
 
 from .axes.elementwise import NAMES as ELEMENTWISE
+from .cost.sizes import elements
 from .program import is_var
 from .rules.spelling import PLUMBING, different_param
 from .same import literal_key
@@ -22,6 +23,15 @@ Starts = tuple[int, ...]
 Place = tuple[int, int]  # of a value in a step: which equation makes it, and which result it is
 # What fuses with its like: a chain of such steps alone is one kernel, whose values stay in registers.
 FUSED = frozenset(ELEMENTWISE) | PLUMBING | {"slice", "iota"}
+# What XLA computes again for each kernel that reads it, where it stores others: a value that n steps are read behind
+# costs n steps. It is so for sines of any number of entries; of cheaper steps, those of many entries cost less than a
+# loop, which keeps fewer of them in registers.
+MADE_AGAIN = PLUMBING | frozenset(
+    "abs add add_any clamp concatenate convert_element_type cos eq floor ge gt integer_pow le lt max min mul ne neg "
+    "pad select_n sign sin slice square stack sub unstack".split()
+)
+MOST_CHEAP = 1024
+JOINS = ("concatenate", "stack")
 
 ADDS = ("add", "add_any")
 # Steps that each add a number are as fast unrolled, up to this many and more; their gradient then writes windows.
@@ -290,6 +300,21 @@ class Steps:
         """Whether each step is computed entry by entry from the one before."""
         adds = self.adds_numbers and len(self.steps) >= FEWEST_NUMBERS
         return bool(self.carries) and not adds and all(eqn.primitive.name in FUSED for eqn in self.steps[0])
+
+    def are_made_again(self, is_read: Callable[[Var], bool]) -> bool:
+        """Whether XLA makes each step anew for all that is read of the steps behind it: so it does with cheap ones."""
+        eqns = self.steps[0]
+        widest = max(elements(v.aval) for eqn in eqns for v in eqn.outvars)
+        if widest > MOST_CHEAP and not any(eqn.primitive.name in ("sin", "cos") for eqn in eqns):
+            return False
+        if any(v.aval.dtype.itemsize == 2 for eqn in eqns for v in eqn.outvars):
+            return False  # 20 steps of 64 numbers in bfloat16 took 1.3 times as long as a loop
+        if not self.carries or not all(eqn.primitive.name in MADE_AGAIN for eqn in eqns):
+            return False
+        if any(eqn.primitive.name in JOINS for eqn in eqns):
+            return True  # for each entry of the next step's vector
+        read = sum(any(is_read(v) for eqn in step for v in eqn.outvars) for step in self.steps)
+        return 2 * read > len(self.steps)
 
     @property
     def adds_numbers(self) -> bool:
