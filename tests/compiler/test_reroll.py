@@ -230,6 +230,14 @@ def trajectory_of_16_bits(x: Any) -> Any:
     return trajectory(x.astype("bfloat16"))
 
 
+def turned_round(x: Any) -> Any:
+    """Steps that put a vector together of entries that are read once."""
+    y = x[0]
+    for _ in range(9):
+        y = 0.9 * jnp.roll(y, 1)
+    return y
+
+
 def last_of_trajectory(x: Any) -> Any:
     """Steps of which two are kept."""
     xs = [x[0]]
@@ -275,6 +283,7 @@ LEFT = {
     elementwise: "one kernel",
     dear_trajectory: "one kernel",
     large_trajectory: "one kernel",
+    turned_round: "each reads what all read",
     trajectory_of_16_bits: "one kernel",
     last_of_trajectory: "one kernel",
     dense: "each reads what all read",
