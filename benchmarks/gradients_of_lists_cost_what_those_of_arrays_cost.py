@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ._case import Bounds, Case, normal
 
@@ -67,6 +68,37 @@ def layers(x, w):
     return sum(jnp.sum(jnp.tanh(w @ x[i])) for i in range(len(x)))
 
 
+def sine_step(x):
+    return x + 0.1 * jnp.sin(x)
+
+
+def euler(x):
+    steps = [x]
+    for _ in range(24):
+        steps.append(sine_step(steps[-1]))
+    return jnp.stack(steps)
+
+
+def euler_by_hand(x):
+    later = lax.scan(lambda c, _: (sine_step(c),) * 2, x, None, length=24)[1]
+    return jnp.concatenate([x[None], later])
+
+
+def lorenz_step(s):
+    x, y, z = s
+    return s + 0.01 * jnp.array([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z])
+
+
+def lorenz(s):
+    for _ in range(20):
+        s = lorenz_step(s)
+    return s
+
+
+def lorenz_by_hand(s):
+    return lax.fori_loop(0, 20, lambda i, s: lorenz_step(s), s)
+
+
 def case(name, natural, hand, args, grad=(0,)):
     return Case(name, natural, {"hand": hand}, args, grad, bounds=BOUNDS, grad_bounds=BOUNDS)
 
@@ -90,4 +122,6 @@ CASES = (
         lambda: (normal(0, 100, 64), normal(1, 64, 64)),
         (0, 1),
     ),
+    case("trajectory of sines", euler, euler_by_hand, lambda: (normal(0, 64),)),
+    case("Lorenz system, 20 steps", lorenz, lorenz_by_hand, lambda: (normal(0, 3),), ()),
 )

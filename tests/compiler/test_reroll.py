@@ -101,9 +101,43 @@ def in_a_body(x: Any) -> Any:
     return jax.lax.scan(lambda c, y: (c * 0.5 + added(y), None), 0.0, jnp.stack([x, 2 * x]))[0]
 
 
+def trajectory(x: Any) -> Any:
+    """Euler's steps, all of which are kept."""
+    xs = [x[0]]
+    for _ in range(8):
+        xs.append(xs[-1] + 0.1 * jnp.sin(xs[-1]))
+    return jnp.stack(xs)
+
+
+def two_species(x: Any) -> Any:
+    """Two numbers that depend on each other, one of them kept."""
+    a, b, kept = x[0, 0], x[0, 1], []
+    for _ in range(9):
+        a, b = a + 0.1 * a * (1.0 - b), b - 0.1 * b * (1.0 - a)
+        kept.append(a)
+    return jnp.array(kept)
+
+
+def last_vector(x: Any) -> Any:
+    """Steps that put a vector together, of which the last is kept."""
+    y = x[0, :2]
+    for _ in range(9):
+        y = y + 0.1 * jnp.stack([y[1], -y[0]])
+    return y
+
+
+def averages(x: Any) -> Any:
+    """Running averages of rows."""
+    kept = [x[0]]
+    for i in range(1, 8):
+        kept.append(0.9 * kept[-1] + 0.1 * x[i])
+    return jnp.mean(jnp.stack(kept) ** 2)
+
+
 LOOPS = {f.__name__: f for f in (
     added, written, listed, listed_numbers, summed_list, columns, windows, diagonal, recurrent,
-    with_rules_of_their_own, random_numbers, in_a_body,
+    with_rules_of_their_own, random_numbers, in_a_body, trajectory, two_species,
+    last_vector, averages,
 )}  # fmt: skip
 
 
@@ -136,7 +170,9 @@ def test_unrolled_loops_are_loops(name: str) -> None:
         np.testing.assert_allclose(got, want, 2e-5, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["written", "listed", "recurrent", "summed_list"])
+@pytest.mark.parametrize(
+    "name", ["written", "listed", "recurrent", "summed_list", "trajectory", "two_species", "last_vector", "averages"]
+)
 def test_derivatives_agree(name: str) -> None:
     """Taken of the loop, or found unrolled in a program that JAX has differentiated."""
     loss = lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(LOOPS[name](x)))  # noqa: E731
@@ -171,6 +207,43 @@ def elementwise(x: Any) -> Any:
     for i in range(8):
         h = jnp.sin(h + x[i])
     return h
+
+
+def dear_trajectory(x: Any) -> Any:
+    """Steps that XLA stores, all of which are kept."""
+    xs = [x[0]]
+    for _ in range(8):
+        xs.append(0.9 * jnp.tanh(xs[-1]))
+    return jnp.stack(xs)
+
+
+def large_trajectory(x: Any) -> Any:
+    """Cheap steps of many numbers, all of which are kept."""
+    xs = [jnp.tile(x[0], 300)]
+    for _ in range(8):
+        xs.append(0.9 * xs[-1] + 0.1)
+    return jnp.stack(xs)
+
+
+def trajectory_of_16_bits(x: Any) -> Any:
+    """Cheap steps in bfloat16, all of which are kept."""
+    return trajectory(x.astype("bfloat16"))
+
+
+def turned_round(x: Any) -> Any:
+    """Steps that put a vector together of entries that are read once."""
+    y = x[0]
+    for _ in range(9):
+        y = 0.9 * jnp.roll(y, 1)
+    return y
+
+
+def last_of_trajectory(x: Any) -> Any:
+    """Steps of which two are kept."""
+    xs = [x[0]]
+    for _ in range(9):
+        xs.append(xs[-1] + 0.1 * jnp.sin(xs[-1]))
+    return xs[4] + xs[-1]
 
 
 def dense(x: Any) -> Any:
@@ -208,6 +281,11 @@ def effects(x: Any) -> Any:
 LEFT = {
     several_arrays: "each reads arrays of its own",
     elementwise: "one kernel",
+    dear_trajectory: "one kernel",
+    large_trajectory: "one kernel",
+    turned_round: "each reads what all read",
+    trajectory_of_16_bits: "one kernel",
+    last_of_trajectory: "one kernel",
     dense: "each reads what all read",
     short_chain: "fewer than 7 products",
     irregular: "places that follow no rule",

@@ -688,6 +688,39 @@ def test_sums_of_kernels() -> None:
     assert 30 * temporary_bytes(ag.optimize(energy), large) <= temporary_bytes(energy, large)
 
 
+def test_sums_of_kernels_of_longer_points() -> None:
+    """Points of up to 32 coordinates, whose distances would be stored as soon as these are taken apart."""
+    mean = lambda x, y: jnp.exp(-distances(x, y)).mean()  # noqa: E731
+    nearest = lambda x, y: distances(x, y).min(1).mean()  # noqa: E731
+    for f in (mean, nearest):
+        for n in (16, 32):
+            large = [jax.ShapeDtypeStruct((4096, n), jnp.float32)] * 2
+            assert temporary_bytes(ag.optimize(f), large) < 4096 * 4096 * 4 // 10
+    args = normal(0, 2100, 24), normal(1, 2100, 24)
+    np.testing.assert_allclose(jax.jit(ag.optimize(nearest))(*args), jax.jit(nearest)(*args), rtol=1e-6)
+
+
+def tsne(y: Any, p: Any) -> Any:
+    """The loss of an embedding, with distances by a product."""
+    squares = (y**2).sum(1)
+    near = (1 / (1 + squares[:, None] + squares[None] - 2 * y @ y.T)).at[jnp.diag_indices(len(y))].set(0.0)
+    return (p * jnp.log((p + 1e-9) / (near / near.sum() + 1e-9))).sum()
+
+
+def test_products_of_points_are_no_products_of_matrices() -> None:
+    """Distances by a product of a few coordinates, and a diagonal filled in them, are in blocks."""
+    gram = lambda x, y: jnp.exp(x @ y.T - (y**2).sum(1)).sum(1)  # noqa: E731
+    assert fires(gram, (3000, 3), (3000, 3))
+    assert not fires(gram, (3000, 9), (3000, 9))
+    large = [jax.ShapeDtypeStruct((3000, 2), jnp.float32), jax.ShapeDtypeStruct((3000, 3000), jnp.float32)]
+    for f in (tsne, jax.value_and_grad(tsne)):
+        assert 5 * temporary_bytes(ag.optimize(f), large) <= temporary_bytes(f, large)
+    y, p = normal(0, 90, 2), jax.nn.softmax(normal(1, 90 * 90)).reshape(90, 90)
+    gradient = jax.value_and_grad(tsne)
+    small = jax.jit(ag.optimize(gradient, passes=(*ag.compiler.DEFAULT_PASSES, SMALL)))
+    close(small(y, p), jax.jit(gradient)(y, p), in_float64(gradient, (y, p)))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_mask_of_all_pairs_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch, turned: bool) -> None:
     """No copy of it is made where no block divides its length, or it is cut along its last axis."""

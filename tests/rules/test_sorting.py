@@ -60,6 +60,46 @@ def test_same_bits(name: str) -> None:
     assert set(rules_fired(bits_with(f, [RULE], *args))) == {RULE.name}
 
 
+MANY = {
+    "normal": normal(0, 1 << 18),
+    "rows": normal(1, 2, 1 << 17),
+    "one kind of nan": normal(2, 1 << 18).at[::7].set(jnp.nan),
+    "negative nan": normal(2, 1 << 18).at[::7].set(-jnp.nan),
+    "two kinds of nan": normal(3, 1 << 18).at[::7].set(jnp.nan).at[::5].set(-jnp.nan),
+    "negative zeros": normal(4, 1 << 18).at[::3].set(-0.0),
+    "zeros of both signs": normal(5, 1 << 18).at[::3].set(-0.0).at[1::3].set(0.0),
+    "specials": specials(6, 1 << 18),
+    "bfloat16": normal(7, 1 << 18).astype("bfloat16"),
+    "float16 specials": specials(8, 1 << 18, dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_alone(name: str) -> None:
+    """Many numbers alone are sorted by their bits, and no bit is another; nor does it take memory for places."""
+    x = MANY[name]
+    for f in (jnp.sort, lambda x: lax.sort(x, is_stable=False)):
+        assert set(rules_fired(bits_with(f, [RULE], x))) == {RULE.name}
+    sort = jax.jit(ag.optimize(jnp.sort, rules=[RULE], passes=()))
+    memory = sort.lower(x).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes <= 4 * x.size + 1024
+
+
+def test_many_alone_differentiated() -> None:
+    """What is sorted by its bits has the derivative of a sort, whoever takes it, and is batched."""
+    x = normal(9, 1 << 18)
+    sort = jax.jit(ag.optimize(jnp.sort, rules=[RULE], passes=()))
+
+    def loss(sort: Any) -> Any:
+        return lambda x: (sort(x) * jnp.arange(x.size)).sum()
+
+    assert jnp.array_equal(jax.grad(loss(sort))(x), jax.grad(loss(jnp.sort))(x))
+    assert jnp.array_equal(jax.jvp(sort, (x,), (x,))[1], jax.jvp(jnp.sort, (x,), (x,))[1])
+    two = jnp.stack([x, -x])
+    assert jnp.array_equal(jax.vmap(sort)(two), jnp.sort(two, 1))
+
+
 def test_64_bits() -> None:
     """With 64-bit types, 32-bit keys are packed as well; 64-bit ones leave no room."""
     with jax.enable_x64(True):

@@ -71,7 +71,7 @@ def _pick(level: Level, eqn: JaxprEqn) -> _Pick | None:
     counted = dict(matched)
     if window or not plain or len(dims) < 2 or {*alone, *counted} != set(range(rank)):
         return None
-    columns = _columns(level, index, len(dims))
+    columns = columns_of(level, index, len(dims))
     if columns is None or np.dtype(index.aval.dtype).itemsize < 4:
         return None
     places = {}
@@ -116,7 +116,7 @@ def is_zeros(level: Level, x: Atom) -> bool:
     return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_zero(maker.invars[0], set())
 
 
-def _columns(level: Level, index: Atom, count: int) -> list[Atom] | None:
+def columns_of(level: Level, index: Atom, count: int) -> list[Atom] | None:
     """The parts of an array of indices, one for each dimension that is indexed, each with a last dimension of one."""
     maker = level.maker(index)
     if maker is None or maker.primitive.name != "concatenate" or len(maker.invars) != count:

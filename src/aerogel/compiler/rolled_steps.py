@@ -13,6 +13,7 @@ from jax import lax
 from aerogel._jax import Atom, DropVar, JaxprEqn, Literal, Var
 
 from .axes.elementwise import NAMES as ELEMENTWISE
+from .cost.sizes import elements
 from .program import is_var
 from .rules.spelling import PLUMBING, different_param
 from .same import literal_key
@@ -22,6 +23,18 @@ Starts = tuple[int, ...]
 Place = tuple[int, int]  # of a value in a step: which equation makes it, and which result it is
 # What fuses with its like: a chain of such steps alone is one kernel, whose values stay in registers.
 FUSED = frozenset(ELEMENTWISE) | PLUMBING | {"slice", "iota"}
+# What XLA computes again for each kernel that reads it, where it stores others: a value that n steps are read behind
+# costs n steps. It is so for sines of any number of entries; of cheaper steps, those of many entries cost less than a
+# loop, which keeps fewer of them in registers.
+MADE_AGAIN = PLUMBING | frozenset(
+    "abs add add_any clamp concatenate convert_element_type cos eq floor ge gt integer_pow le lt max min mul ne neg "
+    "pad select_n sign sin slice square stack sub unstack".split()
+)
+MOST_CHEAP = 1024
+JOINS = ("concatenate", "pad", "stack")
+# How often a step reads each entry that it is handed, from which on joined steps are made again and again.
+SHARED = 1.4
+LOOKS = PLUMBING | {"slice", "unstack"}
 
 ADDS = ("add", "add_any")
 # Steps that each add a number are as fast unrolled, up to this many and more; their gradient then writes windows.
@@ -290,6 +303,42 @@ class Steps:
         """Whether each step is computed entry by entry from the one before."""
         adds = self.adds_numbers and len(self.steps) >= FEWEST_NUMBERS
         return bool(self.carries) and not adds and all(eqn.primitive.name in FUSED for eqn in self.steps[0])
+
+    def are_made_again(self, is_read: Callable[[Var], bool]) -> bool:
+        """Whether XLA makes each step anew for all that is read of the steps behind it: so it does with cheap ones."""
+        eqns = self.steps[0]
+        widest = max((elements(v.aval) for eqn in eqns for v in eqn.outvars), default=0)
+        if widest > MOST_CHEAP and not any(eqn.primitive.name in ("sin", "cos") for eqn in eqns):
+            return False
+        if any(v.aval.dtype.itemsize == 2 for eqn in eqns for v in eqn.outvars):
+            return False  # 20 steps of 64 numbers in bfloat16 took 1.3 times as long as a loop
+        if not self.carries or not all(eqn.primitive.name in MADE_AGAIN for eqn in eqns):
+            return False
+        if any(eqn.primitive.name in JOINS for eqn in eqns) and self._shared > SHARED:
+            return True  # for each entry of the next step's vector
+        read = sum(any(is_read(v) for eqn in step for v in eqn.outvars) for step in self.steps)
+        return 2 * read > len(self.steps)
+
+    @property
+    def _shared(self) -> float:
+        """How often a step reads each entry of what it is handed, on average."""
+        readers: dict[tuple[bool, Place], list[int]] = {}
+        for e, xs in enumerate(self.operands):
+            for x in xs:
+                if isinstance(x, Inner | Carried):
+                    readers.setdefault((isinstance(x, Carried), x.place), []).append(e)
+
+        def reads(handed: bool, place: Place, count: int) -> int:
+            total = 0
+            for e in readers.get((handed, place), ()):
+                eqn = self.steps[0][e]
+                looks = eqn.primitive.name in LOOKS
+                parts = (reads(False, (e, o), elements(v.aval)) for o, v in enumerate(eqn.outvars))
+                total += sum(parts) if looks else count
+            return total
+
+        sizes = {place: elements(init.aval) for place, init in self.carries.items()}
+        return sum(reads(True, place, n) for place, n in sizes.items()) / max(1, sum(sizes.values()))
 
     @property
     def adds_numbers(self) -> bool:

@@ -93,7 +93,7 @@ def _sites(jaxpr: Jaxpr, context: Context) -> Iterator[Site]:
     level = Level(jaxpr)
     for place in places:
         eqn = jaxpr.eqns[place]
-        if _reduced(eqn).aval.shape[-1] <= LONGEST[eqn.primitive.name] or _is_in_no_memory(level, eqn):
+        if _reduced(eqn).aval.shape[-1] <= LONGEST[eqn.primitive.name] or is_in_no_memory(level, eqn):
             edit, reason = _edit(level, place, context)
             leaves = frozenset(v for x in eqn.invars for v in Components(level, x, x.aval.ndim - 1).leaves)
             yield Site(eqn, edit, reason, leaves)
@@ -123,7 +123,7 @@ def _kept(jaxpr: Jaxpr, value: Var) -> Edit:
     return _replacing(place, eqn, builder, stored)
 
 
-def _is_in_no_memory(level: Level, eqn: JaxprEqn) -> bool:
+def is_in_no_memory(level: Level, eqn: JaxprEqn) -> bool:
     """Whether all that a reduction reads is much larger than what it is made of, and made where it is read.
 
     Of a product that repeats one operand the other one.

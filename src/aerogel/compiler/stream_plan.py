@@ -19,7 +19,7 @@ from .loop import is_float
 from .normalize import drop_dead
 from .pipeline import Context
 from .program import is_var
-from .short_axes import LONGEST_AMPLIFIED, acts, entry_by_entry
+from .short_axes import LONGEST_AMPLIFIED, acts, entry_by_entry, is_in_no_memory
 from .stream_growth import WHOLE, grow
 from .streaming import stream_loops
 from .streams import (
@@ -154,19 +154,35 @@ def written(level: Level, least_bytes: int, machine: Machine) -> list[Var]:
 
 
 def _made_of_sums(level: Level) -> set[Var]:
-    """What sums over short axes make, and light equations of that entry by entry: kernels of distances, say."""
+    """What sums over short axes make, and light equations of that entry by entry: kernels of distances, say.
+
+    Of points with up to 32 coordinates the differences are in no memory: then their sums would be (`short_axes.py`).
+    """
     found: set[Var] = set()
     for eqn in level.eqns:
         if len(eqn.outvars) != 1 or eqn.primitive.name not in LIGHT:
             continue
         (out,), size = eqn.outvars, eqn.outvars[0].aval.size
         if eqn.primitive.name in REDUCTIONS:
-            is_made_of_sums = eqn.invars[0].aval.size <= SHORT * size
+            is_made_of_sums = eqn.invars[0].aval.size <= SHORT * size or _sums_longer_points(level, eqn)
         else:
             is_made_of_sums = any(is_var(x) and x in found and x.aval.size == size for x in eqn.invars)
         if is_made_of_sums:
             found.add(out)
     return found
+
+
+def _sums_longer_points(level: Level, eqn: JaxprEqn) -> bool:
+    """Whether an equation sums more coordinates than a short axis has, of what is in no memory.
+
+    Taken apart as a whole, as it is where no stream is, its result would be stored.
+    """
+    if eqn.primitive.name != "reduce_sum":
+        return False
+    *rest, last = eqn.invars[0].aval.shape
+    return (
+        tuple(eqn.params["axes"]) == (len(rest),) and SHORT < last <= LONGEST_AMPLIFIED and is_in_no_memory(level, eqn)
+    )
 
 
 def _reads_memory(level: Level, place: int, sums: Collection[Var] = ()) -> bool:
@@ -287,7 +303,10 @@ def _form(stream: Stream, seed: Var, context: Context, sizes: Sizes) -> Form | L
     size = block_size(stream, seed, sizes)
     edit = stream_loops(stream, size, context.before_differentiation)
     read = dict.fromkeys(v for k in stream.answers for v in level.eqns[k].outvars if read_outside(stream, v))
-    old = _cost(_alone(level, [level.eqns[k] for k in sorted(stream.answers)], list(read)), context)
+    whole = _alone(level, [level.eqns[k] for k in sorted(stream.answers)], list(read))
+    if any(_sums_longer_points(level, level.eqns[k]) for k in stream.answers):
+        whole = _taken_apart(whole, context)
+    old = _cost(whole, context)
     loops = _alone(level, edit.eqns, [edit.results[v] for v in read])
     new = _cost(_taken_apart(loops, context), context)
     taken = max(old.peak_bytes, nbytes(seed.aval))  # the seed is written, though the model sees it fused
@@ -367,14 +386,15 @@ def _gathers(stream: Stream, sizes: Sizes) -> bool:
 
 
 def _is_product(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a product of matrices, not of one with few vectors nor outer products of vectors.
+    """Whether an equation is a product of matrices, not of one with few vectors nor of points in space.
 
-    With few vectors, as the weights of a mixture with points in space, memory decides.
+    With few vectors, as the weights of a mixture with points in space, memory decides; so it does of few coordinates,
+    which take as long as their product takes to be written.
     """
     if eqn.primitive.name != "dot_general":
         return False
     _, m, n, k = dot_shape(eqn)
-    return min(m, n) > FEW_VECTORS and k > 1
+    return min(m, n) > FEW_VECTORS and k > SHORT
 
 
 def _bytes_of_entry(v: Var, longest: int) -> int:

@@ -125,15 +125,19 @@ class _Level:
                 yield run.start + offset, count
 
     def _loop(self, steps: Steps, start: int, stop: int) -> Rolled:
-        if steps.is_one_kernel and not steps.reads_loops:
+        def is_read(v: Var) -> bool:
+            return any(not start <= place < stop for place in self.read_by.get(v, ()))
+
+        again = steps.are_made_again(is_read)
+        if steps.is_one_kernel and not steps.reads_loops and not again:
             raise Refused("entry by entry they are one kernel, which keeps all values in registers")
-        if not steps.has_places:
+        if not steps.has_places and not again:
             raise Settled("each reads what all read: a loop of them is no faster, and its derivative is slower")
         if len(steps.steps) < FEWEST_PRODUCTS and steps.carries_products:
             raise Settled(f"fewer than {FEWEST_PRODUCTS} products that wait for each other cost as much in a loop")
         if not steps.derive_alike:
             raise Refused("a function in them has other derivatives in another step")
-        loop = rolled(steps, lambda v: any(not start <= place < stop for place in self.read_by.get(v, ())))
+        loop = rolled(steps, is_read)
         if loop.constants and self.constants is None:
             raise Refused("their numbers follow no rule, and a body holds no arrays")
         if self.constants is not None:

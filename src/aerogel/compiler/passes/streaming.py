@@ -13,6 +13,7 @@ from ..canonical import canonical
 from ..cost import nbytes
 from ..direct_broadcasts import with_direct_broadcasts
 from ..exactness import Exactness
+from ..filled_diagonals import with_filled_diagonals
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..masked_parts import with_masked_parts
@@ -67,7 +68,8 @@ class _Walk:
             return jaxpr
         inside = any(v in self.ours for eqn in jaxpr.eqns for v in eqn.outvars)
         jaxpr = self._with_constants_inside(jaxpr)
-        whole = with_own_copies(with_direct_broadcasts(canonical(jaxpr), least), least)
+        whole = with_filled_diagonals(with_direct_broadcasts(canonical(jaxpr), least), least)
+        whole = with_own_copies(whole, least)
         sums = Exactness.REASSOCIATES in self.context.allowed
         parts, masked = with_masked_parts(whole, least, sums=sums)
         level = Level(parts)

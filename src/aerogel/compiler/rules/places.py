@@ -40,6 +40,11 @@ def sort_key(x: jax.Array) -> jax.Array:
     return lax.select(lax.ne(x, x), _full(signed, largest), one_zero)
 
 
+def bits_of(x: jax.Array) -> jax.Array:
+    """The bits of numbers of up to 32 bits, as integers of that size."""
+    return lax.bitcast_convert_type(x, _BITS[np.dtype(x.dtype).itemsize])
+
+
 def _full(like: jax.Array, value: Any) -> jax.Array:
     return lax.full_like(like, value)
 
@@ -61,6 +66,6 @@ def spread(site: Site) -> str | None:
 
 def or_sorted(x: jax.Array, select: OfArray, sort: OfArray) -> jax.Array:
     """What `select` gives; but where there is a nan or a -0, whose place among equals only a sort knows."""
-    bits = lax.bitcast_convert_type(x, _BITS[np.dtype(x.dtype).itemsize])
+    bits = bits_of(x)
     odd = lax.bitwise_or(lax.ne(x, x), lax.eq(bits, _full(bits, np.iinfo(bits.dtype).min)))
     return lax.cond(jnp.any(odd), sort, select, x)

@@ -1,6 +1,7 @@
-"""Sorting by 64-bit integers that hold a key and the place where it stood."""
+"""Sorting by integers: 64 bits that hold a key and the place where it stood; of many numbers alone their own bits."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,12 +10,13 @@ import numpy as np
 from jax import lax
 
 from .on import on
-from .places import or_sorted, sort_key, spread, taken
+from .places import bits_of, or_sorted, sort_key, spread, taken
 from .site import Site
 
 # Measured borders: docs/reference/catalogue-order.md.
 SHORTEST = 4  # elements along the axis
 FEWEST_UNSTABLE = 64  # elements: below, the branch takes longer to start than the sort takes
+MANY = 1 << 18  # elements, of which places would be 2 MB
 _PLACE_BITS = 32
 
 
@@ -39,6 +41,42 @@ def sort_by_places(operands: Sequence[jax.Array], dimension: int) -> list[jax.Ar
     return [taken(x, places, dimension) for x in operands]
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def sort_by_bits(x: jax.Array, dimension: int, is_stable: bool) -> jax.Array:
+    """`lax.sort(x, dimension)` of floats alone, bit for bit, without places for them in memory.
+
+    Equal numbers with equal bits need none. Where nans differ in their bits, or zeros in their signs, JAX's sort runs.
+
+    Args:
+        x: floats of 16 or 32 bits.
+    """
+    bits = bits_of(x)
+    least, largest = (lax.full_like(bits, k) for k in (np.iinfo(bits.dtype).min, np.iinfo(bits.dtype).max))
+    is_nan = lax.ne(x, x)
+    nan = jnp.max(lax.select(is_nan, bits, least))
+    other_nans = jnp.any(is_nan & lax.ne(bits, lax.full_like(bits, nan)))
+    two_zeros = jnp.any(lax.eq(bits, least)) & jnp.any(lax.eq(bits, lax.full_like(bits, 0)))
+
+    def turned(bits: jax.Array) -> jax.Array:
+        # The bits of negative numbers count the wrong way round.
+        return lax.select(lax.lt(bits, lax.full_like(bits, 0)), lax.bitwise_xor(bits, largest), bits)
+
+    def fast(x: jax.Array) -> jax.Array:
+        keys = lax.select(lax.ne(x, x), largest, turned(bits_of(x)))
+        ordered = lax.sort(keys, dimension, is_stable=False)
+        found = lax.select(lax.eq(ordered, largest), lax.full_like(ordered, nan), turned(ordered))
+        return lax.bitcast_convert_type(found, x.dtype)
+
+    return lax.cond(other_nans | two_zeros, partial(lax.sort, dimension=dimension, is_stable=is_stable), fast, x)
+
+
+@sort_by_bits.defjvp
+def _sort_tangent(
+    dimension: int, is_stable: bool, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    return jax.jvp(partial(lax.sort, dimension=dimension, is_stable=is_stable), primals, tangents)
+
+
 @on(
     lax.sort_p,
     stage="final",
@@ -54,6 +92,8 @@ def sort_places(
     refused = cannot_sort(operands, dimension, is_stable, num_keys) or spread(site)
     if refused is not None:
         return refused
+    if len(operands) == 1 and operands[0].size >= MANY:
+        return [sort_by_bits(operands[0], dimension, is_stable)]
     if is_stable:
         return sort_by_places(operands, dimension)
     # Of one array alone, in which equal numbers have equal bits, their order is no question.
