@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.block_sums import BlockSums
 from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
 from .passes.equal_cases import EqualCases
@@ -75,6 +76,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopShifts(),
     TurnedSums(),
     TurnedConstants(),
+    BlockSums(),
     LoopOnce(),
     LoopPieces(),
     LoopRows(),

@@ -91,7 +91,7 @@ class _Segments:
         if self.head:
             carry, self.of_head = self._head(out, loop, carry, [self._head_of(out, x) for x in loop.xs], loop.ys)
         new = LoopBuilder(loop.eqn, self.count, loop.reverse)
-        carried, setters, finals = _carries(new, loop, carry)
+        carried, setters, finals = carried_through(new, loop, carry)
         self.starts = {k: new.y(v) for k, v in enumerate(carried) if k not in self.pair.derived}
         eqn, made = loop.run([*self._consts(new, loop), *carried, *self._entries(new, loop)], self.size, kept)
         new.body.eqns.append(eqn)
@@ -110,7 +110,7 @@ class _Segments:
         if self.head and head_first:
             carry, ys = self._second_head(out, carry)
         new = LoopBuilder(loop.eqn, self.count, loop.reverse)
-        carried, setters, finals = _carries(new, loop, carry)
+        carried, setters, finals = carried_through(new, loop, carry)
         start = self._start(new)
         residuals = [y for y in first.ys if y in self.pair.residuals]
         again, stacked = first.run(
@@ -208,7 +208,7 @@ class _Segments:
         return [new.const(c) for c in loop.consts]
 
 
-def _carries(
+def carried_through(
     new: LoopBuilder, loop: Loop, init: Sequence[Atom]
 ) -> tuple[list[Var], list[Callable[[Atom], None]], list[Atom]]:
     """The carries of `loop` as carries of the new one: inside the body, how they are set, and after the loop."""

@@ -20,16 +20,15 @@ from .hoistable import crossing_seconds
 from .loop import Loop
 from .program import Builder, Readers, copy_equation, is_var, substitute, users
 
-# A product that sums up this many terms in each step gains by its addition alone, which stacks are not written for but
-# where they are small or there is room for them (`long_sums.py`). (Gradients of recurrent layers, 16 to 256 terms, 2
-# cores of an AMD EPYC with AVX-512, jaxlib 0.10.2: one product of all steps took 0.6 to 0.9 of the time, with stacks of
-# 6 MB too, but these are half of what such a gradient keeps.)
+# A product that sums up this many terms in each step gains by its addition alone, which stacks are not written for: up
+# to 1 MB of them stay in the cache. (Gradients of recurrent layers, 16 to 256 terms, 2 cores of an AMD EPYC with
+# AVX-512, jaxlib 0.10.2: one product of all steps took 0.6 to 0.9 of the time, with stacks of 6 MB too, but these are
+# half of what such a gradient keeps.)
 LONGEST_CONTRACTION = 16
 # An outer product by broadcasting is one kernel with its addition; below this many bytes that is as fast as a product.
 SMALLEST_OUTER = 16 << 10
-# Bytes that may be stacked in any case, and of long sums.
+# Bytes that may be stacked in any case.
 FREE_STACKS = 1 << 20
-FREE_STACKS_OF_LONG_SUMS = 1 << 18
 # A product after a loop begins on other threads; measured of 8 x 8 products of 200 steps, 40 to 80 us in all.
 SECONDS_AFTERWARDS = 3e-5
 SHAPING = frozenset("transpose reshape squeeze expand_dims neg convert_element_type".split())
@@ -189,7 +188,7 @@ def widens(loop: Loop, one: Sum) -> bool:
 def is_long(loop: Loop, one: Sum) -> bool:
     """Whether each step sums up many terms, and all their factors, stacked, would not stay in the cache."""
     added = loop.length * sum(nbytes(x.aval) for x in new_stacks(loop, one))
-    return contracted(one) >= LONGEST_CONTRACTION and added > FREE_STACKS_OF_LONG_SUMS
+    return contracted(one) >= LONGEST_CONTRACTION and added > FREE_STACKS
 
 
 def seconds_saved(loop: Loop, one: Sum, machine: Machine) -> float:

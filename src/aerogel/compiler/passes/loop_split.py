@@ -23,7 +23,7 @@ from ..program import Builder, Program, count_equations, where
 from ..report import Decision
 from ..split import Split, in_order, parts_of
 from ..window import Window
-from .residual_choice import choose_residuals, may_sum_outside
+from .residual_choice import choose_residuals
 
 NAME = "loop-split"
 # A body is compiled once more for each kind of part; larger ones are left.
@@ -72,8 +72,7 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision], context: Context) -> Jaxpr:
                 found.append((place, loop, needs))
         if not chosen and any(needs.pads for _, _, needs in found):
             chosen, before = True, jaxpr
-            outside = may_sum_outside(context)
-            jaxpr = choose_residuals(jaxpr, context.machine, decisions, parts_from=0, sums_outside=outside)
+            jaxpr = choose_residuals(jaxpr, context.machine, decisions, parts_from=0)
             if jaxpr is not before:
                 continue
         found = [one for one in found if not one[2].waits] or found
