@@ -180,7 +180,7 @@ def summed(w: Any, xs: Any, ys: Any) -> tuple[Any, Any]:
         state = jnp.tanh(state @ w + pair[0])
         return (total + state.T @ pair[1], state), None
 
-    return jax.lax.scan(step, (w, xs[0]), (xs, ys))[0]
+    return jax.lax.scan(step, (jnp.zeros((96, 512)), xs[0]), (xs, ys))[0]
 
 
 def gates(x0: Any, xs: Any) -> Any:
@@ -353,7 +353,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["spectra"] = jax.value_and_grad(convolved, (0, 1)), (normal(0, 16, 4096), normal(1, 4096))
     found["trained"] = trained, ([normal(k, 64, 64) / 8 for k in range(3)], normal(3, 32, 64))
-    found["summed"] = summed, (normal(0, 96, 96) / 12, normal(1, 14, 32, 96), normal(2, 14, 32, 96))
+    found["summed"] = summed, (normal(0, 96, 96) / 12, normal(1, 14, 32, 96), normal(2, 14, 32, 512))
     found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
     found["attention"] = attention, tuple(normal(n, 64, 16).astype(jnp.bfloat16) for n in range(3))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
