@@ -367,6 +367,46 @@ def test_what_two_sites_make_is_made_once() -> None:
     assert sum(eqn.primitive.name == "dot_general" for eqn in after.jaxpr.eqns) == 6
 
 
+def bilinear(x: Any, w: Any, y: Any) -> Any:
+    """A bilinear layer."""
+    return jnp.einsum("bi,oij,bj->bo", x, w, y)
+
+
+def bilinear_args(b: int, o: int, i: int, j: int) -> tuple[Any, ...]:
+    """Inputs and weights of one."""
+    return values(b, i), values(o, i, j), values(b, j, seed=1)
+
+
+@pytest.mark.parametrize("sizes", [(128, 16, 32, 32), (512, 16, 32, 32), (32, 16, 32, 32)], ids=str)
+def test_a_bilinear_layer_multiplies_by_its_weights_first(sizes: tuple[int, int, int, int]) -> None:
+    """An outer product of its inputs is slow to write as a product's operand: two products, batch first."""
+    args = bilinear_args(*sizes)
+    before, after, fired = passed(bilinear, *args)
+    assert fired
+    b, o, _, j = sizes
+    assert [eqn.primitive.name for eqn in after.jaxpr.eqns] == ["dot_general"] * 2, after
+    assert after.jaxpr.eqns[0].outvars[0].aval.shape == (b, o, j)
+    assert_near(run(after, *args), run(before, *args))
+
+
+@pytest.mark.parametrize("sizes", [(128, 16, 32, 32), (32, 64, 128, 32)], ids=str)
+@pytest.mark.parametrize("grad", [False, True], ids=["value", "gradient"])
+def test_a_bilinear_layer_gets_no_outer_products(sizes: tuple[int, int, int, int], grad: bool) -> None:
+    """None is made in the place of a product, in value or gradient."""
+    f = jax.value_and_grad(lambda *a: jnp.sum(jnp.sin(bilinear(*a))), (0, 1, 2)) if grad else bilinear
+    _, after, _ = passed(f, *bilinear_args(*sizes))
+    assert not [eqn for eqn in after.jaxpr.eqns if eqn.primitive.name == "mul" and eqn.outvars[0].aval.ndim > 2]
+
+
+def test_a_small_outer_product_is_still_made_first() -> None:
+    """Of few entries it takes less than a batch of many products."""
+    args = bilinear_args(512, 4, 8, 8)
+    before, after, fired = passed(bilinear, *args)
+    assert fired
+    assert sum(eqn.primitive.name == "dot_general" for eqn in after.jaxpr.eqns) == 1, after
+    assert_near(run(after, *args), run(before, *args))
+
+
 def test_a_little_more_memory_beside_what_is_read() -> None:
     """Clipped gradients of examples are a product of matrices, whose weighted rows are 1/64 of what the sum reads."""
 

@@ -164,6 +164,29 @@ def test_what_works_entry_by_entry_is_done_in_another_order(between):
     loses_all(lambda x: between(x.T).T, x, tolerance=1e-2)
 
 
+def rotated(q, v):
+    """Vectors rotated by quaternions."""
+    w, u = q[:, :1], q[:, 1:]
+    return v + 2 * jnp.cross(u, jnp.cross(u, v) + w * v)
+
+
+JOINED = {
+    "cross product": lambda q, v: jnp.cross(q[:, 1:], v),
+    "cross product and more": lambda q, v: v + 2 * jnp.cross(q[:, 1:], v),
+    "joined rows": lambda q, v: jnp.concatenate([(v[:, k] * q[:, k + 1])[None] for k in range(3)]).T,
+    "rotation": rotated,
+}
+
+
+@pytest.mark.parametrize("f", JOINED.values(), ids=JOINED)
+def test_entries_are_not_joined_to_save_a_transpose(f):
+    """XLA joins rows much faster than entries of rows, and takes a transpose of them along."""
+    q, v = values(2000, 4), values(2000, 3)
+    got = optimised_program(f, q, v)
+    assert not [eqn for eqn in equations(got, "concatenate") if 1 in {x.aval.shape[-1] for x in eqn.invars}], got
+    np.testing.assert_allclose(ag.optimize(f)(q, v), f(q, v), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.silu, jax.nn.relu6], ids=["relu", "silu", "relu6"])
 def test_functions_with_a_rule_keep_it_in_another_order(function):
     """First and second derivatives, taken from outside, of a function that was given transposed values."""

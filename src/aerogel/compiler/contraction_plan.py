@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .cost import Machine
-from .cost.seconds import dot_seconds, transfer_seconds, transposed_seconds
+from .cost.seconds import dot_seconds, merged_seconds, transfer_seconds, transposed_seconds
 from .cost.work import is_copied
 from .network import Labels
 
@@ -44,7 +44,8 @@ class Node:
     Attributes:
         mask: which factors it holds, as bits.
         labels: what is left of their labels, as bits, and `order` as its dimensions.
-        seconds: of all that makes it.
+        seconds: of all that makes it; `merging` are those among them that the cost of equations does not know: of outer
+            products that are summed over several of their dimensions.
         how: "leaf", "product" or, of a one-hot factor on the left, "gather" or "scatter".
     """
 
@@ -55,6 +56,7 @@ class Node:
     how: str
     left: "Node | None" = None
     right: "Node | None" = None
+    merging: float = 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -153,8 +155,10 @@ class _Planner:
             other = self._picked_seconds(1 << picked, left, right, labels)
             if other is not None and other[0] < seconds:
                 seconds, how = other
+        merging = self._merging_seconds(left, right, labels) if how == "product" else 0.0
         order = product_labels(left.order, right.order, labels)
-        return Node(mask, labels, order, left.seconds + right.seconds + seconds, how, left, right)
+        total = left.seconds + right.seconds + seconds + merging
+        return Node(mask, labels, order, total, how, left, right, left.merging + right.merging + merging)
 
     def _picked(self, node: Node) -> int:
         """The label that a node picks along, with all of its own; -1 if it does not."""
@@ -187,12 +191,38 @@ class _Planner:
             arithmetic += sum(self._copy_seconds(node, batch, contracted) for node in (left, right))
         return max(memory, arithmetic) + self.machine.seconds_per_kernel
 
+    def _merging_seconds(self, left: Node, right: Node, labels: int) -> float:
+        """Of what XLA takes more where an operand is an outer product along what is summed over, and of copies then.
+
+        It makes one dimension of those, the last one on the left and the first one on the right: an operand that has
+        them in another place is copied.
+        """
+        contracted = left.labels & right.labels & ~labels
+        if contracted.bit_count() < 2 or left.labels == right.labels:
+            return 0.0
+        seconds = 0.0
+        for node, other in ((left, right), (right, left)):
+            if not _is_outer(node, contracted):
+                continue
+            seconds += merged_seconds(self.size(node.labels), self.machine)
+            if other.how == "leaf" and other.order and not contracted >> other.order[0] & 1:
+                seconds += transposed_seconds(self.size(other.labels), self.dtype.itemsize, self.machine)
+        return seconds
+
     def _copy_seconds(self, node: Node, batch: int, contracted: int) -> float:
         """Of the copy that XLA makes of an operand whose dimensions do not come in an order that it reads."""
         sizes = [self.task.sizes[one] for one in node.order]
         if not is_copied(sizes, [(bool(batch >> one & 1), bool(contracted >> one & 1)) for one in node.order]):
             return 0.0
         return transposed_seconds(self.size(node.labels), self.dtype.itemsize, self.machine)
+
+
+def _is_outer(node: Node, contracted: int) -> bool:
+    """Whether a node multiplies, without a sum, two that each lack some of these labels."""
+    if node.left is None or node.right is None or node.how != "product":
+        return False
+    one, other = node.left.labels, node.right.labels
+    return node.labels == one | other and bool(contracted & ~one) and bool(contracted & ~other)
 
 
 def _added(node: Node) -> tuple[float, int]:

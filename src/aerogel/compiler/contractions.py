@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import permutations
 
@@ -224,6 +224,8 @@ class _Finder:
         parts = {k: self._part_of_others(k, dying) for k in shared}
         # Alone, an equation writes its result out, as it does not in one kernel with those that read it.
         others = min(sum(self._seconds(k) * part for k, part in parts.items()), whole * max(parts.values(), default=0))
+        merging = sum(one.tree.merging for one in contractions if one.tree is not None)
+        after = replace(after, seconds=(after.seconds or 0.0) + merging)
         now, then = whole - others, after.seconds or 0.0
         on_cpu = self.context.platform == "cpu"
         least = max(LEAST_SECONDS, self.context.machine.seconds_per_graph)

@@ -36,6 +36,8 @@ class Machine:
         seconds_per_step_of_few: a step of a loop that is one kernel, since a step moves less than `one_kernel_bytes`,
             and whose values have no more than `unrolled_elements`; `seconds_per_term_of_few`: each term of a product.
         seconds_per_graph: launching many kernels of a loop's body at once; 0 where each is started by itself.
+        merged_axes_seconds: per element, of an outer product as an operand that is summed over several of its
+            dimensions: XLA writes it with these as one, and divides to know the place in each factor.
         short_axis_seconds: per element, of a reduction over a last axis shorter than 16.
         element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element
             for reductions, cumulative ones and `top_k`, per comparison for `sort`, per update element for scatters.
@@ -72,6 +74,7 @@ class Machine:
     seconds_per_matrix: float = 0.0
     conv_half_channels: float = 8.0
     depthwise_scale: float = 0.1
+    merged_axes_seconds: float = 0.0
     short_axis_seconds: float = 0.0
     gemm_scale: Mapping[str, float] = field(default_factory=dict, hash=False)
     element_seconds: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -116,6 +119,7 @@ _CPU = Machine(
     seconds_per_batched_dot=1.5e-7,
     seconds_per_matrix=8e-8,
     depthwise_scale=0.006,
+    merged_axes_seconds=8e-10,
     short_axis_seconds=1.4e-9,
     gemm_scale={"float64": 0.45, "complex64": 0.7, "complex128": 0.3, "int32": 0.35, "int64": 0.2, "int8": 0.35},
     element_seconds={

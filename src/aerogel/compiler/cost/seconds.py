@@ -250,6 +250,12 @@ def transposed_seconds(count: int, itemsize: int, machine: Machine) -> float:
     return count * machine.element_seconds.get("transpose", 0.0) + 2 * transfer_seconds(size, size, machine)
 
 
+def merged_seconds(count: int, machine: Machine) -> float:
+    """Seconds that XLA takes more to write an outer product of so many elements with several dimensions as one."""
+    alone = count * machine.merged_axes_seconds
+    return min(alone, machine.seconds_to_share + alone / machine.cores)
+
+
 def _units(eqn: JaxprEqn) -> int:
     name = eqn.primitive.name
     if name == "sort":
