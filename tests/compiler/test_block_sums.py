@@ -17,7 +17,7 @@ from aerogel.compiler.passes.block_sums import NAME, BlockSums
 from compiler.loop_patterns import normal
 from compiler.programs_of import FAST, traced
 
-STEPS, BATCH, WIDTH = 48, 32, 128
+STEPS, BATCH, WIDTH = 96, 32, 128
 
 
 def lstm(weights: Any, xs: Any) -> Any:
@@ -111,7 +111,7 @@ def operands(steps: int = STEPS, batch: int = BATCH, width: int = WIDTH) -> tupl
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("steps", [STEPS, 47])
+@pytest.mark.parametrize("steps", [STEPS, 89])
 def test_a_sum_that_begins_with_something_and_what_else_the_loop_makes(steps: int, reverse: bool) -> None:
     """The sum goes on from where the block before left it; outputs are those of all steps, in order."""
     args = operands(steps)

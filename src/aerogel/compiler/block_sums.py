@@ -85,7 +85,7 @@ def _size(loop: Loop, most: int) -> int:
 
 
 def _is_long(one: Sum) -> bool:
-    """Whether a sum is large, and of products of so many terms in each step that it does not leave the loop altogether."""
+    """Whether a sum is large, and of so many products in each step that it does not leave the loop altogether."""
     if one.eqn is None or one.eqn.primitive.name != "dot_general" or nbytes(one.add.outvars[0].aval) < SMALLEST_SUM:
         return False
     return LONGEST_CONTRACTION <= contracted(one) <= MOST_TERMS
