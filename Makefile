@@ -40,7 +40,7 @@ demo: $(STAMP)-demo
 
 # pytest comes last: its closing line is the last one printed.
 test: $(STAMP)-test lint
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 $(TESTS)
 
 test-all: export AEROGEL_ALL = 1
 test-all: test
