@@ -259,6 +259,7 @@ def plain_bytes(x: Any) -> bytes:
 # --- the tests ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.while_there_is_time("differential")
 @pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_random_programs_agree(seeds: list[int]) -> None:
     """An optimised program has the structure, types, weak types and (to its exactness) numbers of the natural one."""

@@ -12,6 +12,7 @@ from jax import lax
 import aerogel as ag
 from aerogel import _jax
 from aerogel._jax import JaxprEqn, jaxpr_as_fun, jaxprs_in_params
+from aerogel.compiler import DEFAULT_PASSES
 from aerogel.compiler.passes.loop_hoist import LoopHoist
 from aerogel.compiler.report import Report
 
@@ -190,7 +191,8 @@ def test_projections_stay_in_a_gradient_that_they_would_fill(dtype: Any) -> None
 
     assert products_outside(hoisted(loss)) == 1
     assert products_outside(hoisted(gradient)) == 0
-    assert planned_bytes(ag.optimize(gradient), *args) < 0.55 * planned_bytes(gradient, *args)
+    passes = tuple(one for one in DEFAULT_PASSES if one.name != "block-sums")  # which takes a megabyte for its blocks
+    assert planned_bytes(ag.optimize(gradient, passes=passes), *args) < 0.55 * planned_bytes(gradient, *args)
 
 
 def test_weight_gradients_leave_the_backward_loop() -> None:
