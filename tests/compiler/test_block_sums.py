@@ -120,6 +120,47 @@ def test_a_sum_that_begins_with_something_and_what_else_the_loop_makes(steps: in
     agree(jax.jit(ag.optimize(f))(*args), jax.jit(f)(*args))
 
 
+def test_two_layers_one_behind_the_other() -> None:
+    """The loop of the second gradient reads what that of the first hands on."""
+    (run, weights, xs), (_, others, _) = arguments("by hand"), arguments("by hand")
+    f = jax.value_and_grad(lambda both, xs: jnp.sum(run(both[1], run(both[0], xs)) ** 2))
+    assert fired(f, (weights, others), xs) == 4
+    agree(jax.jit(ag.optimize(f))((weights, others), xs), jax.jit(f)((weights, others), xs))
+
+
+def test_a_loop_that_goes_on_from_another() -> None:
+    """Both are made in blocks, though the second reads the results of the first."""
+
+    def f(w: Any, xs: Any, ys: Any) -> Any:
+        def step(carry: Any, pair: Any) -> Any:
+            total, state = carry
+            state = jnp.tanh(state @ w + pair[0])
+            return (total + state.T @ pair[1], state), None
+
+        first, _ = lax.scan(step, (jnp.tile(w, 4), xs[0]), (xs, ys))
+        return lax.scan(step, first, (ys[..., :WIDTH], 2 * ys))[0]
+
+    assert fired(f, *operands()) == 2
+    agree(jax.jit(ag.optimize(f))(*operands()), jax.jit(f)(*operands()))
+
+
+def test_factors_that_are_outputs_too() -> None:
+    """Nothing more has to be stacked, and no step reads an input."""
+
+    def f(w: Any) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            total, x = carry
+            x = jnp.tanh(x @ w)
+            return (total + x.T @ x, x), x
+
+        (total, _), states = lax.scan(step, (jnp.zeros_like(w), w[:BATCH]), None, length=STEPS)
+        return total, states
+
+    w = 0.1 * normal(0, 256, 256)
+    block_sums(f, w)
+    agree(jax.jit(ag.optimize(f))(w), jax.jit(f)(w))
+
+
 def test_a_second_derivative_goes_through() -> None:
     """A loop of loops has a derivative like that of the loop."""
     run, weights, xs = arguments("by hand")

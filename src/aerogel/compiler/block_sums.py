@@ -13,8 +13,8 @@ from jax import lax
 from aerogel._jax import Atom, DropVar, Var
 
 from .cost import Machine, equation_seconds, nbytes
-from .hoist import Replacement
 from .hoist_plan import LEAST_SECONDS, LEAST_SHARE
+from .level import Edit
 from .loop import Loop, LoopBuilder
 from .program import Builder
 from .segments import carried_through
@@ -58,7 +58,7 @@ def blocks_of(loop: Loop, machine: Machine) -> Blocks | None:
         return Blocks(sums, 0, 0, 0.0, "its steps hold a loop or a branch, or are unrolled")
     stacks = {x for one in sums for x in new_stacks(loop, one)}
     step_bytes = sum(nbytes(x.aval) for x in (*stacks, *loop.body_xs))
-    size = _size(loop, LARGEST // step_bytes)
+    size = _size(loop, LARGEST // max(1, step_bytes))
     if not size:
         return Blocks(sums, 0, 0, 0.0, "the factors of few steps do not stay in the cache")
     if loop.length % size and sum(nbytes(y.aval) for y in loop.ys) > LARGEST:
@@ -91,8 +91,8 @@ def _is_long(one: Sum) -> bool:
     return LONGEST_CONTRACTION <= contracted(one) <= MOST_TERMS
 
 
-def in_blocks(loop: Loop, found: Blocks) -> Replacement:
-    """A loop over the blocks, each a loop over its steps and the products of what these stack.
+def in_blocks(loop: Loop, found: Blocks, place: int) -> Edit:
+    """The loop at `place` as one over blocks, each a loop over its steps and the products of what these stack.
 
     Steps that fill no block run before it, as they are.
     """
@@ -126,7 +126,8 @@ def in_blocks(loop: Loop, found: Blocks) -> Replacement:
             pieces = [whole, before[y]] if loop.reverse else [before[y], whole]
             (whole,) = out.call(lambda a, b: lax.concatenate([a, b], 0), *pieces)
         results[y] = out.as_weak_as(y, whole)
-    return Replacement(out.eqns, results)
+    here = frozenset((place,))
+    return Edit(place, here, out.eqns, results, here)
 
 
 def _entries(new: LoopBuilder, x: Atom, begin: int, size: int) -> Atom:

@@ -7,6 +7,7 @@ from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..block_sums import Blocks, blocks_of, in_blocks
 from ..exactness import Exactness
+from ..level import Edit, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
@@ -33,16 +34,16 @@ class BlockSums:
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr) -> Jaxpr:
-            for eqn in jaxpr.eqns:
+            edits: list[Edit] = []
+            for place, eqn in enumerate(jaxpr.eqns):
                 loop = as_loop(eqn)
                 found = None if loop is None else blocks_of(loop, context.machine)
                 if loop is None or found is None:
                     continue
                 decisions.extend(_decisions(loop, found))
                 if found.refusal is None:
-                    place = next(k for k, one in enumerate(jaxpr.eqns) if one is eqn)
-                    jaxpr = in_blocks(loop, found).apply(jaxpr, place)
-            return jaxpr
+                    edits.append(in_blocks(loop, found, place))
+            return apply_edits(jaxpr, edits)[0] if edits else jaxpr
 
         return rewrite_levels(program, level), decisions
 
