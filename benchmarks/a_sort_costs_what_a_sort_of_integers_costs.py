@@ -35,6 +35,12 @@ def by_places(x, axis=-1):
     return jnp.take_along_axis(x, places(x, axis), axis, mode="promise_in_bounds")
 
 
+def by_bits(x):
+    """Sorted as integers, and back."""
+    ordered = lax.sort(keys(x), is_stable=False)
+    return lax.bitcast_convert_type(jnp.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered), jnp.float32)
+
+
 def shuffled(key):
     """`jax.random.permutation` with the packed sort, three rounds of bits as JAX draws them."""
     x = jnp.arange(100_000, dtype=jnp.int32)
@@ -50,6 +56,7 @@ def shuffled(key):
 
 
 CASES = (
+    Case("sort, floats alone", jnp.sort, {"bits": by_bits}, lambda: (normal(0, 400_000),), bounds=BOUNDS),
     Case("sort, one axis", jnp.sort, {"packed": by_places}, lambda: (normal(0, 1_000_000),), bounds=BOUNDS),
     Case("sort rows", jnp.sort, {"packed": by_places}, lambda: (normal(0, 1000, 1000),), (0,), "", BOUNDS, BOUNDS),
     Case("argsort rows", jnp.argsort, {"packed": places}, lambda: (normal(1, 1000, 1000),), bounds=BOUNDS),

@@ -51,6 +51,11 @@ def apart(x, y):
     return sum((x[:, None, k] - y[None, :, k]) ** 2 for k in range(3))
 
 
+def by_product(x, y):
+    """Squared distances, by the product that a library would be called for."""
+    return (x * x).sum(-1)[:, None] + (y * y).sum(-1) - 2 * x @ y.T
+
+
 def by_rows(f, size):
     """`f(rows, y, v)` for blocks of rows."""
 
@@ -67,6 +72,22 @@ def gaussian(distance):
 
 def nearest(distance):
     return lambda x, y, v: distance(x, y).min(1)
+
+
+def embedding(x, y, v):
+    """t-SNE's similarities without those of points to themselves, and how two sides of them pull."""
+    near = jnp.fill_diagonal(1 / (1 + by_product(x, x)), 0.0, inplace=False)
+    return (near @ v) / near.sum()
+
+
+def embedding_by_rows(x, y, v):
+    def rows(inputs):
+        places, rows = inputs
+        near = jnp.where(places[:, None] == jnp.arange(len(x)), 0.0, 1 / (1 + apart(rows, x)))
+        return near @ v, near.sum()
+
+    pulled, total = lax.map(jax.checkpoint(rows), (jnp.arange(len(x)).reshape(-1, 64), x.reshape(-1, 64, x.shape[1])))
+    return pulled.reshape(-1) / total.sum()
 
 
 def forces(x, y, v):
@@ -187,6 +208,15 @@ def case(name, natural, forms, args, grad, saving):
 FEWER = N // 2
 CASES = (
     case("Gaussian kernel times a vector", gaussian(squared), by_rows(gaussian(apart), 64), points, (0, 1, 2), 30),
+    case(
+        "Gaussian kernel by a product",
+        gaussian(by_product),
+        by_rows(gaussian(apart), 64),
+        partial(points, FEWER),
+        (0, 1, 2),
+        30,
+    ),
+    case("t-SNE by a product", embedding, embedding_by_rows, partial(points, FEWER), (0, 2), 30),
     case("nearest neighbour", nearest(squared), by_rows(nearest(apart), 64), points, (0, 1), None),
     case("N-body forces", forces, by_rows(forces_apart, 64), points, (0, 1, 2), None),
     case("Chamfer distance", chamfer, chamfer_by_rows, partial(points, FEWER), (0, 1), 30),

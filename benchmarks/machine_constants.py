@@ -65,6 +65,10 @@ def constants(table: Machine) -> Iterator[tuple[str, float, float]]:
     yield "tiny_flops_per_second", 18 * 100_000 / tiny, table.tiny_flops_per_second
     eye = jnp.broadcast_to(jnp.eye(3), (5000, 3, 3))
     yield "seconds_per_matrix", (seconds(lax.linalg.cholesky, eye) - call) / 5000, table.seconds_per_matrix
+    w, rows = normal(64, 64, 16), normal(512, 64)
+    rows_by_rows = seconds(lambda w, x, y: jnp.tensordot(x[:, :, None] * y[:, None], w, 2), w, rows, rows)
+    written = seconds(lambda w, x: jnp.tensordot(x, w, 2), w, normal(512, 64, 64))
+    yield "merged_axes_seconds", (rows_by_rows - written) / (512 * 64 * 64), table.merged_axes_seconds
     short = seconds(lambda x: x.sum(-1), normal(100_000, 3)) - call
     yield "short_axis_seconds", short / 300_000, table.short_axis_seconds
     yield from _elements(table, jnp.abs(vector) * 0.9, call)

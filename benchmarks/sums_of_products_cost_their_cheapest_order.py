@@ -118,6 +118,33 @@ def outer_norms_by_hand(x, y):
     return jnp.sqrt(jnp.sum(x * x, 1) * jnp.sum(y * y, 1))
 
 
+def cross_by_hand(x, y):
+    (a, b, c), (d, e, f) = x.T, y.T
+    return jnp.stack([b * f - c * e, c * d - a * f, a * e - b * d], 1)
+
+
+def rotated(q, v):
+    """Rows turned by unit quaternions, as a textbook has it."""
+    w, u = q[:, :1], q[:, 1:]
+    t = 2 * jnp.cross(u, v)
+    return v + w * t + jnp.cross(u, t)
+
+
+def rotated_by_hand(q, v):
+    w, u = q[:, :1], q[:, 1:]
+    t = 2 * cross_by_hand(u, v)
+    return v + w * t + cross_by_hand(u, t)
+
+
+def bilinear(w, x, y):
+    return jnp.einsum("bi,oij,bj->bo", x, w, y)
+
+
+def bilinear_by_hand(w, x, y):
+    rows = (x[:, :, None] * y[:, None]).reshape(len(x), -1)
+    return rows @ w.reshape(len(w), -1).T
+
+
 def square(n, *more):
     return lambda: (normal(0, n, n), normal(1, n, n), *more)
 
@@ -309,5 +336,32 @@ CASES = (
         lambda h, w, c: jnp.einsum("tef,efd->td", h * c[..., None], w),
         lambda: (normal(0, 512, 8, 256), normal(1, 8, 256, 128), normal(2, 512, 8)),
         bounds=BOUNDS,
+    ),
+    case(
+        "a bilinear layer",
+        bilinear,
+        bilinear_by_hand,
+        lambda: (normal(0, 16, 32, 32), normal(1, 128, 32), normal(2, 128, 32)),
+        (0, 1, 2),
+        bounds=BOUNDS,
+        grad_bounds=BOUNDS,
+    ),
+    case(
+        "cross products of rows",
+        jnp.cross,
+        cross_by_hand,
+        lambda: (normal(0, 20_000, 3), normal(1, 20_000, 3)),
+        (0, 1),
+        bounds=BOUNDS,
+        grad_bounds=BOUNDS,
+    ),
+    case(
+        "rows turned by quaternions",
+        rotated,
+        rotated_by_hand,
+        lambda: (normal(0, 20_000, 4), normal(1, 20_000, 3)),
+        (0, 1),
+        bounds=BOUNDS,
+        grad_bounds=BOUNDS,
     ),
 )

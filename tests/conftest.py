@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import inspect
+import json
+import math
 import os
 import random
 import time
@@ -64,6 +66,7 @@ def pytest_report_header() -> str:
 # that each has its turn. All of them take two cores longer than the 15 minutes that a run may. `make test-all` takes
 # them, and so does a run that names files.
 SHARES = {
+    "test_docs": 2,
     "test_examples": 4,
     "audit": 15,
     "compat": 18,
@@ -79,56 +82,10 @@ SHARES = {
 FEWEST_CASES = 4
 # Of the examples that one property draws, the whole suite takes those that begin within so many seconds.
 PROPERTY_SECONDS = 5
-# Of tests that take 5 to 50 seconds so many take turns, each by itself.
-TURNS = {
-    "test_axes_parts::test_blocks_put_together_are_the_whole": 5,
-    "test_axes_parts::test_reshape_follows_the_axis": 3,
-    "test_canonical::test_the_gradient_of_picking_one_entry": 3,
-    "test_check_rule::test_good_rules_pass": 2,
-    "test_check_rule::test_shipped_rules_pass": 4,
-    "test_contraction::test_drawn_networks_keep_their_numbers": 3,
-    "test_custom_rules::test_custom_linear_solve": 3,
-    "test_differential::test_a_seed_is_one_program": 2,
-    "test_differential::test_more_moves_at_free_prices": 4,
-    "test_differential::test_the_judge_sees_a_wrong_optimiser": 5,
-    "test_drawn_patterns::test_a_pattern_is_found_in_its_own_program": 4,
-    "test_rolled_sums::test_drawn_windows": 4,
-    "test_elementary::test_keeps_its_claim": 3,
-    "test_in_place::test_writes_in_any_order": 3,
-    "test_like_python::test_a_script_sees_what_it_would_see": 3,
-    "test_like_python::test_children": 5,
-    "test_like_python::test_standard_input_folders_zips_and_code": 4,
-    "test_like_python::test_tracebacks": 3,
-    "test_loop_commoning::test_any_step_keeps_its_meaning": 3,
-    "test_loop_rows::test_any_step_keeps_its_meaning": 3,
-    "test_loop_slots::test_x64": 3,
-    "test_passes::test_same_program_same_text": 5,
-    "test_peeled::test_any_order_of_work_keeps_its_meaning": 3,
-    "test_picks::test_counted_rows_are_batch_dimensions": 3,
-    "test_replay::test_counted_loops_and_loops_that_reach_their_bound": 2,
-    "test_residual_choice::test_rows_of_a_map_are_made_again": 3,
-    "test_rule_sets::test_the_command": 2,
-    "test_running::test_any_length_type_and_axes": 3,
-    "test_running::test_where_it_stands": 4,
-    "test_selection::test_claims": 3,
-    "test_several::test_spellings": 3,
-    "test_sharded_example::test_one_device_eight_and_two_processes": 3,
-    "test_short_calls::test_any_small_program_keeps_its_results": 3,
-    "test_short_forms::test_claims": 3,
-    "test_short_rows::test_any_order_of_work_keeps_its_meaning": 3,
-    "test_small_determinants::test_they_keep_their_claims": 3,
-    "test_small_products::test_it_keeps_its_claim": 3,
-    "test_small_solves::test_they_keep_their_claims": 3,
-    "test_soundness::test_it_fires_in_its_program": 14,
-    "test_sorting::test_claim": 3,
-    "test_structure::test_records_of_the_corpus_are_so": 4,
-    "test_turned_products::test_it_fires_in_gradients": 3,
-    "test_turned_products::test_it_keeps_its_claim": 3,
-    "test_types::test_half_precision_sums_are_no_worse": 4,
-    "test_own_broadcasts::test_any_sizes_and_uses": 3,
-    "test_together::test_one_of_two_is_killed": 3,
-    "test_sums_of_rows::test_any_axes_and_sizes": 3,
-}
+# A test whose cases took more than so many seconds together, as seconds.json has it, takes turns too: on average none
+# takes longer. `--junitxml` of a run says what is to be added there.
+MOST_OF_ONE = 5
+SECONDS: dict[str, float] = json.loads((HERE / "seconds.json").read_text("utf-8"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -142,7 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name, found in cases.items():
         path = found[0].path
         share = SHARES.get(path.stem, SHARES.get(path.parent.name, 1)) if len(found) >= FEWEST_CASES else 1
-        share = TURNS.get(f"{path.stem}::{name.rpartition('::')[2]}", share)
+        seconds = SECONDS.get(f"{path.stem}::{name.rpartition('::')[2]}")
+        share = share if seconds is None else math.ceil(seconds / MOST_OF_ONE)
         first = SEED + zlib.crc32(name.encode())  # else all that have a turn would have it in the same run
         chosen = [item for k, item in enumerate(found) if (k + first) % share == 0]
         taken.update(chosen)
