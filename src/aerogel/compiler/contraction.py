@@ -35,6 +35,7 @@ class Contraction:
             _bits(self.network.out),
             tuple(tuple(one for dim in f.dims for one in dim) for f in factors),
             tuple(f.picking.label[0] if f.picking else -1 for f in factors),
+            tuple(dict.fromkeys(one for dim in self.network.out for one in dim)),
         )
         highest = self.precision == lax.Precision.HIGHEST and np.dtype(self.dtype) == np.float32
         machine = self.machine.at_highest_precision() if highest else self.machine
@@ -72,15 +73,28 @@ class Contraction:
     def _is_second(self, node: Node, of_x: Labels, of_y: Labels) -> bool:
         """Whether the left one of two operands comes second in their product.
 
-        The last product is made as the result is wanted; others in the order of the program, so that what two networks
-        both make is one value, whichever end they come from.
+        The last product is made as the result is wanted, and an outer product as who reads it has its labels; others in
+        the order of the program, so that what two networks both make is one value, whichever end they come from.
         """
         if node is self.tree:
             return self._place(of_y, of_x) < self._place(of_x, of_y)
+        if node.labels == bits((*of_x, *of_y)):
+            first, second = ([one for one in own if one not in other] for own, other in ((of_x, of_y), (of_y, of_x)))
+            for labels in self._orders:
+                if first and second and first[0] in labels and second[0] in labels:
+                    return labels.index(second[0]) < labels.index(first[0])
         left, right = (
             [r for k, r in enumerate(self.ranks) if part and part.mask >> k & 1] for part in (node.left, node.right)
         )
         return min(right) < min(left)
+
+    @property
+    def _orders(self) -> list[Labels]:
+        """In which the result and the factors have their labels."""
+        return [
+            tuple(one for dim in dims for one in dim)
+            for dims in (self.network.out, *(f.dims for f in self.network.factors))
+        ]
 
     def _place(self, labels: Labels, others: Labels) -> int:
         """Where in the result the first label comes that only one operand has."""

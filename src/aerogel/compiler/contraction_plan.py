@@ -4,9 +4,10 @@ Labels are small numbers and sets of them the bits of an integer; a plan depends
 a program many times is planned once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,14 @@ class Task:
         out: the labels that are kept.
         factors: the labels of each factor, in the order of its dimensions.
         picked: for each factor the label that it picks along, -1 if it is not one-hot.
+        order: the labels that are kept, in the order of the result's dimensions.
     """
 
     sizes: tuple[int, ...]
     out: int
     factors: tuple[Labels, ...]
     picked: tuple[int, ...]
+    order: Labels = ()
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,8 @@ class _Planner:
             other = self._picked_seconds(1 << picked, left, right, labels)
             if other is not None and other[0] < seconds:
                 seconds, how = other
+        if how == "product" and mask == (1 << len(self.factors)) - 1:
+            seconds += self._turning_seconds(left, right, labels)
         merging = self._merging_seconds(left, right, labels) if how == "product" else 0.0
         order = product_labels(left.order, right.order, labels)
         total = left.seconds + right.seconds + seconds + merging
@@ -209,6 +214,20 @@ class _Planner:
                 seconds += transposed_seconds(self.size(other.labels), self.dtype.itemsize, self.machine)
         return seconds
 
+    def _turning_seconds(self, left: Node, right: Node, labels: int) -> float:
+        """Of the transpose of the result, if no product has its free dimensions in the order that is wanted."""
+        shared = left.labels & right.labels
+        if not shared & ~labels or not labels & ~shared:  # it is no product of matrices, and made in any order
+            return 0.0
+        order = [k for k in self.task.order if self.task.sizes[k] > 1 and not shared >> k & 1]
+        sides = ["left" if left.labels >> k & 1 else "right" for k in order]
+        kept = all(
+            node.how != "leaf" or [k for k in node.order if k in own] == own
+            for node, side in ((left, "left"), (right, "right"))
+            for own in ([k for k, at in zip(order, sides, strict=True) if at == side],)
+        )
+        return transposed_seconds(self.size(labels), self.dtype.itemsize, self.machine) * (not kept or mixed(sides))
+
     def _copy_seconds(self, node: Node, batch: int, contracted: int) -> float:
         """Of the copy that XLA makes of an operand whose dimensions do not come in an order that it reads."""
         sizes = [self.task.sizes[one] for one in node.order]
@@ -223,6 +242,11 @@ def _is_outer(node: Node, contracted: int) -> bool:
         return False
     one, other = node.left.labels, node.right.labels
     return node.labels == one | other and bool(contracted & ~one) and bool(contracted & ~other)
+
+
+def mixed(sides: Sequence[str]) -> bool:
+    """Whether free dimensions that come from the "left" and the "right" operand of a product are not so by groups."""
+    return len(list(groupby(sides))) > 2
 
 
 def _added(node: Node) -> tuple[float, int]:

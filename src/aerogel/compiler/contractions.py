@@ -182,7 +182,8 @@ class _Finder:
         on_cpu = self.context.platform == "cpu"
         contractions = [Contraction(one, aval.dtype, self.context.machine, self.ranks, on_cpu) for one in networks]
         places = frozenset[int]().union(*(one.places for one in networks))
-        bound = sum(self._seconds(k) for k in sorted(places) if self.level.eqns[k].primitive.name not in VIEWS)
+        priced = (k for k in sorted(places) if k == place or self.level.eqns[k].primitive.name not in VIEWS)
+        bound = sum(self._seconds(k) for k in priced)
         planned = sum(one.tree.seconds for one in contractions if one.tree is not None)
         if planned > MARGIN * bound:
             return _refusal(networks, place, bound, planned)

@@ -6,6 +6,7 @@ from itertools import product
 
 from aerogel._jax import Atom, JaxprEqn
 
+from .contraction_plan import mixed
 from .level import Level
 from .network import Network, NotOneNetwork
 from .network_reader import FLOATS, Reader, dot, is_plain
@@ -21,14 +22,29 @@ MOST_SUMS = 3  # multiplied out: 8 networks
 def is_root(level: Level, facts: Facts, eqn: JaxprEqn) -> bool:
     """Whether networks are looked for from an equation on: a sum of products, a diagonal read, or masked off one.
 
-    `(A @ B) * eye(n)`, which the derivative of `A * eye(n)` holds, needs the diagonal of the product alone.
+    `(A @ B) * eye(n)`, which the derivative of `A * eye(n)` holds, needs the diagonal of the product alone. And the
+    transpose of a product, which no product would make, but another order of the factors may.
     """
+    if eqn.primitive.name == "transpose":
+        x = eqn.invars[0]
+        return is_var(x) and len(level.readers(x)) == 1 and _mixes(level.maker(x), eqn.params["permutation"])
     if eqn.primitive.name not in MASKS:
         return eqn.primitive.name in ROOTS
     if not any(the(Identity, facts.of(x)) for x in eqn.invars if is_var(x)):
         return False
     makers = (level.eqns[level.made_by[x]] for x in eqn.invars if is_var(x) and x in level.made_by)
     return any(one.primitive.name in MASKED for one in makers)
+
+
+def _mixes(eqn: JaxprEqn | None, permutation: Sequence[int]) -> bool:
+    """Whether a transpose puts dimensions of one operand of a product between those of the other: no product does."""
+    if eqn is None or eqn.primitive.name != "dot_general":
+        return False
+    contract, batch = eqn.params["dimension_numbers"]
+    free = [len(x.aval.shape) - len(contract[k]) - len(batch[k]) for k, x in enumerate(eqn.invars)]
+    sides = [""] * len(batch[0]) + ["left"] * free[0] + ["right"] * free[1]
+    shape = eqn.outvars[0].aval.shape
+    return mixed([sides[d] for d in permutation if sides[d] and shape[d] > 1])
 
 
 def network_of(
@@ -48,7 +64,7 @@ def network_of(
     aval = eqn.outvars[0].aval
     if not is_root(level, facts, eqn) or str(aval.dtype) not in FLOATS or aval.weak_type:
         return None
-    if (eqn.primitive.name not in ("gather", "select_n") and not is_plain(eqn)) or not aval.size:
+    if (eqn.primitive.name not in ("gather", "select_n", "transpose") and not is_plain(eqn)) or not aval.size:
         return None
 
     def read(reader: Reader) -> bool:

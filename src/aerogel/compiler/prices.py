@@ -171,7 +171,7 @@ class Multiplying(Price):
 
     def _wish(self, seat: int, at: Orders) -> Sequence[Order]:
         if seat < 2:
-            return self.product.wishes(seat, at[2])
+            return self.product.wishes(seat, at[2], at[1 - seat])
         return list(dict.fromkeys(form.out for form in self.product.forms(*at)))
 
 

@@ -27,6 +27,7 @@ class Handling:
         turned: the left operand when its last dimension is not contracted, and then a right one whose is.
         against: of a batch of thin products, the right operand when its last dimension is contracted.
         thin_turned: of one thin and deep product, the left operand when its last dimension is not contracted.
+        thin_against: of one thin and deep product, the right operand when its last dimension is contracted.
         per_term: of a batch of these, one multiplication then, for which there is a plain loop; of rows of the right
             operand shorter than a register, `LANES` numbers, the loop takes as long as for one. As much where the right
             operand is read against its rows and these are shorter than a register.
@@ -38,6 +39,7 @@ class Handling:
     turned: float = 0.0
     against: float = 0.0
     thin_turned: float = 0.0
+    thin_against: float = 0.0
     per_term: float = 0.0
     per_call: float = 0.0
     per_lane: float = 0.0
@@ -51,12 +53,20 @@ class Handling:
 # to 100 ps; a right operand whose last dimension is contracted took 35 to 115 ps more per byte. A left one whose is not
 # XLA reads in a loop of its own: 100 ps more per multiplication than the library takes, 700 for 5 columns, and 150 ns
 # less per product (8 to 30 products of 4 to 40 rows, 10 to 100 terms); of one product the library takes 130 to 330 ps
-# more per byte. This judges outcomes only: no search should give up copies that fuse to please a product that is fast
-# either way.
+# more per byte, 300 to 800 on an Intel Cascade Lake, and 80 to 190 of a right one that it reads against its rows (8 to
+# 64 rows, 64 to 512 terms, 512 to 8192 columns: 16 to 60 % of such a product's time). This judges outcomes only: no
+# search should give up copies that fuse to please a product that is fast either way.
 THIN = 64  # rows or columns of the other operand, up to which a product is a thin one
 HANDLING = {
     "cpu": Handling(
-        right=0.5 / 128, turned=4.0 / 128, against=0.5, thin_turned=4.0, per_term=2.0, per_call=3000.0, per_lane=0.3
+        right=0.5 / 128,
+        turned=4.0 / 128,
+        against=0.5,
+        thin_turned=4.0,
+        thin_against=1.0,
+        per_term=2.0,
+        per_call=3000.0,
+        per_lane=0.3,
     )
 }
 LANES = 16
@@ -206,14 +216,28 @@ class Product:
         first, second = (1, 0) if form.swapped else (0, 1)
         left, right = (self._side(k, (form.left, form.right)[k], form.batch) for k in (first, second))
         against = left.regular and not left.contracts_last
-        short = self.count > 1 and right.regular and right.contracts_last and self._depth() < LANES
-        x = self.eqn.invars[first].aval
+        right_against = right.regular and right.contracts_last
+        short = self.count > 1 and right_against and self._depth() < LANES
+        x, y = (self.eqn.invars[k].aval for k in (first, second))
         lost = self.handling.per_lane * x.size * (-self.rows[second] % LANES) if self.count > 1 else 0.0
+        if self.count == 1:
+            if self._depth() < DEEP:
+                return 0.0
+            lost += (
+                self.handling.thin_turned
+                * nbytes(x)
+                * (against and self.rows[second] <= THIN)
+                * (nbytes(x) >= LEAST_BYTES)
+            )
+            lost += (
+                self.handling.thin_against
+                * nbytes(y)
+                * (right_against and self.rows[first] <= THIN)
+                * (nbytes(y) >= LEAST_BYTES)
+            )
+            return lost
         if self.rows[second] > THIN or not (against or short):
             return lost
-        if self.count == 1:
-            is_deep = x.size >= DEEP * self.rows[first] and nbytes(x) >= LEAST_BYTES
-            return self.handling.thin_turned * nbytes(x) if is_deep else 0.0
         terms = x.size * self.rows[second] * max(1.0, LANES / max(1, self.rows[second]))
         return max(lost, self.handling.per_term * terms - self.handling.per_call * self.count)
 
@@ -221,12 +245,15 @@ class Product:
         """How many terms one sum has."""
         return math.prod(permute(self.eqn.invars[0].aval.shape, self.contract[0]))
 
-    def wishes(self, side: int, wanted: Order) -> list[Order]:
-        """Orders of an operand that a product likes whose result is stored as `wanted`."""
+    def wishes(self, side: int, wanted: Order, other: Order) -> list[Order]:
+        """Orders of an operand that a product likes whose result is stored as `wanted` and the other operand so."""
         count = len(self.batch[0])
         batch = tuple(self.batch[side][b] for b in wanted if b < count)
         free = self._free_as(side, wanted)
-        return [batch + free + self.contract[side], batch + self.contract[side] + free]
+        pairs = dict(zip(self.contract[1 - side], self.contract[side], strict=True))
+        alike = tuple(pairs[d] for d in other if d in pairs)
+        contracted = dict.fromkeys((self.contract[side], alike))
+        return [order for c in contracted for order in (batch + free + c, batch + c + free)]
 
     def _presented(self, side: int, batch: Order, stored: Order, wanted: Order) -> list[Order]:
         """An operand copied so that its free dimensions are those of the result; none if they are already.
