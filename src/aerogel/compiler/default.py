@@ -10,6 +10,7 @@ from .passes.fused_attention import FusedAttention
 from .passes.half_spectra import HalfSpectra
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
+from .passes.late_values import LateValues
 from .passes.late_writes import LateWrites
 from .passes.loop_commoning import LoopCommoning
 from .passes.loop_contraction import LoopContraction
@@ -92,5 +93,6 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     OwnBroadcasts(),
     SquareSums(),
     MasksOfResults(),
+    LateValues(),
     LateWrites(),
 )
