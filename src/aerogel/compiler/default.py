@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.batch_last import BatchLast
 from .passes.block_sums import BlockSums
 from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
@@ -73,6 +74,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopSegments(),
     MemoryLimit(),
     BranchGuard(),
+    BatchLast(),
     SmallAxes(),
     LoopShifts(),
     TurnedSums(),
