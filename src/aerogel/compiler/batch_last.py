@@ -5,11 +5,12 @@ works entry by entry, but its library pools only what lies as it is written. So 
 is written as it lies: a convolution takes any order by its dimension numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import jax
 from jax import lax
 
 from aerogel import _jax
@@ -21,7 +22,6 @@ from .cost import nbytes
 from .orders import REDUCTIONS
 from .program import Builder, inner_jaxprs, is_var, rename, with_equations
 from .rules.convolution_rows import wanted_orders
-from .small_traces import traced
 
 CONV = "conv_general_dilated"
 SCATTER = "select_and_scatter_add"
@@ -198,10 +198,10 @@ class _Rewrite:
         """Appends an equation of values in their orders, with a result in its own."""
         (out,) = eqn.outvars
         if eqn.primitive.name in CALLS:
-            # Stays a call: of a `max` that XLA sees it asks for the sign of what goes in, and then keeps that, too.
-            inner = inner_jaxprs(eqn)[0]
-            closed = traced(lambda *xs: _applied(inner, xs), [x.aval for x in reads], eqn)
-            params = params | {next(key for key in ("call_jaxpr", "jaxpr") if key in params): closed}
+            builder = Builder(eqn)
+            (self.turned[out],) = builder.call(_call_in_order(eqn, self._order(out)), *reads)
+            self.eqns += builder.eqns
+            return
         if out in self.clusters:
             shape = tuple(out.aval.shape[d] for d in self._order(out))
             self.turned[out] = new = _jax.new_var(out.aval.update(shape=shape))
@@ -250,6 +250,22 @@ class _Rewrite:
         (new,) = builder.call(fun, x)
         self.eqns += builder.eqns
         return new
+
+
+def _call_in_order(eqn: JaxprEqn, order: Order) -> Callable[..., Any]:
+    """A call of what works entry by entry, for values in an order, with the derivative that it has.
+
+    It stays a call: of a `max` that XLA sees it asks for the sign of what goes in, and then keeps that, too.
+    """
+    called = jax.custom_jvp(lambda *xs: _applied(inner_jaxprs(eqn)[0], xs)[0])
+    back = tuple(order.index(d) for d in range(len(order)))
+
+    def natural(*xs: Any) -> Any:
+        plain = [lax.transpose(x, back) if x.ndim else x for x in xs]
+        return lax.transpose(bind(eqn, plain, eqn.params)[0], order)
+
+    called.defjvp(lambda primals, tangents: jax.jvp(natural, primals, tangents))
+    return called
 
 
 def _applied(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:

@@ -171,7 +171,11 @@ def _has_bits(v: Var) -> bool:
     plain = isinstance(aval, _jax.ShapedArray) and not _jax.explicit_mesh(aval)
     if not plain or aval.weak_type:
         return False
-    return aval.dtype == bool or (aval.dtype.kind in "iuf" and 8 * aval.dtype.itemsize in WORDS)
+    return aval.dtype == bool or (_jax.is_number(aval.dtype) and 8 * aval.dtype.itemsize in WORDS and _is_real(v))
+
+
+def _is_real(v: Var) -> bool:
+    return jnp.issubdtype(v.aval.dtype, jnp.floating) or jnp.issubdtype(v.aval.dtype, jnp.integer)
 
 
 def with_made_again(lives: Lives, found: MadeAgain) -> Jaxpr:
@@ -190,7 +194,8 @@ def with_made_again(lives: Lives, found: MadeAgain) -> Jaxpr:
 
 
 def _can_be_waited_for(v: Var) -> bool:
-    return _has_bits(v) and v.aval.dtype.kind == "f" and v.aval.size > 0 and not isinstance(v, _jax.DropVar)
+    floating = _has_bits(v) and jnp.issubdtype(v.aval.dtype, jnp.floating)
+    return floating and v.aval.size > 0 and not isinstance(v, _jax.DropVar)
 
 
 @dataclass
