@@ -63,11 +63,12 @@ class MadeAgain:
 def made_again(lives: Lives, machine: Machine) -> MadeAgain | None:
     """What a level is best to compute again; None if that is not worth another program."""
     late = [v for v in lives.late() if nbytes(v.aval) >= SMALLEST]
-    if sum(nbytes(v.aval) for v in late) < LEAST_SAVED:
+    made = (v for eqn in lives.jaxpr.eqns[: lives.peak + 1] for v in eqn.outvars)
+    if sum(nbytes(v.aval) for v in late) < LEAST_SAVED or not any(map(_can_be_waited_for, made)):
         return None
     fused = _fused(lives)
     graph, places = _graph(lives, late, fused, machine)
-    taken = graph.taken()
+    taken: Any = graph.taken()
     kept = {v for kind, v in taken if kind == "kept"}
     again = {i for i in places if ("run", i) in taken and kept.isdisjoint(lives.jaxpr.eqns[i].outvars)}
     handed = kept | {v for kind, v in taken if kind == "need" and lives.made[v] not in again}
@@ -171,11 +172,16 @@ def _has_bits(v: Var) -> bool:
     plain = isinstance(aval, _jax.ShapedArray) and not _jax.explicit_mesh(aval)
     if not plain or aval.weak_type:
         return False
-    return aval.dtype == bool or (_jax.is_number(aval.dtype) and 8 * aval.dtype.itemsize in WORDS and _is_real(v))
+    return aval.dtype == bool or _bits(aval.dtype) in WORDS
 
 
-def _is_real(v: Var) -> bool:
-    return jnp.issubdtype(v.aval.dtype, jnp.floating) or jnp.issubdtype(v.aval.dtype, jnp.integer)
+def _bits(dtype: Any) -> int:
+    """The bits of a real number that fills its bytes; else 0."""
+    kind = (
+        jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else None
+    )
+    bits = kind(dtype).bits if kind is not None else 0
+    return bits if bits == 8 * dtype.itemsize else 0
 
 
 def with_made_again(lives: Lives, found: MadeAgain) -> Jaxpr:

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
-from ..batch_last import clusters, written_as_they_lie
+from ..batch_last import clusters
 from ..exactness import Exactness
+from ..in_orders import written_as_they_lie
 from ..levels import rewrite_levels
 from ..normalize import drop_dead
 from ..pipeline import Context
