@@ -1,7 +1,7 @@
 """Claim: a network of convolutions of few channels and poolings takes the time of one written for images that lie last.
 
-The expert knows that such convolutions are fast with the images as the last axis, and writes all arrays so; that form is
-measured with its convolutions by rows, optimised too.
+The expert knows that such convolutions are fast with the images as the last axis, and writes all arrays so; that form
+is measured with its convolutions by rows, optimised too.
 """
 
 from __future__ import annotations
