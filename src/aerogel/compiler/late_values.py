@@ -11,7 +11,7 @@ kernels that read it, and costs nothing.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -189,7 +189,7 @@ def with_made_again(lives: Lives, found: MadeAgain) -> Jaxpr:
     eqns = list(lives.jaxpr.eqns[: lives.peak + 1])
     wait = next(v for eqn in reversed(eqns) for v in eqn.outvars if _can_be_waited_for(v))
     env: dict[Var, Atom] = {}
-    again = _Again(lives, found, eqns, {})
+    again = _Again(lives, found, eqns)
     for eqn in lives.jaxpr.eqns[lives.peak + 1 :]:
         for x in dict.fromkeys(filter(is_var, eqn.invars)):
             if x in found.values and x not in env:
@@ -206,12 +206,18 @@ def _can_be_waited_for(v: Var) -> bool:
 
 @dataclass
 class _Again:
-    """Appends to `eqns` what makes values again; `done` is what stands for those that were asked for."""
+    """Appends to `eqns` what makes values again.
+
+    Attributes:
+        done: what stands for the values that were asked for.
+        flags: by value that was waited for, what is false once it is there.
+    """
 
     lives: Lives
     found: MadeAgain
     eqns: list[JaxprEqn]
-    done: dict[Var, Atom]
+    done: dict[Var, Atom] = field(default_factory=dict)
+    flags: dict[Var, Atom] = field(default_factory=dict)
 
     def value(self, v: Var, wait: Var) -> Atom:
         """What stands for a value in the backward part."""
@@ -224,7 +230,9 @@ class _Again:
                 stack.pop()
             elif i not in self.found.places:
                 builder = Builder(eqn)
-                (self.done[x],) = builder.call(behind_a_wall, x, wait)
+                if wait not in self.flags:
+                    (self.flags[wait],) = builder.call(is_never, wait)
+                (self.done[x],) = builder.call(behind_a_wall, x, self.flags[wait])
                 self.eqns += builder.eqns
             else:
                 reads = [y for y in eqn.invars if is_var(y) and y in self.lives.made and y not in self.done]
@@ -236,11 +244,15 @@ class _Again:
         return self.done[v]
 
 
-def behind_a_wall(x: Any, wait: Any) -> Any:
-    """`x`, which XLA does not know to be it, once `wait` is there."""
-    is_false = lax.bitwise_not(is_true(wait))
+def is_never(wait: Any) -> Any:
+    """False, which XLA does not know, once an array is there."""
+    return lax.bitwise_not(is_true(wait))
+
+
+def behind_a_wall(x: Any, never: Any) -> Any:
+    """`x`, which XLA does not know to be it."""
     if x.dtype == bool:
-        return lax.bitwise_or(x, lax.broadcast(is_false, x.shape))
+        return lax.bitwise_or(x, lax.broadcast(never, x.shape))
     word = np.dtype(WORDS[8 * x.dtype.itemsize])
-    zero = lax.broadcast(lax.convert_element_type(is_false, word), x.shape)
+    zero = lax.broadcast(lax.convert_element_type(never, word), x.shape)
     return lax.bitcast_convert_type(lax.bitwise_or(lax.bitcast_convert_type(x, word), zero), x.dtype)
