@@ -323,6 +323,21 @@ def trained(weights: Any, x: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
 
 
+def normalised(weights: Any, x: Any) -> Any:
+    """The loss of layers that normalise and activate."""
+    for w in weights:
+        x = x + jax.nn.gelu((x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) @ w)
+    return jnp.mean(x**2)
+
+
+def pooled(kernels: Any, x: Any) -> Any:
+    """The loss of convolutions of few channels, each with a pooling."""
+    for kernel in kernels:
+        x = jax.nn.relu(jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID"))
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+    return jnp.mean(jnp.sin(x))
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -353,6 +368,9 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["spectra"] = jax.value_and_grad(convolved, (0, 1)), (normal(0, 16, 4096), normal(1, 4096))
     found["trained"] = trained, ([normal(k, 64, 64) / 8 for k in range(3)], normal(3, 32, 64))
+    found["normalised"] = jax.grad(normalised), ([normal(k, 256, 256) / 16 for k in range(3)], normal(3, 1024, 256))
+    kernels = [normal(0, 6, 3, 5, 5) / 8, normal(1, 16, 6, 5, 5) / 12]
+    found["pooled"] = jax.grad(pooled), (kernels, normal(2, 64, 3, 24, 24))
     found["summed"] = summed, (normal(0, 96, 96) / 12, normal(1, 14, 32, 96), normal(2, 14, 32, 512))
     found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
     found["attention"] = attention, tuple(normal(n, 64, 16).astype(jnp.bfloat16) for n in range(3))

@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.batch_last import BatchLast
 from .passes.block_sums import BlockSums
 from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
@@ -10,6 +11,7 @@ from .passes.fused_attention import FusedAttention
 from .passes.half_spectra import HalfSpectra
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
+from .passes.late_values import LateValues
 from .passes.late_writes import LateWrites
 from .passes.loop_commoning import LoopCommoning
 from .passes.loop_contraction import LoopContraction
@@ -72,6 +74,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopSegments(),
     MemoryLimit(),
     BranchGuard(),
+    BatchLast(),
     SmallAxes(),
     LoopShifts(),
     TurnedSums(),
@@ -92,5 +95,6 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     OwnBroadcasts(),
     SquareSums(),
     MasksOfResults(),
+    LateValues(),
     LateWrites(),
 )

@@ -233,7 +233,7 @@ def _again(jaxpr: Jaxpr, segment: _Segment, eqns: list[JaxprEqn], wait: Var, mac
     run = ClosedJaxpr(_jax.new_jaxpr(jaxpr, reads, segment.handed, segment.in_branch, ()), ())
 
     def in_a_branch(wait: Any, *values: Any) -> list[Any]:
-        return lax.cond(_is_true(wait), lambda *xs: _jax.evaluate(run, xs), lambda *_: _zeros(segment.handed), *values)
+        return lax.cond(is_true(wait), lambda *xs: _jax.evaluate(run, xs), lambda *_: _zeros(segment.handed), *values)
 
     def behind_a_barrier(*values: Any) -> list[Any]:
         return _jax.evaluate(run, lax.optimization_barrier(values)[1:])
@@ -245,7 +245,7 @@ def _again(jaxpr: Jaxpr, segment: _Segment, eqns: list[JaxprEqn], wait: Var, mac
     return {v: env[v] for v in segment.gives}
 
 
-def _is_true(wait: Any) -> Any:
+def is_true(wait: Any) -> Any:
     """A condition that always holds, once an array is there: its first number is below 1, above 0 or nan.
 
     XLA does not put these three together.

@@ -171,7 +171,8 @@ class _Choice:
                 if again:
                     graph.implies(other, ("run", id(eqn)))
             if again and not free:
-                seconds = _arithmetic(eqn, machine, id(eqn) in self.slow)
+                slow = id(eqn) in self.slow
+                seconds = eqn.outvars[0].aval.size * machine.short_axis_seconds if slow else arithmetic(eqn, machine)
                 graph.edge(("run", id(eqn)), SINK, self.readers * loop.length * seconds)
                 for x in filter(is_var, eqn.invars):
                     graph.implies(("run", id(eqn)), ("need", x))
@@ -270,10 +271,8 @@ def _exists(level: Level, x: Atom, loop: Loop) -> bool:
     return not is_var(x) or x not in level.made_by or any(level.eqns[k] is not loop.eqn for k in level.readers(x))
 
 
-def _arithmetic(eqn: JaxprEqn, machine: Machine, slow: bool) -> float:
-    """Time of one step to compute a fused value: its arithmetic, without a kernel and without memory."""
-    if slow:
-        return eqn.outvars[0].aval.size * machine.short_axis_seconds
+def arithmetic(eqn: JaxprEqn, machine: Machine) -> float:
+    """Time to compute a fused value: its arithmetic, without a kernel and without memory."""
     if eqn.primitive.name == "reduce_sum":
         return eqn.invars[0].aval.size / machine.vector_flops_per_second
     if eqn.primitive.name not in ELEMENTWISE:

@@ -13,8 +13,8 @@ are long runs of memory, which are copied as they are. Three products do for a n
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,23 @@ def convolution_by_rows(lhs: Any, rhs: Any, **params: Any) -> Any:
     if plan.form is not _scattered and max(conv.dilation) > 1:
         return "it is dilated"
     return plan.refusal or plan.form(conv, lhs, rhs)
+
+
+def wanted_orders(lhs: Any, rhs: Any, params: Mapping[str, Any]) -> tuple[Sizes | None, ...] | None:
+    """The orders in which a convolution by rows has its input, kernel and output; None if it is not to go by rows.
+
+    None also for the one of the three that it has in any order.
+    """
+    conv = Convolution.of(lhs, rhs, params)
+    if _refusal(conv) is not None:
+        return None
+    plan = replace(_Plan.of(conv), moved=0)
+    if plan.refusal is not None or (plan.form is not _scattered and max(conv.dilation) > 1):
+        return None
+    data, kernel, out = ((one, *space, other) for one, other, *space in (conv.data, conv.kernel, conv.out))
+    if plan.form is _summed:
+        return data, kernel, None
+    return (conv.data[1], *conv.data[2:], conv.data[0]), None, (out[-1], *out[1:-1], out[0])
 
 
 def _refusal(conv: Convolution) -> str | None:

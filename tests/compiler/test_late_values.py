@@ -1,0 +1,155 @@
+"""What a gradient's backward part makes again of a forward part without loops."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel.compiler import late_values
+from aerogel.compiler.passes.late_values import NAME
+
+WITHOUT = tuple(p for p in ag.compiler.DEFAULT_PASSES if p.name != NAME)
+
+
+def normal(seed: int, *shape: int, dtype: str = "float32") -> Any:
+    """Normal numbers."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def fired(f: Callable[..., Any], *args: Any) -> int:
+    """In how many levels something is made again."""
+    return sum(d.rule == NAME for d in ag.explain(f)(*args).fired)
+
+
+def temporary(f: Callable[..., Any], *args: Any) -> int:
+    """Bytes of temporary memory of the compiled program."""
+    plan: Any = jax.jit(f).lower(*args).compile().memory_analysis()
+    return plan.temp_size_in_bytes
+
+
+def silu(x: Any) -> Any:
+    """As JAX's own, written out."""
+    return x * jax.nn.sigmoid(x)
+
+
+def layers(activation: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The loss of a network of normalised layers."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        for w in weights:
+            y = (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+            x = x + activation(y @ w)
+        return jnp.mean(x**2)
+
+    return loss
+
+
+def convolutions(kernels: Any, x: Any) -> Any:
+    """The loss of convolutions, each normalised over the batch."""
+    for kernel in kernels:
+        y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = (y - y.mean((0, 1, 2))) * lax.rsqrt(y.var((0, 1, 2)) + 1e-5)
+        x = x + silu(y)
+    return jnp.mean(x**2)
+
+
+WEIGHTS = [normal(k, 256, 256) / 16 for k in range(4)]
+X = normal(9, 1024, 256)
+GELU = jax.value_and_grad(layers(jax.nn.gelu))
+FIRES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
+    "gelu": (GELU, (WEIGHTS, X), 0.92),
+    "silu": (jax.value_and_grad(layers(silu)), (WEIGHTS, X), 0.92),
+    "error function": (jax.grad(layers(lambda x: jax.nn.gelu(x, approximate=False))), (WEIGHTS, X), 0.92),
+    "convolutions": (
+        jax.grad(convolutions),
+        ([normal(k, 3, 3, 16, 16) / 12 for k in range(3)], normal(5, 16, 32, 32, 16)),
+        0.95,
+    ),
+    "mapped": (lambda ws, x: jax.vmap(GELU, (None, 0))(ws, x), (WEIGHTS, X.reshape(2, 512, 256)), 0.92),
+    "in a loop": (
+        lambda ws, xs: lax.scan(lambda ws, x: (jax.tree.map(jnp.subtract, ws, GELU(ws, x)[1]), 0), ws, xs)[0],
+        (WEIGHTS, X[None]),
+        0.8,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_same_numbers_in_less_memory(name: str) -> None:
+    """The gradient is the same, and XLA plans less for it than without the pass."""
+    f, args, share = FIRES[name]
+    assert fired(f, *args) >= 1
+    without = ag.optimize(f, passes=WITHOUT, rules=ag.rules.default)
+    assert temporary(ag.optimize(f), *args) <= share * temporary(without, *args)
+    for got, want in zip(*(jax.tree.leaves(jax.jit(g)(*args)) for g in (ag.optimize(f), f)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * float(abs(want).max()))
+
+
+def test_beside_float64() -> None:
+    """It is as far from float64 as plain JAX is."""
+    slope = jax.grad(layers(jax.nn.gelu))
+    with jax.enable_x64(True):
+        args = jax.tree.map(lambda v: jnp.asarray(np.asarray(v, "float64")), (WEIGHTS, X))
+        exact = [np.asarray(v) for v in slope(*args)]
+    plain, got = (jax.jit(f)(WEIGHTS, X) for f in (slope, ag.optimize(slope)))
+
+    def error(found: Any) -> float:
+        return max(float(np.abs(np.asarray(a) - b).max() / np.abs(b).max()) for a, b in zip(found, exact, strict=True))
+
+    assert error(got) <= 2 * error(plain) + 1e-7
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_short_floats(dtype: str) -> None:
+    """Their words are short, too."""
+    weights, x = [w.astype(dtype) for w in WEIGHTS], normal(9, 8192, 256, dtype=dtype)
+    f = jax.grad(layers(silu))
+    assert fired(f, weights, x) >= 1
+    for got, want in zip(*(jax.jit(g)(weights, x) for g in (ag.optimize(f), f)), strict=True):
+        np.testing.assert_allclose(*(np.asarray(v, "float32") for v in (got, want)), rtol=0.1, atol=0.02)
+
+
+def test_infinities_and_nan() -> None:
+    """A wall keeps every bit."""
+    behind = lambda x, wait: late_values.behind_a_wall(x, late_values.is_never(wait))  # noqa: E731
+    x = jnp.array([0.0, -0.0, jnp.inf, -jnp.inf, jnp.nan, 1e-40, 3.0])
+    for wait in (jnp.nan, 0.0, jnp.inf, 5.0):
+        got = jax.jit(behind)(x, jnp.full((2, 2), wait))
+        assert np.array_equal(np.asarray(got).view("int32"), np.asarray(x).view("int32"))
+    mask = jnp.array([True, False])
+    assert np.array_equal(jax.jit(behind)(mask, jnp.ones(3)), mask)
+
+
+def test_derivatives_of_the_optimised() -> None:
+    """What has no derivative is written last, so that second derivatives are there."""
+    slope = lambda x: ag.optimize(jax.grad(layers(silu), 1))(WEIGHTS, x)  # noqa: E731
+    want = jax.jvp(lambda x: jax.grad(layers(silu), 1)(WEIGHTS, x), (X,), (X,))[1]
+    got = jax.jit(lambda x: jax.jvp(slope, (x,), (x,))[1])(X)
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * float(abs(want).max()))
+
+
+def chosen(x: Any, w: Any) -> Any:
+    """The largest of each pair of what a product makes: which one it is must not hang on rounding."""
+    y = jnp.exp(0.1 * (x @ w)) * 0.3 + 0.7 * x
+    y = lax.reduce_window(y, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID")
+    return jnp.sum(jnp.sin(y @ w[:128]))
+
+
+LEAVES_ALONE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "a value": (layers(jax.nn.gelu), (WEIGHTS, X)),
+    "little": (GELU, (WEIGHTS, X[:64])),
+    "what XLA fuses": (jax.grad(lambda ws, x: jnp.sum(jnp.tanh(x @ ws[0]) * 3.0 + 1.0)), (WEIGHTS, X)),
+    "what is compared": (jax.grad(chosen), (normal(1, 2048, 256), WEIGHTS[0])),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES_ALONE)
+def test_leaves_alone(name: str) -> None:
+    """Nothing is late, or too little, or nothing may be made again."""
+    f, args = LEAVES_ALONE[name]
+    assert fired(f, *args) == 0
