@@ -45,6 +45,7 @@ from .passes.streaming import Streaming
 from .passes.sums_of_rows import SumsOfRows
 from .passes.turned_constants import TurnedConstants
 from .passes.turned_sums import TurnedSums
+from .passes.windows import WindowsOfArrays
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
@@ -72,6 +73,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopSegments(),
     MemoryLimit(),
     BranchGuard(),
+    WindowsOfArrays(),
     SmallAxes(),
     LoopShifts(),
     TurnedSums(),

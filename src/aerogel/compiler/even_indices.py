@@ -3,16 +3,19 @@
 Such indices read windows of an array, which slices read as well, without a look at each index.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from aerogel._jax import Atom, JaxprEqn, Literal
+from aerogel import _jax
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes.rebind import shape_of
 from .level import Level
+
+LARGEST_KNOWN = 1 << 22  # numbers of a constant that are looked at
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,19 @@ class Even:
 
 @dataclass
 class EvenIndices:
-    """What arrays of integers in a level count, as far as that is known from the equations that make them."""
+    """What arrays of integers in a level count, as far as that is known from the equations that make them.
+
+    Attributes:
+        level: of a program.
+        arrays: what constants of the program hold.
+    """
 
     level: Level
-    known: dict[Any, Even | None] = field(default_factory=dict)
+    arrays: Mapping[Var, Even]
+    known: dict[Any, Even | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.known = dict(self.arrays)
 
     def of(self, x: Atom) -> Even | None:
         """The numbers of a value; None if they are not known to be even."""
@@ -76,6 +88,9 @@ class EvenIndices:
 
     def _selected(self, eqn: JaxprEqn) -> Even | None:
         """`where(i < 0, i + n, i)` where no `i`, or each, is below zero; a choice like that."""
+        chosen = self.known.get(eqn.invars[0])
+        if chosen is not None and chosen.is_one and len(eqn.invars) == 3:
+            return self.of(eqn.invars[1 + chosen.start])
         maker = self.level.maker(eqn.invars[0])
         if maker is None or maker.primitive.name not in ("lt", "ge") or len(eqn.invars) != 3:
             return None
@@ -86,6 +101,25 @@ class EvenIndices:
             return None
         is_true = (a.high < b.low) == (maker.primitive.name == "lt")
         return self.of(eqn.invars[2 if is_true else 1])
+
+
+def even_arrays(values: Mapping[Var, Any]) -> dict[Var, Even]:
+    """Those of some constants that are such arrays."""
+    found: dict[Var, Even] = {}
+    for var, value in values.items():
+        known = _jax.is_known_array(value) and (_is_integer(var) or var.aval.dtype == np.bool_)
+        if not known or not 1 < value.size <= LARGEST_KNOWN:
+            continue
+        array = np.asarray(value).astype(np.int64)
+        origin = (0,) * array.ndim
+        start = int(array[origin])
+        ends = [(*origin[:d], 1, *origin[d + 1 :]) for d in range(array.ndim)]
+        steps = [int(array[end]) - start if n > 1 else 0 for end, n in zip(ends, array.shape, strict=True)]
+        places = np.ogrid[tuple(slice(n) for n in array.shape)]
+        counted = start + sum(s * at for s, at in zip(steps, places, strict=True))
+        if np.array_equal(np.broadcast_to(counted, array.shape), array):
+            found[var] = Even(array.shape, start, tuple(steps))
+    return found
 
 
 def _even(shape: tuple[int, ...], start: int, steps: Iterable[int]) -> Even:

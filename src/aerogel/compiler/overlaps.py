@@ -4,6 +4,7 @@ A scatter adds number by number. At one place of the windows what is added is an
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -15,6 +16,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 from .axes.rebind import shape_of
 from .components import Components
 from .cost.primitives import REDUCE
+from .exactness import Exactness
 from .level import Edit, Level
 from .picks import is_zeros
 from .program import Builder, is_var
@@ -28,6 +30,7 @@ LONGEST = 32  # places of a window that are written out one by one
 LONGEST_FOLD = 4096  # of a window that is folded, or multiplied by weights, as a whole
 DOUBLED = 8  # places from which on folds are made of folds
 BANDED = 12  # weights from which on a product with a matrix is faster
+LONGEST_OF_ARRAY = 16  # of what is an array already, which is read in columns
 PADDED = 8  # places from which on what is added is no sum of padded arrays
 
 
@@ -37,14 +40,27 @@ def is_plain(x: Atom) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "fiu" and dtype.itemsize >= 4
 
 
-def replacing(level: Level, place: int, builder: Builder, out: Atom) -> Edit:
+@dataclass(frozen=True)
+class WindowSum:
+    """A sum over windows, or of windows: the edit that makes it of slices, or None, and why."""
+
+    eqn: JaxprEqn
+    edit: Edit | None
+    reason: str
+    exactness: Exactness = Exactness.REASSOCIATES
+
+
+def replacing(
+    level: Level, place: int, builder: Builder, out: Atom, exactness: Exactness = Exactness.REASSOCIATES
+) -> WindowSum:
     """What puts `out` in the place of the one result of an equation."""
-    here = frozenset((place,))
-    (var,) = level.eqns[place].outvars
-    return Edit(place, here, builder.eqns, {var: builder.as_weak_as(var, out)}, here)
+    eqn, here = level.eqns[place], frozenset((place,))
+    (var,) = eqn.outvars
+    edit = Edit(place, here, builder.eqns, {var: builder.as_weak_as(var, out)}, here)
+    return WindowSum(eqn, edit, "at one place of all windows they are a slice", exactness)
 
 
-def added_windows(level: Level, windowed: Windowed, place: int) -> Edit | str | None:
+def added_windows(level: Level, windowed: Windowed, place: int) -> WindowSum | str | None:
     """The sum of windows that an additive scatter makes, of slices; or why not."""
     eqn = level.eqns[place]
     updates = eqn.invars[2]
@@ -60,14 +76,15 @@ def added_windows(level: Level, windowed: Windowed, place: int) -> Edit | str | 
     if updates.aval.size < FEWEST:
         return f"{updates.aval.size} numbers are fewer than {FEWEST}"
     builder = Builder(eqn)
-    total = _slid(level, windows, axis, builder, updates)
+    total = _slid(level, windows, axis, builder, updates) if windowed.finite else None
+    exactness = Exactness.REASSOCIATES if total is None else Exactness.FINITE
     if total is None:
         total = _one_by_one(level, windowed, windows, axis, builder, updates)
     if isinstance(total, str):
         return total
     if not is_zeros(level, eqn.invars[0]):
         (total,) = builder.call(lax.add, eqn.invars[0], total)
-    return replacing(level, place, builder, total)
+    return replacing(level, place, builder, total, exactness)
 
 
 def _one_by_one(
@@ -77,7 +94,8 @@ def _one_by_one(
     if count > LONGEST:
         return f"windows of {count}, more than {LONGEST}"
     found = Components(level, updates, axis, windowed)
-    if any(2 * leaf.aval.size > updates.aval.size for leaf in found.leaves):
+    is_array = any(2 * leaf.aval.size > updates.aval.size for leaf in found.leaves)
+    if is_array and (count > LONGEST_OF_ARRAY or slide_of(windows, axis) is None):
         return "what is added is an array of the size of all windows"
     for x in sorted(found.shared, key=lambda x: level.made_by.get(x, -1)):
         if _is_computed(level, x):  # each place reads it shifted, and would compute it again

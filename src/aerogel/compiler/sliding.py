@@ -70,7 +70,7 @@ def weighted(x: Any, weights: Any, precision: Any = None) -> Any:
 
 
 def weights_of(x: Any, y: Any, precision: Any = None) -> Any:
-    """The sums of `y` times the numbers of `x` at each place of its windows: the gradient of the weights of `weighted`."""
+    """For each place of the windows of `x` the sum of `y` times the numbers there: the weights' gradient."""
     count = x.shape[-1] - y.shape[-1] + 1
     size = _rows_at_once(count)
     rows, more = -(-y.shape[-1] // size), -(-(count - 1) // size)

@@ -6,20 +6,21 @@ one of w slices of the cotangent: long loops, and no array of n x w.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any
 
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Var
+from aerogel._jax import Atom, Var
 
 from .axes.rebind import shape_of
 from .components import Components
-from .level import Edit, Level
-from .overlaps import BANDED, DOUBLED, FEWEST, LONGEST, LONGEST_FOLD, added_windows, is_plain, replacing
+from .even_indices import Even
+from .exactness import Exactness
+from .level import Level
+from .overlaps import BANDED, DOUBLED, FEWEST, LONGEST, LONGEST_FOLD, WindowSum, added_windows, is_plain, replacing
 from .program import Builder, is_var
 from .rules.once import once
 from .sliding import Fold, folded, weighted, weights_of
@@ -34,22 +35,16 @@ FOLDS: dict[str, Fold] = {
 }
 
 
-@dataclass(frozen=True)
-class WindowSum:
-    """A sum over windows, or of windows: the edit that makes it of slices, or None, and why."""
+def window_sums(level: Level, arrays: Mapping[Var, Even], finite: bool) -> Iterator[WindowSum]:
+    """What may be done to a level, whose platform is a CPU, and whose sums may be taken in another order.
 
-    eqn: JaxprEqn
-    edit: Edit | None
-    reason: str
-
-
-def window_sums(level: Level) -> Iterator[WindowSum]:
-    """What may be done to a level, whose platform is a CPU, and whose sums may be taken in another order."""
-    names = {eqn.primitive.name for eqn in level.eqns}
-    if "gather" not in names and "scatter-add" not in names:
-        return
-    windowed = Windowed(level)
-    if not windowed.shapes and "scatter-add" not in names:
+    Args:
+        level: with gathers or scatters.
+        arrays: constants of the program, as `even_arrays` has them.
+        finite: whether weights may be multiplied by zeros.
+    """
+    windowed = Windowed(level, arrays, finite)
+    if not windowed.shapes and all(eqn.primitive.name != "scatter-add" for eqn in level.eqns):
         return
     for place, eqn in enumerate(level.eqns):
         found = None
@@ -59,13 +54,11 @@ def window_sums(level: Level) -> Iterator[WindowSum]:
             found = _multiplied(level, windowed, place)
         elif eqn.primitive.name == "scatter-add":
             found = added_windows(level, windowed, place)
-        if isinstance(found, Edit):
-            yield WindowSum(eqn, found, "entries of all windows are slices")
-        elif isinstance(found, str):
-            yield WindowSum(eqn, None, found)
+        if found is not None:
+            yield WindowSum(eqn, None, found) if isinstance(found, str) else found
 
 
-def _folded(level: Level, windowed: Windowed, place: int) -> Edit | str | None:
+def _folded(level: Level, windowed: Windowed, place: int) -> WindowSum | str | None:
     """A reduction over one axis."""
     eqn = level.eqns[place]
     (x,), axes = eqn.invars, eqn.params["axes"]
@@ -85,20 +78,16 @@ def _folded(level: Level, windowed: Windowed, place: int) -> Edit | str | None:
         if total is None:
             entries = [windowed.entry(builder, x, axis, k) for k in range(count)]
             (total,) = builder.call(lambda *xs: reduce(fold, xs), *entries)
-        return replacing(level, place, builder, _once(level, eqn, builder, total))
+        if count > LONGEST and _is_float(total) and any(at >= 0 for at in level.readers(eqn.outvars[0])):
+            (total,) = builder.call(once, total)  # who reads it does so for each number of all windows
+        return replacing(level, place, builder, total)
     found = _components(level, windowed, x, axis)
     if isinstance(found, str | None):
         return found
     builder = Builder(eqn)
     entries = [found.entry(builder, k) for k in range(count)]
     (total,) = builder.call(lambda *xs: reduce(fold, xs), *entries)
-    return replacing(level, place, builder, _once(level, eqn, builder, total))
-
-
-def _once(level: Level, eqn: JaxprEqn, builder: Builder, total: Atom) -> Atom:
-    """What stands for a reduction, which XLA would store, as a value that it computes once for all who read it."""
-    is_read = any(place >= 0 for place in level.readers(eqn.outvars[0]))
-    return builder.call(once, total)[0] if is_read and _is_float(total) else total
+    return replacing(level, place, builder, total)
 
 
 def _components(level: Level, windowed: Windowed, x: Var, axis: int) -> Components | str | None:
@@ -130,7 +119,7 @@ def _pairwise(builder: Builder, windowed: Windowed, x: Var, axis: int, fold: Fol
     return builder.call(lambda v: first.cut(folded(v, dim, count, step, fold)), base)[0]
 
 
-def _multiplied(level: Level, windowed: Windowed, place: int) -> Edit | str | None:
+def _multiplied(level: Level, windowed: Windowed, place: int) -> WindowSum | str | None:
     """A product of windows with weights for their places, or with a number for each window."""
     eqn = level.eqns[place]
     contract, batch = eqn.params["dimension_numbers"]
@@ -142,7 +131,7 @@ def _multiplied(level: Level, windowed: Windowed, place: int) -> Edit | str | No
         if not is_var(x) or len(contract[1 - k]) != len(shape_of(other)):
             continue
         free = [d for d in range(len(shape_of(x))) if d not in contract[k]]
-        if len(free) == 1 and x in windowed.shapes:
+        if len(free) == 1 and x in windowed.shapes and windowed.finite:
             slide = slide_of(windowed.shapes[x], free[0])
             fits = slide is not None and slide.places <= min(LONGEST_FOLD, slide.moves)
             if slide is not None and fits and x.aval.size >= FEWEST and _is_float(x):
@@ -158,22 +147,18 @@ def _is_float(x: Atom) -> bool:
     return x.aval.dtype in (np.float32, np.float64)
 
 
-def _weighted(level: Level, windowed: Windowed, place: int, k: int) -> Edit | str | None:
+def _weighted(level: Level, windowed: Windowed, place: int, k: int) -> WindowSum | str | None:
     """A product of operand `k` with weights, one for each place of a window."""
     eqn = level.eqns[place]
     x, weights, axis = eqn.invars[k], eqn.invars[1 - k], eqn.params["dimension_numbers"][0][k][0]
     assert is_var(x), "a literal has no windows"
     count, precision, builder = shape_of(weights)[0], eqn.params["precision"], Builder(eqn)
-    slide = slide_of(windowed.shapes[x], axis) if x in windowed.shapes else None
-    if (
-        slide is not None
-        and BANDED <= count <= min(LONGEST_FOLD, slide.moves)
-        and x.aval.size >= FEWEST
-        and _is_float(x)
-    ):
+    slide = slide_of(windowed.shapes[x], axis) if x in windowed.shapes and windowed.finite else None
+    fits = slide is not None and BANDED <= count <= min(LONGEST_FOLD, slide.moves)
+    if slide is not None and fits and x.aval.size >= FEWEST and _is_float(x):
         base = windowed.base(builder, x, count)
         out = builder.call(lambda v, w: slide.back(weighted(slide.line(v), w, precision)), base, weights)[0]
-        return replacing(level, place, builder, out)
+        return replacing(level, place, builder, out, Exactness.FINITE)
     found = _components(level, windowed, x, axis)
     if not isinstance(found, Components):
         return found
@@ -185,7 +170,7 @@ def _weighted(level: Level, windowed: Windowed, place: int, k: int) -> Edit | st
     return replacing(level, place, builder, builder.call(total, weights, *entries)[0])
 
 
-def _weights(level: Level, windowed: Windowed, place: int, k: int, slide: Slide) -> Edit:
+def _weights(level: Level, windowed: Windowed, place: int, k: int, slide: Slide) -> WindowSum:
     """A product of operand `k` with a number for each window, as the gradient of weights has it."""
     eqn = level.eqns[place]
     x, other = eqn.invars[k], eqn.invars[1 - k]
@@ -197,4 +182,5 @@ def _weights(level: Level, windowed: Windowed, place: int, k: int, slide: Slide)
     def sums(v: Any, y: Any) -> Any:
         return weights_of(slide.line(v), slide.turned(lax.transpose(y, order)), precision)
 
-    return replacing(level, place, builder, builder.call(sums, windowed.base(builder, x, 2), other)[0])
+    (out,) = builder.call(sums, windowed.base(builder, x, 2), other)
+    return replacing(level, place, builder, out, Exactness.FINITE)

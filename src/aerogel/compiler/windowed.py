@@ -3,6 +3,7 @@
 The square of each window of an array holds windows of the squared array, which is smaller.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,7 +15,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 from .axes.elementwise import NAMES
 from .axes.rebind import bind, shape_of
 from .cost.primitives import DEAR
-from .even_indices import EvenIndices
+from .even_indices import Even, EvenIndices
 from .level import Level
 from .program import Builder, is_var
 from .rules.once import once
@@ -29,12 +30,14 @@ class Windowed:
     """What each of these values reads."""
 
     level: Level
+    arrays: Mapping[Var, Even]  # constants of the program
+    finite: bool  # whether what they are multiplied by may be zeros
     _bases: dict[tuple[int, Var], Atom] = field(init=False, default_factory=dict)
 
     @cached_property
     def indices(self) -> EvenIndices:
         """What arrays of integers count."""
-        return EvenIndices(self.level)
+        return EvenIndices(self.level, self.arrays)
 
     @cached_property
     def shapes(self) -> dict[Var, Windows]:

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from aerogel._jax import Jaxpr
 
 from ..exactness import Exactness
-from ..level import Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
 from ..short_axes import Site, acts, entry_by_entry
-from ..window_sums import WindowSum, window_sums
 
 NAME = "small-axes"
 
@@ -28,22 +26,11 @@ class SmallAxes:
         decisions: list[Decision] = []
 
         def level(jaxpr: Jaxpr) -> Jaxpr:
-            if not context.before_differentiation:
-                found = list(window_sums(Level(jaxpr)))
-                decisions.extend(map(_of_windows, found))
-                edits = [one.edit for one in found if one.edit is not None]
-                jaxpr = apply_edits(jaxpr, edits)[0] if edits else jaxpr
             new, sites = entry_by_entry(jaxpr, context)
             decisions.extend(map(_decision, sites))
             return new
 
         return (rewrite_levels(program, level) if acts(context) else program), decisions
-
-
-def _of_windows(found: WindowSum) -> Decision:
-    what = f"`{found.eqn.primitive.name}` of windows is made of slices"
-    fired = found.edit is not None
-    return Decision(NAME, what, where(found.eqn), fired, found.reason, exactness=Exactness.REASSOCIATES)
 
 
 def _decision(site: Site) -> Decision:
