@@ -88,6 +88,7 @@ ELSEWHERE = {
     "square-sums",
     "turned-constants",
     "turned-sums",
+    "windows",
 }
 _ORDER = list(Exactness)
 

@@ -70,7 +70,7 @@ class Components:
             if eqn is None:
                 self.leaves.add(x)
                 continue
-            if shared is not None and _is_dear(eqn) and not self._is_window(x, axis):
+            if shared is not None and _is_dear(eqn) and not self._is_made_for_all(x, axis, shared):
                 found.add(shared)
             self.inside[x, axis] = eqn
             for operand, at in self._operands(eqn, axis):
@@ -99,6 +99,10 @@ class Components:
 
     def _is_window(self, x: Var, axis: int) -> bool:
         return self.windows is not None and self.windows.is_cut_by(x, axis)
+
+    def _is_made_for_all(self, x: Var, axis: int, shared: Var) -> bool:
+        """Whether entries of windows, or of what is made of them, are what all readers will read."""
+        return self.windows is not None and (self._is_window(x, axis) or self.windows.is_summed(shared))
 
     def _is_dear(self, x: Var) -> bool:
         """Whether `x` is computed by something dear, read by nothing else on the way to it."""

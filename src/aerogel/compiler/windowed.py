@@ -22,6 +22,7 @@ from .rules.once import once
 from .windows import Windows, windows_of
 
 ELEMENTWISE = frozenset(NAMES) - {"threefry2x32"}
+SUMS = frozenset("reduce_sum reduce_prod reduce_max reduce_min dot_general scatter-add".split())
 MANY = 8  # entries that read a value which is cheap to compute, from which on it is stored for them
 
 
@@ -32,7 +33,7 @@ class Windowed:
     level: Level
     arrays: Mapping[Var, Even]  # constants of the program
     finite: bool  # whether what they are multiplied by may be zeros
-    _bases: dict[tuple[int, Var], Atom] = field(init=False, default_factory=dict)
+    _bases: dict[tuple[Builder, Var], Atom] = field(init=False, default_factory=dict)
 
     @cached_property
     def indices(self) -> EvenIndices:
@@ -44,7 +45,12 @@ class Windowed:
         """How each of the values lies in an array."""
         found: dict[Var, Windows] = {}
         for eqn in self.level.eqns:
-            seen = self._gathered(eqn) if eqn.primitive.name == "gather" else self._made_of(eqn, found)
+            if eqn.primitive.name == "gather":
+                seen = self._gathered(eqn)
+            elif eqn.primitive.name == "transpose":
+                seen = found[eqn.invars[0]].turned(eqn.params["permutation"]) if eqn.invars[0] in found else None
+            else:
+                seen = self._made_of(eqn, found)
             if seen is not None:
                 found[eqn.outvars[0]] = seen
         return found
@@ -58,7 +64,7 @@ class Windowed:
         if eqn.primitive.name not in ELEMENTWISE or len(eqn.outvars) != 1 or eqn.effects or not found:
             return None
         read = [found[x] for x in eqn.invars if is_var(x) and x in found]
-        if not read or any(one != read[0] for one in read):
+        if any(one != read[0] for one in read) or not read or read[0].shape != shape_of(eqn.outvars[0]):
             return None
         others = [x for x in eqn.invars if not (is_var(x) and x in found)]
         return read[0] if all(self._number(x) is not None for x in others) else None
@@ -77,6 +83,19 @@ class Windowed:
         windows = self.shapes.get(x)
         return windows is not None and windows.at(axis, 0).is_slice
 
+    def is_summed(self, x: Var) -> bool:
+        """Whether all that is computed from a value ends in sums, which may be taken place by place."""
+        waiting, seen = [x], {x}
+        while waiting:
+            for place in self.level.readers(waiting.pop()):
+                eqn = self.level.eqns[place] if place >= 0 else None
+                if eqn is None or eqn.primitive.name not in (*ELEMENTWISE, *SUMS, "broadcast_in_dim", "transpose"):
+                    return False
+                if eqn.primitive.name not in SUMS:
+                    waiting += [v for v in eqn.outvars if v not in seen]
+                    seen.update(eqn.outvars)
+        return True
+
     def entry(self, builder: Builder, x: Var, axis: int, index: int) -> Atom:
         """A value at one index of an axis, without it."""
         base = self.base(builder, x, self.shapes[x].shape[axis])
@@ -84,12 +103,15 @@ class Windowed:
 
     def base(self, builder: Builder, x: Var, readers: int) -> Atom:
         """The array that a value is windows of, for so many entries that read it."""
-        key = id(builder), x
+        key = builder, x
         if key not in self._bases:
             eqn = self.level.eqns[self.level.made_by[x]]
-            self._bases[key] = (
-                eqn.invars[0] if eqn.primitive.name == "gather" else self._computed(builder, eqn, readers)
-            )
+            name, source = eqn.primitive.name, eqn.invars[0]
+            if name == "transpose":
+                assert is_var(source), "windows are made"
+                self._bases[key] = self.base(builder, source, readers)
+            else:
+                self._bases[key] = source if name == "gather" else self._computed(builder, eqn, readers)
         return self._bases[key]
 
     def _computed(self, builder: Builder, eqn: JaxprEqn, readers: int) -> Atom:

@@ -4,7 +4,7 @@ Along each dimension of the result the place in the array grows by equal steps. 
 the place in a window, what is left is a slice.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +49,11 @@ class Windows:
         start = tuple(at + s[dim] * index for at, s in zip(self.start, self.steps, strict=True))
         shape = (*self.shape[:dim], *self.shape[dim + 1 :])
         return replace(self, shape=shape, start=start, steps=tuple((*s[:dim], *s[dim + 1 :]) for s in self.steps))
+
+    def turned(self, order: Sequence[int]) -> "Windows":
+        """The windows with their dimensions in another order."""
+        steps = tuple(tuple(one[d] for d in order) for one in self.steps)
+        return replace(self, shape=tuple(self.shape[d] for d in order), steps=steps)
 
     @property
     def is_slice(self) -> bool:
