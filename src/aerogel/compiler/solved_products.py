@@ -36,8 +36,14 @@ def _edits(level: Level, place: int) -> list[Edit]:
     outer = _outer(level, product)
     if outer is not None and b.aval.shape[1 - solve.along] > 1:
         builder = Builder(eqn)
-        factors = outer[own], outer[1 - own]
-        (out,) = builder.call(lambda A, u, v: _turned(A, u, v, solve), eqn.invars[0], *factors)
+        given = {k: x for k, x in enumerate((outer[own], outer[1 - own])) if x is not None}
+
+        def turned(A: Any, *vectors: Any) -> Any:
+            known = dict(zip(given, vectors, strict=True))
+            u, v = (known[k] if k in known else jnp.ones(b.aval.shape[1 - k], A.dtype) for k in (0, 1))
+            return _turned(A, u, v, solve)
+
+        (out,) = builder.call(turned, eqn.invars[0], *given.values())
         here = frozenset({place})
         return [Edit(place, here, builder.eqns, {eqn.outvars[0]: out}, here)]
     if product is None or product.primitive.name != "dot_general" or not is_plain(product):
@@ -79,13 +85,15 @@ def _turned(A: Any, inner: Any, other: Any, solve: DenseSolve, precision: Any = 
     return z if solve.along == 0 else z.T
 
 
-def _outer(level: Level, product: JaxprEqn | None) -> tuple[Atom, Atom] | None:
-    """The factors of an outer product of two vectors that is written as one of their repetitions, row by column."""
-    if product is None or product.primitive.name != "mul":
+def _outer(level: Level, product: JaxprEqn | None) -> tuple[Atom | None, Atom | None] | None:
+    """The factors of an outer product of two vectors that is written as one of their repetitions, row by column.
+
+    One factor is None where it is ones: a vector that is repeated.
+    """
+    if product is None or product.primitive.name not in ("mul", "broadcast_in_dim"):
         return None
     found: dict[int, Atom] = {}
-    for x in product.invars:
-        maker = level.maker(x)
+    for maker in [product] if product.primitive.name != "mul" else map(level.maker, product.invars):
         if maker is None or maker.primitive.name != "broadcast_in_dim" or len(maker.invars[0].aval.shape) != 1:
             return None
         if maker.params["sharding"] is not None:
@@ -93,6 +101,6 @@ def _outer(level: Level, product: JaxprEqn | None) -> tuple[Atom, Atom] | None:
         found[int(maker.params["broadcast_dimensions"][0])] = maker.invars[0]
     lengths = [x.aval.shape[0] for x in found.values()]
     shape = product.outvars[0].aval.shape
-    if len(shape) != 2 or set(found) != {0, 1} or lengths != [shape[d] for d in found]:
+    if len(shape) != 2 or len(found) != len(product.invars) or lengths != [shape[d] for d in found]:
         return None
-    return found[0], found[1]
+    return found.get(0), found.get(1)
