@@ -15,6 +15,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from .axes.rebind import shape_of
 from .level import Level
 
+DEEPEST = 50  # equations behind each other that are followed
 LARGEST_KNOWN = 1 << 22  # numbers of a constant that are looked at
 
 
@@ -54,6 +55,7 @@ class EvenIndices:
     level: Level
     arrays: Mapping[Var, Even]
     known: dict[Any, Even | None] = field(init=False)
+    depth: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.known = dict(self.arrays)
@@ -64,7 +66,9 @@ class EvenIndices:
             return _literal(x)
         if x not in self.known:
             eqn = self.level.maker(x)
-            found = None if eqn is None or eqn.effects else self._made(eqn)
+            self.depth += 1
+            found = None if eqn is None or eqn.effects or self.depth > DEEPEST else self._made(eqn)
+            self.depth -= 1
             self.known[x] = found if found is not None and _fits(found, x) else None
         return self.known[x]
 

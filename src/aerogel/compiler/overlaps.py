@@ -26,7 +26,7 @@ from .windowed import ELEMENTWISE, Windowed
 from .windows import Slide, Windows, slide_of, windows_of
 
 FEWEST = 4096  # numbers in all windows: fewer are gathered as fast
-LONGEST = 32  # places of a window that are written out one by one
+LONGEST = 24  # places of a window that are written out one by one: of 32, gradients take 2 s to compile
 LONGEST_FOLD = 4096  # of a window that is folded, or multiplied by weights, as a whole
 DOUBLED = 8  # places from which on folds are made of folds
 BANDED = 12  # weights from which on a product with a matrix is faster

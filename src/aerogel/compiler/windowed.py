@@ -3,6 +3,7 @@
 The square of each window of an array holds windows of the squared array, which is smaller.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,6 +67,8 @@ class Windowed:
         read = [found[x] for x in eqn.invars if is_var(x) and x in found]
         if any(one != read[0] for one in read) or not read or read[0].shape != shape_of(eqn.outvars[0]):
             return None
+        if math.prod(read[0].array) > math.prod(read[0].shape):
+            return None  # most of the array is in no window
         others = [x for x in eqn.invars if not (is_var(x) and x in found)]
         return read[0] if all(self._number(x) is not None for x in others) else None
 
