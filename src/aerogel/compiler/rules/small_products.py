@@ -47,8 +47,8 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
     few = several and (1 in (rows, columns) or rows * terms * columns < 32)
     little = few if batch > 1 else terms in (1, IN_LIBRARY)
     avoided = ELEMENTWISE if little else COSTLY if batch == 1 else frozenset[str]()
-    if batch == 1 and IN_LIBRARY < max(terms, min(rows, columns)) <= MOST_SHARED:
-        avoided |= DEAR  # it would be computed for each column
+    if batch == 1 and max(terms, min(rows, columns)) > IN_LIBRARY:
+        avoided = COSTLY | DEAR  # computed for each column; cheap arithmetic is not worth an array of its own
     again = next((name for name in (site.maker(0), site.maker(1)) if name in avoided), None)
     if again is not None:
         return f"`{again}` makes an operand, and would be computed for each row or column of the other"
