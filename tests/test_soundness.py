@@ -90,6 +90,7 @@ ELSEWHERE = {
     "square-sums",
     "turned-constants",
     "turned-sums",
+    "windows",
 }
 _ORDER = list(Exactness)
 

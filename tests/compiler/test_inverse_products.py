@@ -52,6 +52,9 @@ def einsum(spelt: str) -> Callable[..., Any]:
 SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "A^-1 b": (lambda A, b: inv(A) @ b, (A, V)),
     "A^-1 B": (lambda A, b: jnp.dot(inv(A), b), (A, B)),
+    "sums of rows": (lambda A, b: inv(A).sum(1) * b, (A, V)),
+    "sums of columns": (lambda A, b: inv(A).sum(0) * b, (A, V)),
+    "sums, stacks": (lambda A, b: inv(A).sum(-1) + inv(A).sum(-2), (AS, V)),
     "A^-T B": (lambda A, b: inv(A).T @ b, (A, B)),
     "b A^-1": (lambda A, b: b @ inv(A), (A, V)),
     "B' A^-T": (lambda A, b: b.T @ inv(A).T, (A, B)),
@@ -103,6 +106,7 @@ def both(A: Any, b: Any) -> Any:
         (both, (A, V), ["the inverse is a result of its own"]),
         (lambda A, b: inv(A) @ inv(A), (A, V), ["the inverse is multiplied with itself"]),
         (lambda A, b: inv(A) * b, (A, V), ["the inverse is read by `mul`"]),
+        (lambda A, b: inv(A).sum() * b, (A, V), ["the inverse is read by `reduce_sum`"]),
         (
             lambda A, b: inv(A) @ b,
             (A, normal(1, N, 30)),
@@ -155,6 +159,27 @@ def test_a_gradient_that_jax_wrote() -> None:
     assert sorted(eqn.outvars[0].aval.size for eqn in solves) in ([40, 40], [40, 40, 40])
     assert sum(eqn.primitive.name == "lu" for eqn in program.jaxpr.eqns) == 1
     for got, want in zip(jax.tree.leaves(ag.optimize(f)(A, b)), jax.tree.leaves(f(A, b)), strict=True):
+        np.testing.assert_allclose(got, want, 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("loss", [jnp.sum, lambda w: jnp.sum(jnp.sin(w))])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda X, y: inv(X.T @ X) @ X.T @ y,
+        lambda X, y: inv(X.T @ X + 0.1 * jnp.eye(X.shape[1])) @ X.T @ y,
+        lambda X, y: X @ inv(X.T @ X) @ X.T @ y,
+    ],
+)
+def test_a_gradient_of_normal_equations(f: Callable[..., Any], loss: Callable[..., Any]) -> None:
+    """What is solved for is an outer product only when contraction has taken it in another order: for two columns."""
+    g = jax.grad(lambda X, y: loss(f(X, y)), (0, 1))
+    X, y = normal(0, 300, 30), normal(1, 300)
+    eqns = jax.make_jaxpr(ag.optimize(g))(X, y).jaxpr.eqns
+    solves = [v.aval.size for eqn in eqns if eqn.primitive.name == "custom_linear_solve" for v in eqn.outvars]
+    assert solves
+    assert set(solves) <= {30}
+    for got, want in zip(ag.optimize(g)(X, y), g(X, y), strict=True):
         np.testing.assert_allclose(got, want, 1e-3, 1e-4)
 
 

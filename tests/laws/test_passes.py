@@ -338,6 +338,13 @@ def pooled(kernels: Any, x: Any) -> Any:
     return jnp.mean(jnp.sin(x))
 
 
+def filtered(x: Any, k: Any) -> Any:
+    """Moving statistics of a series, and frames of it."""
+    windows = x[jnp.arange(len(x) - 15)[:, None] + jnp.arange(16)]
+    frames = x[20 * jnp.arange(90)[:, None] + jnp.arange(50)]
+    return jnp.sin(windows @ k).sum() + windows.max(1).mean() + (frames**2).sum(1).max()
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -395,6 +402,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
         lambda w, x: jnp.sum(w[:, None] * jnp.exp(-x * x), 0),
         (normal(0, 20, 60), normal(1, 20, 16, 60)),
     )
+    found["filtered"] = jax.value_and_grad(filtered, (0, 1)), (normal(0, 2000), normal(1, 16))
     found["smoothed"] = smoothed, (normal(0, 200, 64),)
     found["ensemble"] = lambda x: (jnp.std(x, 0), jnp.max(x, 0)), (normal(0, 5, 3, 16_400),)
     found["words"] = stacked_words, (normal(0, 40, 256).astype(jnp.bfloat16),)

@@ -37,6 +37,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "vectors of 4": (jax.vmap(jnp.matmul), (normal(0, 256, 4, 4), normal(1, 256, 4))),
     "3 x 3": (lambda a, b: a @ b, (normal(0, 1024, 3, 3), normal(1, 1024, 3, 3))),
     "points times a rotation": (lambda a, b: a @ b, (normal(0, 1024, 3), normal(1, 3, 3))),
+    "five features": (lambda a, b: a @ b, (normal(0, 1024, 5), normal(1, 5, 4))),
+    "seven columns": (lambda a, b: a @ b, (normal(0, 1024, 3), normal(1, 3, 7))),
+    "six and six": (lambda a, b: jnp.tanh(a @ b), (normal(0, 1024, 6), normal(1, 6, 6))),
     "a rotation of points": (jax.vmap(lambda b, x: b @ x, (None, 0)), (normal(1, 3, 3), normal(0, 1024, 3))),
 }
 
@@ -74,7 +77,13 @@ def test_it_fires_in_gradients() -> None:
         (jax.vmap(jnp.dot), ((N, 3), (N, 3)), "fewer than 1024 products of vectors"),
         (jax.vmap(jnp.dot), ((2048, 17), (2048, 17)), "larger than 16 x 16"),
         (jnp.matmul, ((4, 4), (4, 4)), "one product with fewer than 1024 rows"),
-        (jnp.matmul, ((2048, 8), (8, 8)), "one product with more than 4 terms or columns"),
+        (jnp.matmul, ((2048, 8), (8, 8)), "one product with more than 7 terms or columns"),
+        (jnp.matmul, ((2048, 8), (8, 4)), "one product with more than 7 terms or columns"),
+        (
+            lambda a, b: jnp.tanh(a) @ b,
+            ((2048, 5), (5, 4)),
+            "`tanh` makes an operand, and would be computed for each row or column of the other",
+        ),
         (lambda a, b: a.T @ b, ((3, 2048), (3, 3)), "one product, whose rows lie one after the other already"),
         (
             lambda a, b: jnp.einsum("jn,ji->ni", a, b),

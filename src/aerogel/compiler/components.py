@@ -7,6 +7,7 @@ left, and the innermost loop is a long one. Cutting the value itself would keep 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from jax import lax
 
@@ -18,6 +19,7 @@ from .cost import nbytes
 from .cost.primitives import DEAR
 from .level import Level
 from .program import Builder, is_var
+from .windowed import Windowed
 
 ELEMENTWISE = frozenset(NAMES) - {"threefry2x32"}
 FUSED = ELEMENTWISE | {"broadcast_in_dim", "transpose", "squeeze", "reshape"}
@@ -29,16 +31,20 @@ class Components:
     """A value and what it is made of, along one axis.
 
     Attributes:
+        windows: values whose entries along an axis are slices of other arrays.
         leaves: the values that are cut.
         stored: dear values that every entry reads, and that one loop computes and reads now: they would be stored.
+        stands: what every entry reads in place of a value that has not the axis.
     """
 
     level: Level
     value: Atom
     axis: int
+    windows: Windowed | None = None
     inside: dict[tuple[Var, int], JaxprEqn] = field(init=False, default_factory=dict)
     leaves: set[Var] = field(init=False, default_factory=set)
     stored: set[Var] = field(init=False, default_factory=set)
+    stands: dict[Var, Atom] = field(init=False, default_factory=dict)
     made: dict[tuple[Var, int, int], Atom] = field(init=False, default_factory=dict)
     rows: dict[Var, Atom] = field(init=False, default_factory=dict)
 
@@ -64,7 +70,7 @@ class Components:
             if eqn is None:
                 self.leaves.add(x)
                 continue
-            if shared is not None and _is_dear(eqn):
+            if shared is not None and _is_dear(eqn) and not self._is_made_for_all(x, axis, shared):
                 found.add(shared)
             self.inside[x, axis] = eqn
             for operand, at in self._operands(eqn, axis):
@@ -83,9 +89,20 @@ class Components:
         name = eqn.primitive.name
         if eqn.effects or len(eqn.outvars) != 1:
             return None
+        if self._is_window(x, axis):
+            return eqn
         if name == "concatenate":
             return eqn if eqn.params["dimension"] == axis else None
+        if name == "dot_general":
+            return eqn if self.windows is not None and _is_outer(eqn) else None
         return eqn if name in ELEMENTWISE or name in ("broadcast_in_dim", "transpose", "squeeze") else None
+
+    def _is_window(self, x: Var, axis: int) -> bool:
+        return self.windows is not None and self.windows.is_cut_by(x, axis)
+
+    def _is_made_for_all(self, x: Var, axis: int, shared: Var) -> bool:
+        """Whether entries of windows, or of what is made of them, are what all readers will read."""
+        return self.windows is not None and (self._is_window(x, axis) or self.windows.is_summed(shared))
 
     def _is_dear(self, x: Var) -> bool:
         """Whether `x` is computed by something dear, read by nothing else on the way to it."""
@@ -103,6 +120,8 @@ class Components:
     def _operands(self, eqn: JaxprEqn, axis: int) -> Iterator[tuple[Atom, int | None]]:
         """The operands of an equation that is seen through, and which axis of each is ours; None if none is."""
         name, operand = eqn.primitive.name, eqn.invars[0]
+        if self._is_window(eqn.outvars[0], axis):
+            return  # they are no entries of its operands
         if name == "broadcast_in_dim":
             dims = list(eqn.params["broadcast_dimensions"])
             yield operand, _where_as_long(operand, dims.index(axis) if axis in dims else None, eqn, axis)
@@ -114,9 +133,24 @@ class Components:
         elif name == "concatenate":
             for piece in eqn.invars:
                 yield piece, None if shape_of(piece)[axis] == 1 else axis
+        elif name == "dot_general":
+            of_first = len(shape_of(operand))
+            yield operand, axis if axis < of_first else None
+            yield eqn.invars[1], axis - of_first if axis >= of_first else None
         else:
             for x in eqn.invars:
                 yield x, _where_as_long(x, axis if shape_of(x) else None, eqn, axis)
+
+    @property
+    def shared(self) -> set[Var]:
+        """What every entry reads: values that have not the axis."""
+        found = (
+            pair
+            for (x, axis), eqn in self.inside.items()
+            if not self._is_window(x, axis)
+            for pair in self._operands(eqn, axis)
+        )
+        return {x for x, at in found if at is None and is_var(x) and shape_of(x)}
 
     def amplify(self, times: int) -> bool:
         """Whether all that is cut is smaller than the value by this factor."""
@@ -157,6 +191,11 @@ class Components:
         name = eqn.primitive.name
         if name == "concatenate":
             return self._piece(builder, eqn, axis, index)
+        if self.windows is not None and self._is_window(eqn.outvars[0], axis):
+            return self.windows.entry(builder, eqn.outvars[0], axis, index)
+        if name == "dot_general":
+            xs = [self._taken(builder, x, at, None, index) for x, at in self._operands(eqn, axis)]
+            return builder.call(_outer_product, *xs)[0]
         dims = tuple(eqn.params["broadcast_dimensions"]) if name == "broadcast_in_dim" else ()
         unit = axis if name in ELEMENTWISE else dims.index(axis) if axis in dims else None
         xs = [self._taken(builder, x, at, unit, index) for x, at in self._operands(eqn, axis)]
@@ -185,6 +224,7 @@ class Components:
         """An operand's entry; where a unit dimension stands in place of our axis, it goes."""
         if at is not None:
             return self._entry(builder, x, at, index)
+        x = self.stands.get(x, x) if is_var(x) else x
         if unit is None or not shape_of(x):
             return x
         return builder.call(lambda x: lax.squeeze(x, [unit]), x)[0]
@@ -201,3 +241,16 @@ def _where_as_long(operand: Atom, at: int | None, eqn: JaxprEqn, axis: int) -> i
     if at is None:
         return None
     return at if shape_of(operand)[at] == shape_of(eqn.outvars[0])[axis] else None
+
+
+def _is_outer(eqn: JaxprEqn) -> bool:
+    """Whether a product adds up nothing."""
+    contract, batch = eqn.params["dimension_numbers"]
+    same = all(x.aval.dtype == eqn.outvars[0].aval.dtype for x in eqn.invars)
+    return same and not contract[0] and not batch[0] and eqn.params["out_sharding"] is None
+
+
+def _outer_product(x: Any, y: Any) -> Any:
+    shape = (*x.shape, *y.shape)
+    x = lax.broadcast_in_dim(x, shape, range(x.ndim))
+    return x * lax.broadcast_in_dim(y, shape, range(x.ndim - y.ndim, x.ndim))

@@ -47,6 +47,7 @@ from .passes.streaming import Streaming
 from .passes.sums_of_rows import SumsOfRows
 from .passes.turned_constants import TurnedConstants
 from .passes.turned_sums import TurnedSums
+from .passes.windows import WindowsOfArrays
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
@@ -75,6 +76,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     MemoryLimit(),
     BranchGuard(),
     BatchLast(),
+    WindowsOfArrays(),
     SmallAxes(),
     LoopShifts(),
     TurnedSums(),

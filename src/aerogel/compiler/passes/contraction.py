@@ -30,6 +30,7 @@ from ..written_diagonals import written_diagonals
 
 NAME = "contraction"
 WHAT = "a sum of products"
+MOST_ROUNDS = 3  # the derivative of an inverse is a product of two solves
 
 Prepare = Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]
 
@@ -60,6 +61,18 @@ class ContractionOrder:
 
 
 def _level(
+    jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions: list[Decision], more_bytes: int | None
+) -> Jaxpr:
+    """A level with such sums; again, while solves are for products that were taken in another order."""
+    for _ in range(MOST_ROUNDS):
+        new = _round(jaxpr, before, context, decisions, more_bytes)
+        if new is jaxpr or not solved_products(Level(new)):
+            return new
+        jaxpr = new
+    return jaxpr
+
+
+def _round(
     jaxpr: Jaxpr, before: Sequence[JaxprEqn], context: Context, decisions: list[Decision], more_bytes: int | None
 ) -> Jaxpr:
     if not any(eqn.primitive.name in ROOTS for eqn in jaxpr.eqns):

@@ -133,18 +133,50 @@ def _products(level: Level, inverse: _Inverse) -> list[Edit] | str:
             if eqn.primitive.name == "transpose":
                 waiting.append((eqn.outvars[0], [axes[d] for d in eqn.params["permutation"]]))
                 continue
-            if eqn.primitive.name != "dot_general":
-                return f"the inverse is read by `{eqn.primitive.name}`"
-            k = 0 if eqn.invars[0] is at else 1
-            if eqn.invars[1 - k] is at or place in edits:
+            if place in edits:
                 return "the inverse is multiplied with itself"
-            found = _solved(level, inverse, place, k, axes)
+            found = _summed(inverse, eqn, place, axes) or _multiplied(level, inverse, place, at, axes)
             if isinstance(found, str):
                 return found
             edits[place], columns = found[0], columns + found[1]
     if columns > WIDEST * n:
         return f"more than {WIDEST} columns for each row: one inverse serves all of them"
     return list(edits.values()) or "nobody reads the inverse"
+
+
+def _multiplied(level: Level, inverse: _Inverse, place: int, at: Var, axes: list[int]) -> tuple[Edit, int] | str:
+    """What reads the inverse as `at`, which has these axes, as a solve; for how many columns."""
+    eqn = level.eqns[place]
+    if eqn.primitive.name != "dot_general":
+        return f"the inverse is read by `{eqn.primitive.name}`"
+    k = 0 if eqn.invars[0] is at else 1
+    return (
+        "the inverse is multiplied with itself" if eqn.invars[1 - k] is at else _solved(level, inverse, place, k, axes)
+    )
+
+
+def _summed(inverse: _Inverse, eqn: JaxprEqn, place: int, axes: list[int]) -> tuple[Edit, int] | None:
+    """The sum of an inverse's rows or columns, a product with ones, as a solve for these; None of other axes."""
+    if eqn.primitive.name != "reduce_sum" or len(eqn.params["axes"]) != 1:
+        return None
+    (dim,) = eqn.params["axes"]
+    if axes[dim] not in (inverse.solve.along, inverse.columns):
+        return None
+    transposed = axes[dim] == inverse.solve.along
+    row = inverse.columns if transposed else inverse.solve.along
+    made = [*(b for _, b in inverse.solve.batch), row]
+    order = [made.index(a) for d, a in enumerate(axes) if d != dim]
+
+    def solved(A: Any) -> Any:
+        M = lax.transpose(A, [*(a for a, _ in inverse.solve.batch), inverse.solve.rows, inverse.solve.columns])
+        ones = jnp.ones((*M.shape[:-1], 1) if M.ndim > 2 else M.shape[:1], M.dtype)
+        solve = partial(jnp.linalg.solve, M)
+        (x,) = jax.linear_transpose(solve, ones)(ones) if transposed else (solve(ones),)
+        return lax.transpose(x.reshape(M.shape[:-1]), order)
+
+    builder, here = Builder(eqn), frozenset((place,))
+    (out,) = builder.call(solved, inverse.matrix)
+    return Edit(place, here, builder.eqns, {eqn.outvars[0]: out}, here), 1
 
 
 def _solved(level: Level, inverse: _Inverse, place: int, k: int, axes: list[int]) -> tuple[Edit, int] | str:

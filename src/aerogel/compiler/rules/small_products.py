@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..axes.elementwise import NAMES
+from ..cost.primitives import DEAR
 from ..written_out import term_by_term
 from .on import on
 from .once import stored
@@ -13,7 +14,9 @@ from .site import Site
 
 # Measured on 4 cores of an AMD EPYC, jaxlib 0.10.2 (docs/reference/catalogue-linear-algebra.md has the table).
 LARGEST = 16
-MOST_SHARED = 4  # terms and columns of a product of many rows with one matrix
+# Terms and columns of a product of many rows with one matrix: of 5, 6 and 7 the library has no code (0.1 to 0.6 of its
+# time are left, Xeon), of 4 terms it has, and of 8 it is faster.
+MOST_SHARED, IN_LIBRARY = 7, 4
 FEWEST_ROWS = 1024  # rows from which that pays
 # What is elementwise is fused into what is written out here, and computed once for each row or column of the other
 # operand. Where the gain is small that may take it all; where it is not, what XLA calls one element at a time may.
@@ -42,8 +45,10 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
         return "it has no elements"
     several = rows > 1 or columns > 1  # else no entry of an operand is needed twice
     few = several and (1 in (rows, columns) or rows * terms * columns < 32)
-    little = few if batch > 1 else terms in (1, MOST_SHARED)
+    little = few if batch > 1 else terms in (1, IN_LIBRARY)
     avoided = ELEMENTWISE if little else COSTLY if batch == 1 else frozenset[str]()
+    if batch == 1 and max(terms, min(rows, columns)) > IN_LIBRARY:
+        avoided = COSTLY | DEAR  # computed for each column; cheap arithmetic is not worth an array of its own
     again = next((name for name in (site.maker(0), site.maker(1)) if name in avoided), None)
     if again is not None:
         return f"`{again}` makes an operand, and would be computed for each row or column of the other"
@@ -55,7 +60,7 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
         k = 0 if rows > columns else 1
         last = sorted((ca, cb)[k]) == list(range((a, b)[k].ndim - len(ca), (a, b)[k].ndim))
         strided = last and site.maker(k) != "transpose"
-        reason = _of_rows(max(rows, columns), terms, min(rows, columns), strided or (k == 0 and terms == MOST_SHARED))
+        reason = _of_rows(max(rows, columns), terms, min(rows, columns), strided or (k == 0 and terms == IN_LIBRARY))
     if reason is not None:
         return reason
     written = term_by_term(a, b, dimension_numbers)

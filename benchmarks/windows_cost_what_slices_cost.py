@@ -1,0 +1,79 @@
+"""Claim: sums over windows that indices read cost what sums of slices cost, value and gradient."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._case import Bounds, Case, normal
+
+BOUNDS = Bounds(over_hand=1.10)
+
+
+def windows(x, size, hop=1):
+    """Windows of an array along its first axis, by indices."""
+    count = (len(x) - size) // hop + 1
+    return x[hop * jnp.arange(count)[:, None] + jnp.arange(size)]
+
+
+def slices(x, size):
+    """The same, as a list of what all windows hold at one place."""
+    return [x[k : len(x) - size + 1 + k] for k in range(size)]
+
+
+def frames(x, size, hop):
+    """Windows that are read row by row."""
+    count = (len(x) - size) // hop + 1
+    return jax.vmap(lambda i: lax.dynamic_slice(x, (i,), (size,)))(hop * jnp.arange(count))
+
+
+def deviation(parts):
+    """The standard deviation of each window."""
+    mean = sum(parts) / len(parts)
+    return jnp.sqrt(sum((x - mean) ** 2 for x in parts) / len(parts))
+
+
+def filtered(x, k):
+    """Weighted sums of neighbours."""
+    return sum(x * k[i] for i, x in enumerate(slices(x, len(k))))
+
+
+def case(name, natural, hand, args, grad=(0,)):
+    """A case with one expert form."""
+    return Case(name, natural, {"by hand": hand}, args, grad=grad, bounds=BOUNDS, grad_bounds=BOUNDS)
+
+
+def series(n, *more):
+    """A series, and weights."""
+    return lambda: (normal(0, n), *(normal(1, size) for size in more))
+
+
+CASES = [
+    case("mean of 5", lambda x: windows(x, 5).mean(1), lambda x: sum(slices(x, 5)) / 5, series(100_000)),
+    case("mean of 40", lambda x: windows(x, 40).mean(1), lambda x: sum(slices(x, 40)) / 40, series(100_000)),
+    case(
+        "maximum of 7",
+        lambda x: windows(x, 7).max(1),
+        lambda x: functools.reduce(jnp.maximum, slices(x, 7)),
+        series(100_000),
+    ),
+    case("deviation of 16", lambda x: windows(x, 16).std(1), lambda x: deviation(slices(x, 16)), series(100_000)),
+    case("5 weights", lambda x, k: windows(x, 5) @ k, filtered, series(100_000, 5), (0, 1)),
+    case("64 weights", lambda x, k: windows(x, 64) @ k, filtered, series(20_000, 64), (0, 1)),
+    case(
+        "mean of 7 over channels",
+        lambda x: windows(x, 7).mean(1),
+        lambda x: sum(slices(x, 7)) / 7,
+        lambda: (normal(0, 2000, 64),),
+    ),
+    case("frames", lambda x: windows(x, 400, 160), lambda x: frames(x, 400, 160), series(100_000)),
+    case(
+        "energy of frames",
+        lambda x: (windows(x, 400, 160) ** 2).sum(1),
+        lambda x: (frames(x, 400, 160) ** 2).sum(1),
+        series(100_000),
+    ),
+]

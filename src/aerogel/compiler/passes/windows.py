@@ -1,0 +1,61 @@
+"""Windows: sums over windows that indices read are made of slices, and what is left of them is read row by row."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aerogel._jax import Jaxpr, Var
+
+from ..even_indices import Even, even_arrays
+from ..exactness import Exactness
+from ..level import Level, apply_edits
+from ..levels import rewrite_levels
+from ..pipeline import Context
+from ..program import Program, where
+from ..report import Decision
+from ..window_rows import window_rows
+from ..window_sums import window_sums
+
+NAME = "windows"
+WINDOWED = ("gather", "scatter-add")
+ROWS = "windows are read row by row"
+
+
+@dataclass(frozen=True)
+class WindowsOfArrays:
+    """The pass. Bound: each reduction, product, gather and scatter is looked at once."""
+
+    platforms: ClassVar = ("cpu",)
+    after_differentiation: ClassVar = True
+
+    name: str = NAME
+    exactness: Exactness = Exactness.FINITE
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such sums, and a decision for each."""
+        if Exactness.REASSOCIATES not in context.allowed:
+            return program, []
+        decisions, arrays = list[Decision](), dict[Var, Even]()
+        if any(eqn.primitive.name in WINDOWED for eqn in program.jaxpr.eqns):
+            arrays = even_arrays(dict(zip(program.jaxpr.constvars, program.consts, strict=True)))
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, arrays, context, decisions)), decisions
+
+
+def _level(jaxpr: Jaxpr, arrays: Mapping[Var, Even], context: Context, decisions: list[Decision]) -> Jaxpr:
+    if not any(eqn.primitive.name in WINDOWED for eqn in jaxpr.eqns):
+        return jaxpr
+    found = list(window_sums(Level(jaxpr), arrays, Exactness.FINITE in context.allowed))
+    for one in found:
+        what = f"`{one.eqn.primitive.name}` of windows is made of slices"
+        fired = one.edit is not None
+        decisions.append(Decision(NAME, what, where(one.eqn), fired, one.reason, exactness=one.exactness))
+    edits = [one.edit for one in found if one.edit is not None]
+    jaxpr = apply_edits(jaxpr, edits)[0] if edits else jaxpr
+    level = Level(jaxpr)
+    rows = list(window_rows(level, arrays))
+    for edit in rows:
+        eqn = level.eqns[edit.place]
+        exactness = Exactness.BITWISE if eqn.primitive.name == "gather" else Exactness.REASSOCIATES
+        reason = "what lies behind one index is copied without a look at others"
+        decisions.append(Decision(NAME, ROWS, where(eqn), True, reason, exactness=exactness))
+    return apply_edits(jaxpr, rows)[0] if rows else jaxpr

@@ -1,0 +1,85 @@
+"""Sums over sliding windows of an array, of many places each, in fewer operations than one for each place.
+
+A fold of w places is made of folds of 1, 2, 4, ... places: of 64 it takes 0.3 of the time that 64 slices take. Weighted
+sums of B neighbours are the product of w + B - 1 numbers with a matrix that holds the weights B times, each row shifted
+by one: twice the multiplications, but in a product of matrices (0.5 of the time of 16 slices, 0.15 of that of 64).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+Fold = Callable[[Any, Any], Any]
+FEWEST_ROWS, MOST_ROWS = 16, 64  # neighbours that are summed at once
+
+
+def folded(x: Any, dim: int, count: int, step: int, fold: Fold) -> Any:
+    """At each place along a dimension the fold of `count` numbers from there on, `step` apart."""
+    total, done = None, 0
+    for k in range(count.bit_length()):
+        if k:
+            far = step << (k - 1)
+            size = x.shape[dim] - far
+            x = fold(lax.slice_in_dim(x, 0, size, axis=dim), lax.slice_in_dim(x, far, None, axis=dim))
+        if count & (1 << k):
+            start, done = done * step, done + (1 << k)
+            piece = x if not start else lax.slice_in_dim(x, start, None, axis=dim)
+            if total is not None:
+                size = min(piece.shape[dim], total.shape[dim])
+                total, piece = (lax.slice_in_dim(v, 0, size, axis=dim) for v in (total, piece))
+            total = piece if total is None else fold(total, piece)
+    return total
+
+
+def _rows_at_once(count: int) -> int:
+    size = FEWEST_ROWS
+    while size < min(count - 1, MOST_ROWS):
+        size *= 2
+    return size
+
+
+def _in_rows(x: Any, rows: int, size: int) -> Any:
+    """The last dimension as rows of `size`, with zeros behind it."""
+    around = [(0, 0, 0)] * (x.ndim - 1) + [(0, rows * size - x.shape[-1], 0)]
+    return lax.reshape(lax.pad(x, lax.full((), 0, x.dtype), around), (*x.shape[:-1], rows, size))
+
+
+def weighted(x: Any, weights: Any, precision: Any = None) -> Any:
+    """At each place along the last dimension the sum of the numbers from there on times the weights."""
+    count = weights.shape[0]
+    size = _rows_at_once(count)
+    positions = x.shape[-1] - count + 1
+    rows, more = -(-positions // size), -(-(count - 1) // size)
+    length = (more + 1) * size
+    # Row b holds the weights from place b on: with one place more in each row, they all begin at the same one.
+    matrix = lax.pad(weights, lax.full((), 0, x.dtype), [(0, length + 1 - count, 0)])
+    matrix = lax.reshape(lax.broadcast_in_dim(matrix, (size, length + 1), (1,)), (size * (length + 1),))
+    matrix = lax.reshape(lax.slice_in_dim(matrix, 0, size * length), (size, length))
+    x = _in_rows(x, rows + more, size)
+    total = None
+    for k in range(more + 1):
+        part = lax.slice_in_dim(x, k, k + rows, axis=x.ndim - 2)
+        own = lax.slice_in_dim(matrix, k * size, (k + 1) * size, axis=1)
+        product = lax.dot_general(part, own, (((x.ndim - 1,), (1,)), ((), ())), precision=precision)
+        total = product if total is None else total + product
+    assert total is not None, "there is one row at least"
+    flat = lax.reshape(total, (*total.shape[:-2], rows * size))
+    return lax.slice_in_dim(flat, 0, positions, axis=flat.ndim - 1)
+
+
+def weights_of(x: Any, y: Any, precision: Any = None) -> Any:
+    """For each place of the windows of `x` the sum of `y` times the numbers there: the weights' gradient."""
+    count = x.shape[-1] - y.shape[-1] + 1
+    size = _rows_at_once(count)
+    rows, more = -(-y.shape[-1] // size), -(-(count - 1) // size)
+    length = (more + 1) * size
+    y, x = _in_rows(y, rows, size), _in_rows(x, rows + more, size)
+    over = tuple(range(x.ndim - 1))
+    parts = [lax.slice_in_dim(x, k, k + rows, axis=x.ndim - 2) for k in range(more + 1)]
+    products = [lax.dot_general(y, part, ((over, over), ((), ())), precision=precision) for part in parts]
+    flat = lax.reshape(lax.concatenate(products, 1), (size * length,))
+    flat = lax.pad(flat, lax.full((), 0, x.dtype), [(0, size, 0)])
+    sums = lax.slice_in_dim(lax.reshape(flat, (size, length + 1)), 0, count, axis=1)
+    return jnp.sum(sums, 0)
