@@ -448,7 +448,7 @@ class UnrolledOnGPU(LoopUnroll):
 
     def __call__(self, program: ClosedJaxpr, context: Context) -> tuple[ClosedJaxpr, list[Decision]]:
         """As the pass."""
-        return super().__call__(program, ON_GPU)
+        return super().__call__(program, replace(context, platform="gpu"))
 
 
 class AttentionOnGPU(FusedAttention):
@@ -461,7 +461,7 @@ class AttentionOnGPU(FusedAttention):
             mock.patch.object(attention_layout, "IMPLEMENTATION", "xla"),
             mock.patch.object(fused_attention, "LEAST_BYTES", 0),
         ):
-            return super().__call__(program, ON_GPU)
+            return super().__call__(program, replace(context, platform="gpu"))
 
 
 ON_GPU = replace(FAST, platform="gpu")
