@@ -114,10 +114,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chance = random.Random(SEED)
     chance.shuffle(marked)
     places = {path: chance.random() for path in sorted({item.path for item in take_turns})}
-    others = [*sorted(take_turns, key=lambda item: places[item.path]), *marked]
+    take_turns.sort(key=lambda item: places[item.path])
     # xdist gives each worker a stretch of the list to begin with: what may be cut short is to be last in each
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    items[:] = [item for k in range(workers) for part in (always, others) for item in stretch(part, k, workers)]
+    workers, parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), (always, take_turns, marked)
+    items[:] = [item for k in range(workers) for part in parts for item in stretch(part, k, workers)]
 
 
 def stretch(items: list[pytest.Item], k: int, count: int) -> list[pytest.Item]:

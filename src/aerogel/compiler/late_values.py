@@ -62,7 +62,7 @@ class MadeAgain:
 
 def made_again(lives: Lives, machine: Machine) -> MadeAgain | None:
     """What a level is best to compute again; None if that is not worth another program."""
-    late = [v for v in lives.late() if nbytes(v.aval) >= SMALLEST]
+    late = [v for v in lives.late() if nbytes(v.aval) >= SMALLEST and _is_handed_on(lives, v)]
     made = (v for eqn in lives.jaxpr.eqns[: lives.peak + 1] for v in eqn.outvars)
     if sum(nbytes(v.aval) for v in late) < LEAST_SAVED or not any(map(_can_be_waited_for, made)):
         return None
@@ -78,6 +78,14 @@ def made_again(lives: Lives, machine: Machine) -> MadeAgain | None:
     if saved < max(LEAST_SAVED, LEAST_SHARE * before):
         return None
     return MadeAgain(frozenset(v for v in late if lives.made[v] in again), frozenset(again), saved)
+
+
+def _is_handed_on(lives: Lives, v: Var) -> bool:
+    """Whether who reads a value stands behind another layer: else it may be in no memory, but fused with that."""
+    eqns = lives.jaxpr.eqns
+    readers = lives.readers.get(v, [])
+    between = eqns[lives.made[v] + 1 : max(readers, default=len(eqns)) + 1]
+    return v in lives.jaxpr.outvars or any(eqn.primitive.name not in LIGHT for eqn in between)
 
 
 def _fused(lives: Lives) -> set[Var]:

@@ -83,8 +83,9 @@ class Improver:
         if has_other_values(program):
             kept = tuple(one for one in pipeline.passes if keeps_derivatives(one))
             outcome = self._run(program, replace(pipeline, passes=kept))
-            names = ", ".join(one.name for one in last if not keeps_derivatives(one))
-            outcome = replace(outcome, decisions=(*outcome.decisions, Decision(names, WHAT, "", False, WHY_EFFECTS)))
+            names = (one.name for one in last if one.name in fired and not keeps_derivatives(one))
+            refused = (Decision(name, WHAT, "", False, WHY_EFFECTS) for name in names)
+            outcome = replace(outcome, decisions=(*outcome.decisions, *refused))
             return Better(self._reported(outcome, name, decisions).after, None)
         self._reported(outcome, name, decisions)
         before = self._run(program, replace(pipeline, passes=first)).after
