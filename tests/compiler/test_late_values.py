@@ -153,3 +153,14 @@ def test_leaves_alone(name: str) -> None:
     """Nothing is late, or too little, or nothing may be made again."""
     f, args = LEAVES_ALONE[name]
     assert fired(f, *args) == 0
+
+
+def test_what_is_read_once_is_in_no_memory() -> None:
+    """A gated layer by itself hands nothing on: its gate is computed where it is multiplied."""
+
+    def gated(a: Any, b: Any, c: Any, x: Any) -> Any:
+        return jnp.mean((x + (silu(x @ a) * (x @ b)) @ c) ** 2)
+
+    args = normal(0, 256, 1024), normal(1, 256, 1024), normal(2, 1024, 256), normal(3, 2048, 256)
+    assert fired(gated, *args) == 0
+    assert fired(jax.grad(gated), *args) == 1

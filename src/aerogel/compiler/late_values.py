@@ -93,10 +93,11 @@ def _fused(lives: Lives) -> set[Var]:
     results = set(filter(is_var, lives.jaxpr.outvars))
     found: set[Var] = set()
     for eqn in lives.jaxpr.eqns[: lives.peak + 1]:
-        if _is_entrywise(eqn) and eqn.primitive.name not in DEAR:
+        if _is_entrywise(eqn):
             (v,) = eqn.outvars
-            readers = (lives.jaxpr.eqns[k].primitive.name for k in lives.readers.get(v, []))
-            if v not in results and all(name in ENTRYWISE or name in VIEWS for name in readers):
+            readers = [lives.jaxpr.eqns[k].primitive.name for k in lives.readers.get(v, [])]
+            once = eqn.primitive.name not in DEAR or len(readers) == 1
+            if once and v not in results and all(name in ENTRYWISE or name in VIEWS for name in readers):
                 found.add(v)
     return found
 
