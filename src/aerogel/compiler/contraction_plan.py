@@ -37,7 +37,7 @@ class Task:
     out: int
     factors: tuple[Labels, ...]
     picked: tuple[int, ...]
-    order: Labels = ()
+    order: Labels
 
 
 @dataclass(frozen=True)
@@ -221,12 +221,11 @@ class _Planner:
             return 0.0
         order = [k for k in self.task.order if self.task.sizes[k] > 1 and not shared >> k & 1]
         sides = ["left" if left.labels >> k & 1 else "right" for k in order]
-        kept = all(
-            node.how != "leaf" or [k for k in node.order if k in own] == own
-            for node, side in ((left, "left"), (right, "right"))
-            for own in ([k for k, at in zip(order, sides, strict=True) if at == side],)
-        )
-        return transposed_seconds(self.size(labels), self.dtype.itemsize, self.machine) * (not kept or mixed(sides))
+        is_turned = mixed(sides)
+        for node, side in ((left, "left"), (right, "right")):
+            own = [k for k, at in zip(order, sides, strict=True) if at == side]
+            is_turned |= node.how == "leaf" and own != [k for k in node.order if k in own]
+        return transposed_seconds(self.size(labels), self.dtype.itemsize, self.machine) if is_turned else 0.0
 
     def _copy_seconds(self, node: Node, batch: int, contracted: int) -> float:
         """Of the copy that XLA makes of an operand whose dimensions do not come in an order that it reads."""

@@ -223,19 +223,11 @@ class Product:
         if self.count == 1:
             if self._depth() < DEEP:
                 return 0.0
-            lost += (
-                self.handling.thin_turned
-                * nbytes(x)
-                * (against and self.rows[second] <= THIN)
-                * (nbytes(x) >= LEAST_BYTES)
+            read = (
+                (self.handling.thin_turned, nbytes(x), against and self.rows[second] <= THIN),
+                (self.handling.thin_against, nbytes(y), right_against and self.rows[first] <= THIN),
             )
-            lost += (
-                self.handling.thin_against
-                * nbytes(y)
-                * (right_against and self.rows[first] <= THIN)
-                * (nbytes(y) >= LEAST_BYTES)
-            )
-            return lost
+            return sum(price * size for price, size, applies in read if applies and size >= LEAST_BYTES)
         if self.rows[second] > THIN or not (against or short):
             return lost
         terms = x.size * self.rows[second] * max(1.0, LANES / max(1, self.rows[second]))

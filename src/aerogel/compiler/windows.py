@@ -15,6 +15,7 @@ from aerogel._jax import Atom, JaxprEqn
 
 from .axes.rebind import shape_of
 from .even_indices import Even, EvenIndices
+from .picks import columns_of
 
 
 @dataclass(frozen=True)
@@ -209,16 +210,9 @@ def windows_of(eqn: JaxprEqn, indices: EvenIndices) -> Windows | None:
 
 def _columns(index: Atom, count: int, indices: EvenIndices) -> list[Even] | None:
     """The numbers for each dimension that is indexed: what lies along the last dimension of an array of indices."""
-    shape = shape_of(index)
-    maker = indices.level.maker(index)
-    if count == 1:
-        parts = [index]
-    elif maker is None or maker.primitive.name != "concatenate" or maker.params["dimension"] != len(shape) - 1:
+    parts = [index] if count == 1 else columns_of(indices.level, index, count)
+    if parts is None:
         return None
-    else:
-        parts = list(maker.invars)
-        if len(parts) != count:
-            return None
     found = [indices.of(x) for x in parts]
     if any(e is None or not e.shape or e.shape[-1] != 1 for e in found):
         return None
