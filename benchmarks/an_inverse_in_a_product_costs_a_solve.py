@@ -32,7 +32,24 @@ def density_by_hand(a, b):
     return b @ solve(a, b) + jnp.linalg.slogdet(a / 4)[1]
 
 
+def regression(x, y):
+    """Least squares by the normal equations."""
+    return inv(x.T @ x) @ x.T @ y
+
+
+REGRESSION = Case(
+    "normal equations",
+    regression,
+    {"solve": lambda x, y: solve(x.T @ x, x.T @ y)},
+    lambda: (normal(0, 1000, 100), normal(1, 1000)),
+    (0, 1),
+    bounds=Bounds(over_hand=1.10),
+    grad_bounds=BOUNDS,
+)
+
+
 CASES = (
+    REGRESSION,
     case("a Gaussian log-density", density, density_by_hand, lambda: normal(1, N)),
     case("A^-1 b", lambda a, b: inv(a) @ b, solve, lambda: normal(1, N)),
     case("b A^-1, 50 rows", lambda a, b: b @ inv(a), lambda a, b: solve(a.T, b.T).T, lambda: normal(1, 50, N)),
