@@ -30,6 +30,7 @@ from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.loop_unroll import LoopUnroll
 from .passes.loop_words import LoopWords
+from .passes.masked_columns import MaskedColumns
 from .passes.masks_of_results import MasksOfResults
 from .passes.memory_limit import MemoryLimit
 from .passes.orientation import Orientation
@@ -72,6 +73,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopContraction(),
     Orientation(),
     Streaming(),
+    MaskedColumns(),
     LoopSegments(),
     MemoryLimit(),
     BranchGuard(),
