@@ -14,6 +14,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from .axes import Mapped, Reduced
 from .counters import evaluated
 from .program import is_var
+from .through import Through, Whole
 from .visible import Known
 
 LOWEST = -1e9
@@ -64,7 +65,54 @@ class Own(Outside):
     carry: Var
 
 
-def outside(
+def seen_columns(eqn: JaxprEqn, dim: int, known: Known) -> Any:
+    """By index of a dimension, whether a mask leaves something of it; None where an equation is no mask."""
+    if eqn.primitive.name == "add":
+        for x in eqn.invars:
+            number = known.counters.of(x)
+            if number is not None and number.ndim > dim and number.shape[dim] > 1:
+                return (number > LOWEST).any(tuple(d for d in range(number.ndim) if d != dim))
+        return None
+    which, *cases = eqn.invars
+    if len(cases) != 2 or which.aval.shape != eqn.outvars[0].aval.shape:
+        return None
+    for k, case in enumerate(cases):
+        number = known.counters.of(case)
+        if number is not None and number.size == 1 and (number.item() == 0 or number.item() <= LOWEST):
+            seen = known.seen(which, dim)
+            return seen.anywhere if k == 0 else seen.rest.anywhere
+    return None
+
+
+def check_outside(columns: Through, known: Known, left: np.ndarray, carries: Mapping[Var, Atom]) -> None:
+    """Nothing, if what a mask leaves out counts nowhere.
+
+    Args:
+        columns: an axis through the equations that `known` is about.
+        known: what is known of their values.
+        left: by index of the axis, whether it is left out.
+        carries: what may stay as it is there, by what it is at the end.
+
+    Raises:
+        Whole: it might; says where.
+    """
+    values: dict[Var, Outside] = {v: Own(v) for v in carries if v in columns.where}
+    for place, eqn in enumerate(columns.jaxpr.eqns):
+        answer = columns.answers.get(place)
+        if answer is None:
+            continue
+        found = _outside(eqn, answer, values, known, left)
+        if isinstance(answer, Mapped):
+            values.update((v, found) for v, axis in zip(eqn.outvars, answer.outs, strict=True) if axis is not None)
+        elif not found.adds_nothing(answer.monoid.name):
+            raise Whole(f"`{eqn.primitive.name}` of what the mask leaves out is not known to add nothing")
+    ends = {after: v for v, after in carries.items() if is_var(after)}
+    for v in columns.jaxpr.outvars:
+        if is_var(v) and v in columns.where and values.get(v) != (Own(ends[v]) if v in ends else Number(0.0)):
+            raise Whole("what the mask leaves out is in a result")
+
+
+def _outside(
     eqn: JaxprEqn, answer: Mapped | Reduced, values: Mapping[Var, Outside], known: Known, left: np.ndarray
 ) -> Outside:
     """What an equation makes outside, or, if it reduces the columns, what it reduces there.

@@ -15,10 +15,13 @@ import numpy as np
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
-from .counters import Counters, evaluated
+from .counters import DEEPEST, Counters, evaluated
 from .level import Level
 from .loop import Loop, as_loop
+from .program import is_var
 
+# A mask of so few entries is looked at as it is.
+FEW = 1 << 12
 VIEWS = frozenset("broadcast_in_dim reshape squeeze transpose convert_element_type copy".split())
 # A comparison of one thing that varies along the axis with another that does not is decided by the extremes of that.
 _ORDERS: Mapping[str, Any] = MappingProxyType(
@@ -35,8 +38,8 @@ class Seen:
         everywhere: by index, whether it is surely true for all of them.
     """
 
-    anywhere: np.ndarray
-    everywhere: np.ndarray
+    anywhere: Any
+    everywhere: Any
 
     @property
     def rest(self) -> "Seen":
@@ -53,77 +56,49 @@ UNKNOWN = Seen(np.ones(1, bool), np.zeros(1, bool))
 
 @dataclass
 class Known:
-    """What is known of the values of one jaxpr in a nest of loops.
+    """What is known of the values of a jaxpr without data: of its inputs, nothing.
 
     Attributes:
         level: its equations.
-        loop: the loop whose body it is; None of a whole program.
-        around: where that loop stands.
-        at: the index of the loop's step; None: of any.
     """
 
     level: Level
-    loop: Loop | None = None
-    around: "Known | None" = None
-    at: int | None = None
     _inside: dict[Jaxpr, Level] = field(default_factory=dict)
 
-    def step(self, loop: Loop, at: int | None) -> "Known":
-        """What is known in a step of a loop that stands here."""
-        if loop.body not in self._inside:
-            self._inside[loop.body] = Level(loop.body)
-        return Known(self._inside[loop.body], loop, self, at)
+    def inside(self, jaxpr: Jaxpr) -> Level:
+        """A jaxpr that one of the equations holds."""
+        if jaxpr not in self._inside:
+            self._inside[jaxpr] = Level(jaxpr)
+        return self._inside[jaxpr]
 
     @cached_property
     def counters(self) -> Counters:
         """The numbers that do not depend on data."""
-        return Counters(self.level, self._input)
+        return Counters(self.level, self.of_input)
 
-    @cached_property
-    def _places(self) -> dict[Var, tuple[str, int]]:
-        loop = self.loop
-        if loop is None:
-            return {}
-        kinds = {"const": loop.body_consts, "carry": loop.body_carry, "x": loop.body_xs}
-        return {v: (kind, k) for kind, variables in kinds.items() for k, v in enumerate(variables)}
+    def of_input(self, v: Var) -> np.ndarray | None:
+        """The number of an input."""
+        return None
 
-    def _input(self, v: Var) -> np.ndarray | None:
-        """The number of an input of the step."""
-        loop, around = self.loop, self.around
-        if loop is None or around is None or v not in self._places:
-            return None
-        kind, k = self._places[v]
-        if kind == "const":
-            return around.counters.of(loop.consts[k])
-        if self.at is None:
-            return None
-        if kind == "x":
-            whole = around.counters.of(loop.xs[k])
-            return None if whole is None else whole[self.at if len(whole) > 1 else 0]
-        return self._counter(around.counters.of(loop.init[k]), v, loop.next_carry[k])
-
-    def _counter(self, first: np.ndarray | None, v: Var, after: Atom) -> np.ndarray | None:
-        """A carry to which every step adds a number."""
-        eqn, loop = self.level.maker(after), self.loop
-        assert loop is not None
-        assert self.at is not None
-        if first is None or eqn is None or eqn.primitive.name != "add" or v not in eqn.invars:
-            return None
-        (by,) = [x for x in eqn.invars if x is not v] or [v]
-        number = None if by is v else self.counters.of(by)
-        steps = loop.length - 1 - self.at if loop.reverse else self.at
-        return None if number is None else np.asarray(first + steps * number, first.dtype)
+    def seen_of_input(self, mask: Var, dim: int) -> Seen | None:
+        """Where an input is true along a dimension."""
+        return None
 
     def seen(self, mask: Atom, dim: int) -> Seen:
         """Where a mask is true along a dimension."""
-        number = self.counters.of(mask) if self._is_small(mask) else None
+        number = self.counters.of(mask) if mask.aval.size <= FEW else None
         if number is not None:
-            others = tuple(d for d in range(number.ndim) if d != dim)
-            number = number.reshape(number.shape or (1,))
-            return Seen(number.any(others), number.all(others))
+            return _along(number, dim)
         eqn = self.level.maker(mask)
-        found = self._of_input(mask, dim) if eqn is None else self._of_equation(eqn, dim)
+        if eqn is not None:
+            return self._of_equation(eqn, dim) or self._of_all(mask, dim)
+        found = self.seen_of_input(mask, dim) if is_var(mask) else self._of_all(mask, dim)
         return found or UNKNOWN
+
+    def _of_all(self, mask: Atom, dim: int) -> Seen:
+        """A mask of which nothing but its entries is known."""
+        number = self.counters.of(mask)
+        return UNKNOWN if number is None else _along(number, dim)
 
     def is_seen_by_all(self, mask: Atom, dim: int, value: bool) -> bool:
         """Whether a mask surely has a value somewhere along a dimension, for each of the other indices."""
@@ -132,26 +107,6 @@ class Known:
             return True
         number = self.counters.of(mask)
         return number is not None and bool((number == value).any(dim).all())
-
-    def _is_small(self, mask: Atom) -> bool:
-        """Whether a mask is better looked at as a whole."""
-        return mask.aval.size <= 1 << 12
-
-    def _of_input(self, mask: Atom, dim: int) -> Seen | None:
-        loop, around = self.loop, self.around
-        if loop is None or around is None or mask not in self._places:
-            return None
-        kind, k = self._places[mask]
-        if kind == "const":
-            return around.seen(loop.consts[k], dim)
-        if kind != "x" or self.at is None:
-            return None
-        maker = around.level.maker(loop.xs[k])
-        before = None if maker is None else as_loop(maker)
-        if before is not None and loop.xs[k] in before.ys:
-            made = before.body_ys[before.ys.index(loop.xs[k])]
-            return around.step(before, self.at).seen(made, dim)
-        return None
 
     def _of_equation(self, eqn: JaxprEqn, dim: int) -> Seen | None:
         name, operands = eqn.primitive.name, eqn.invars
@@ -208,10 +163,99 @@ class Known:
             everywhere = compare(low[1], high[0]) if less else compare(low[0], high[1])
             return Seen(anywhere, everywhere)
         made = evaluated(eqn, [a, b])
-        if made is None:
+        return None if made is None else _along(made, dim)
+
+
+@dataclass
+class Step(Known):
+    """What is known in a step of a loop.
+
+    Attributes:
+        loop: the loop; the level is its body.
+        around: what is known where it stands.
+        at: the index of the step; None: of any.
+    """
+
+    loop: Loop = field(kw_only=True)
+    around: Known = field(kw_only=True)
+    at: int | None = field(kw_only=True)
+
+    @cached_property
+    def _places(self) -> dict[Var, tuple[str, int]]:
+        loop = self.loop
+        kinds = {"const": loop.body_consts, "carry": loop.body_carry, "x": loop.body_xs}
+        return {v: (kind, k) for kind, variables in kinds.items() for k, v in enumerate(variables)}
+
+    def of_input(self, v: Var) -> np.ndarray | None:
+        """The number of an input of the step."""
+        loop, known = self.loop, self.around.counters
+        kind, k = self._places.get(v, ("", 0))
+        if kind == "const":
+            return known.of(loop.consts[k])
+        if self.at is None or not kind:
             return None
-        others = tuple(d for d in range(made.ndim) if d != dim)
-        return Seen(made.any(others), made.all(others))
+        if kind == "carry":
+            return self._counter(known.of(loop.init[k]), v, loop.next_carry[k], self.at)
+        whole = known.of(loop.xs[k])
+        return None if whole is None else whole[self.at if len(whole) > 1 else 0]
+
+    def _counter(self, first: np.ndarray | None, v: Var, after: Atom, at: int) -> np.ndarray | None:
+        """A carry to which every step adds a number."""
+        eqn = self.level.maker(after)
+        if first is None or eqn is None or eqn.primitive.name != "add" or v not in eqn.invars:
+            return None
+        by = next((x for x in eqn.invars if x is not v), None)
+        number = None if by is None else self.counters.of(by)
+        steps = self.loop.length - 1 - at if self.loop.reverse else at
+        return None if number is None else np.asarray(first + steps * number, first.dtype)
+
+    def seen_of_input(self, mask: Var, dim: int) -> Seen | None:
+        """Where an input of the step is true along a dimension; it may be what a loop before this one stacked."""
+        loop, around = self.loop, self.around
+        kind, k = self._places.get(mask, ("", 0))
+        if kind == "const":
+            return around.seen(loop.consts[k], dim)
+        if kind != "x" or self.at is None:
+            return None
+        maker = around.level.maker(loop.xs[k])
+        before = None if maker is None else as_loop(maker)
+        if before is not None and loop.xs[k] in before.ys:
+            made = before.body_ys[list[Any](before.ys).index(loop.xs[k])]
+            return step_of(around, before, self.at).seen(made, dim)
+        return None
+
+
+def step_of(known: Known, loop: Loop, at: int | None) -> Step:
+    """What is known in a step of a loop that stands where `known` is about."""
+    return Step(known.inside(loop.body), loop=loop, around=known, at=at)
+
+
+@dataclass
+class Part(Known):
+    """What is known of equations that read values of a level.
+
+    Attributes:
+        around: what is known of that level.
+        reads: which of its values each input is.
+    """
+
+    around: Known = field(kw_only=True)
+    reads: Mapping[Var, Var] = field(kw_only=True)
+
+    def of_input(self, v: Var) -> np.ndarray | None:
+        """The number of an input, as it is outside."""
+        return self.around.counters.of(self.reads[v]) if v in self.reads else None
+
+    def seen_of_input(self, mask: Var, dim: int) -> Seen | None:
+        """Where an input is true, as it is outside."""
+        return self.around.seen(self.reads[mask], dim) if mask in self.reads else None
+
+
+def _along(mask: np.ndarray, dim: int) -> Seen:
+    """Where entries are true along a dimension."""
+    others = tuple(d for d in range(mask.ndim) if d != dim)
+    mask = mask.reshape(mask.shape or (1,))
+    return Seen(mask.any(others), mask.all(others))
 
 
 def _is_apart(a: np.ndarray, b: np.ndarray, dim: int) -> bool:
@@ -240,3 +284,16 @@ def _place(old: tuple[int, ...], new: tuple[int, ...], dim: int) -> int | None:
         return None
     before = sum(n != 1 for n in new[:dim])
     return [d for d, n in enumerate(old) if n != 1][before]
+
+
+def compares_counters(known: Known, mask: Atom, depth: int = 0) -> bool:
+    """Whether places are compared with places on the way to a mask."""
+    eqn = known.level.maker(mask)
+    if eqn is None:
+        number = known.counters.of(mask)
+        return number is not None and number.size > 1
+    numbers = [known.counters.of(x) for x in eqn.invars] if eqn.primitive.name in _ORDERS else [None]
+    if all(number is not None for number in numbers):
+        return any(number is not None and number.size > 1 for number in numbers)
+    passes = eqn.primitive.name in VIEWS or eqn.primitive.name in ("and", "or", "not", "select_n", "ne", "eq")
+    return passes and depth < DEEPEST and any(compares_counters(known, x, depth + 1) for x in eqn.invars)

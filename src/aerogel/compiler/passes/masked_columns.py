@@ -4,35 +4,36 @@ Attention over blocks of queries, causal or in a window, has no scores behind a 
 about the same keys become a loop of their own, over these.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import permutations
 from typing import Any, ClassVar
 
-import numpy as np
+from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_jaxpr
 
-from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var
-
+from ..cost import jaxpr_seconds, nbytes
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
-from ..loop import Loop, as_loop
-from ..narrowed import Columns, Part, Whole, check_outside, columns_of, in_parts
-from ..normalize import LOOPS_AND_BRANCHES, map_inner
-from ..outside import LOWEST
+from ..loop import Loop, as_loop, is_float
+from ..narrowed import columns_of, in_stretches
+from ..normalize import LOOPS_AND_BRANCHES, drop_dead, map_inner
 from ..pipeline import Context
-from ..program import Program, where, with_equations
+from ..program import Program, is_var, where, with_equations
 from ..report import Decision
-from ..visible import Known
+from ..split_rows import GROUPS, in_groups
+from ..stretches import candidates, stretched
+from ..through import Whole
+from ..visible import Known, compares_counters, step_of
 
 NAME = "masked-columns"
-FEWEST_COLUMNS = 128
 MOST_STEPS = 256
-MOST_PARTS = 8
-MOST_UNITS = 32
-# What must be left out, and what another part must leave out more, of all columns of all steps.
-LEAST_LEFT_OUT = 0.2
-LEAST_MORE = 0.04
-LEAST_SECONDS = 2e-4
+# From which size on rows are put into groups; below, there is little to leave out beside what more kernels cost.
+LEAST_BYTES = 4 << 20
+FEWEST_ROWS = 512
+# What is left of the work around a mask, and the time that is predicted for it, must be at most so much.
+MOST_LEFT = 0.8
+MOST_SECONDS = 0.92
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,6 @@ class MaskedColumns:
         return program if new is program.jaxpr else ClosedJaxpr(new, program.consts), walk.decisions
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A mask in a step: what it makes, where its columns are, and which of them each step sees."""
-
-    seed: Var
-    dim: int
-    ranges: Sequence[tuple[int, int]]
-
-
 @dataclass
 class _Walk:
     context: Context
@@ -81,13 +73,14 @@ class _Walk:
             elif eqn.primitive.name in LOOPS_AND_BRANCHES:
                 eqn = map_inner(eqn, partial(self._inside, known, loop))
             eqns.append(eqn)
+        edits += self._groups(known)
         if any(a is not b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             jaxpr = with_equations(jaxpr, eqns)
         return apply_edits(jaxpr, edits)[0] if edits else jaxpr
 
     def _inside(self, known: Known, loop: Loop | None, inner: Any) -> Any:
         old = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
-        new = self.level(Known(Level(old)) if loop is None else known.step(loop, None))
+        new = self.level(Known(Level(old)) if loop is None else step_of(known, loop, None))
         if new is old:
             return inner
         return ClosedJaxpr(new, inner.consts) if isinstance(inner, ClosedJaxpr) else new
@@ -95,22 +88,20 @@ class _Walk:
     def _loop(self, known: Known, place: int, loop: Loop) -> Edit | None:
         if not 2 <= loop.length <= MOST_STEPS:
             return None
-        if not any(max(v.aval.shape, default=0) >= FEWEST_COLUMNS for eqn in loop.body.eqns for v in eqn.outvars):
-            return None
-        steps = [known.step(loop, at) for at in range(loop.length)]
+        steps = [step_of(known, loop, at) for at in range(loop.length)]
         refusal: Decision | None = None
-        for one in _candidates(loop, steps):
-            parts = _parts(one.ranges)
+        for one in candidates(loop, steps):
+            parts = stretched(one.ranges)
             width = one.seed.aval.shape[one.dim]
             left = sum(part.work for part in parts) / (width * loop.length)
             what = f"steps of {width} columns, of which a mask leaves {left:.0%}"
             try:
-                columns = _checked(loop, one, parts, steps)
+                columns = columns_of(loop, one.seed, one.dim, parts, steps)
             except Whole as reason:
                 line = where(loop.eqn)
                 refusal = refusal or Decision(NAME, what, line, False, str(reason))
                 continue
-            eqns, results = in_parts(columns, parts)
+            eqns, results = in_stretches(loop, columns, parts)
             here = frozenset({place})
             why = f"what it empties is left out, in {len(parts)} loops"
             self.decisions.append(Decision(NAME, what, where(loop.eqn), True, why, exactness=Exactness.FINITE))
@@ -119,88 +110,52 @@ class _Walk:
             self.decisions.append(refusal)
         return None
 
-
-def _checked(loop: Loop, one: _Candidate, parts: Sequence[Part], steps: Sequence[Known]) -> Columns:
-    """The columns through a step, where what the parts leave out counts nowhere."""
-    columns = columns_of(loop, one.seed, one.dim)
-    for part in parts:
-        seen = np.zeros(columns.length, bool)
-        seen[part.low : part.high] = True
-        if not seen.all():
-            for at in range(part.first, part.last):
-                check_outside(columns, steps[at], seen)
-    return columns
-
-
-def _candidates(loop: Loop, steps: Sequence[Known]) -> Iterator[_Candidate]:
-    """The masks of a step that leave enough out."""
-    for eqn in loop.body.eqns:
-        if eqn.primitive.name not in ("select_n", "add") or len(eqn.outvars) != 1:
-            continue
-        (out,) = eqn.outvars
-        for dim, n in enumerate(out.aval.shape):
-            ranges = _ranges(eqn, dim, steps) if n >= FEWEST_COLUMNS else None
-            if ranges is None:
+    def _groups(self, known: Known) -> list[Edit]:
+        """The edits that put rows around the masks of a level into groups."""
+        level, taken = known.level, set[int]()
+        edits: list[Edit] = []
+        for place, eqn in enumerate(level.eqns):
+            if place in taken or not _may_mask(eqn, known):
                 continue
-            work = sum(part.work for part in _parts(ranges))
-            if work <= (1 - LEAST_LEFT_OUT) * n * loop.length:
-                yield _Candidate(out, dim, ranges)
+            (seed,) = eqn.outvars
+            dims = [d for d, n in enumerate(seed.aval.shape) if n >= FEWEST_ROWS]
+            for rows, columns in permutations(dims, 2):
+                edit = self._grouped(known, eqn, rows, columns)
+                if edit is not None and taken.isdisjoint(edit.touched):
+                    edits.append(edit)
+                    taken |= edit.touched
+                    break
+        return edits
 
-
-def _visible(eqn: JaxprEqn, dim: int, known: Known) -> np.ndarray | None:
-    """By column, whether something of it is left in a step; None where an equation is no mask."""
-    if eqn.primitive.name == "add":
-        for x in eqn.invars:
-            number = known.counters.of(x)
-            if number is not None and number.ndim > dim and number.shape[dim] > 1:
-                return (number > LOWEST).any(tuple(d for d in range(number.ndim) if d != dim))
-        return None
-    which, *cases = eqn.invars
-    if len(cases) != 2 or which.aval.shape != eqn.outvars[0].aval.shape:
-        return None
-    for k, case in enumerate(cases):
-        number = known.counters.of(case)
-        if number is not None and number.size == 1 and (number.item() == 0 or number.item() <= LOWEST):
-            seen = known.seen(which, dim)
-            return seen.anywhere if k == 0 else seen.rest.anywhere
-    return None
-
-
-def _ranges(eqn: JaxprEqn, dim: int, steps: Sequence[Known]) -> list[tuple[int, int]] | None:
-    """The columns from the first to the last that each step sees; None where the first and the last see all."""
-    n, found = eqn.outvars[0].aval.shape[dim], dict[int, tuple[int, int]]()
-    for at in sorted(range(len(steps)), key=lambda at: at not in (0, len(steps) - 1)):
-        visible = _visible(eqn, dim, steps[at])
-        if visible is None or (len(found) == 2 and all(one == (0, n) for one in found.values())):
+    def _grouped(self, known: Known, eqn: JaxprEqn, rows: int, columns: int) -> Edit | None:
+        (seed,) = eqn.outvars
+        what = f"{seed.aval.str_short(True)} behind a mask"
+        try:
+            edit, whole, left = in_groups(known.level, known, seed, rows, columns)
+        except Whole as reason:
+            self.decisions.append(Decision(NAME, what, where(eqn), False, str(reason)))
             return None
-        (places,) = np.nonzero(np.broadcast_to(visible, (n,)))
-        found[at] = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 1)
-    return [found[at] for at in range(len(steps))]
+        what += f", which leaves {left:.0%} of it to {GROUPS} groups of rows"
+        old = jaxpr_seconds(whole.jaxpr, self.context.machine)
+        new = jaxpr_seconds(_alone(known.level.jaxpr, edit, whole.results), self.context.machine)
+        pays = left <= MOST_LEFT and new <= MOST_SECONDS * old
+        why = "each reads its own columns" if pays else f"{1e3 * new:.1f} ms are predicted, and {1e3 * old:.1f} now"
+        self.decisions.append(Decision(NAME, what, where(eqn), pays, why, exactness=Exactness.FINITE))
+        return edit if pays else None
 
 
-def _parts(ranges: Sequence[tuple[int, int]]) -> list[Part]:
-    """Steps that follow each other in parts: of each number of parts the cheapest, as many as pay."""
-    unit = -(-len(ranges) // MOST_UNITS)
-    units = [_joined(ranges, first, min(first + unit, len(ranges))) for first in range(0, len(ranges), unit)]
-    best: list[tuple[int, list[Part]]] = [(0, [])] + [(sum(p.work for p in units), units)] * len(units)
-    for end in range(1, len(units) + 1):
-        whole = _joined(ranges, 0, units[end - 1].last)
-        best[end] = whole.work, [whole]
-    least_more = LEAST_MORE * best[-1][0]
-    for _ in range(MOST_PARTS - 1):
-        more = list(best)
-        for end in range(1, len(units) + 1):
-            for at in range(1, end):
-                work, parts = best[at]
-                last = _joined(ranges, units[at].first, units[end - 1].last)
-                if work + last.work < more[end][0]:
-                    more[end] = work + last.work, [*parts, last]
-        if more[-1][0] > best[-1][0] - least_more:
-            break
-        best = more
-    return best[-1][1]
+def _may_mask(eqn: JaxprEqn, known: Known) -> bool:
+    """Whether an equation masks something large by places."""
+    if eqn.primitive.name not in ("select_n", "add") or nbytes(eqn.outvars[0].aval) < LEAST_BYTES:
+        return False
+    if eqn.primitive.name == "select_n":
+        return len(eqn.invars) == 3 and compares_counters(known, eqn.invars[0])
+    floating = is_float(eqn.outvars[0].aval.dtype)
+    return floating and any((number := known.counters.of(x)) is not None and number.size > 1 for x in eqn.invars)
 
 
-def _joined(ranges: Sequence[tuple[int, int]], first: int, last: int) -> Part:
-    lows, highs = zip(*ranges[first:last], strict=True)
-    return Part(first, last, min(lows), max(highs))
+def _alone(like: Jaxpr, edit: Edit, results: Sequence[Var]) -> Jaxpr:
+    """What an edit puts into a level, as a program of its own."""
+    made = {v for eqn in edit.eqns for v in eqn.outvars}
+    read = dict.fromkeys(x for eqn in edit.eqns for x in eqn.invars if is_var(x) and x not in made)
+    return drop_dead(new_jaxpr(like, list(read), [edit.results[v] for v in results], list(edit.eqns), ()))
