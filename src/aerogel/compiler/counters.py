@@ -17,8 +17,8 @@ from .level import Level
 DEEPEST = 50
 MOST_ENTRIES = 1 << 22
 
-_ENTRYWISE: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod, "neg": np.negative,
+ENTRYWISE: dict[str, Callable[..., Any]] = {
+    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod, "neg": np.negative,
     "abs": np.abs, "max": np.maximum, "min": np.minimum, "square": np.square, "sqrt": np.sqrt, "sign": np.sign,
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "and": np.logical_and, "or": np.logical_or, "not": np.logical_not,
@@ -119,7 +119,7 @@ def evaluated(eqn: JaxprEqn, operands: Sequence[np.ndarray]) -> np.ndarray | Non
     if size > MOST_ENTRIES:
         return None
     with np.errstate(all="ignore"):
-        made = _ENTRYWISE[name](*operands) if name in _ENTRYWISE else _OTHERS[name](eqn, *operands)
+        made = ENTRYWISE[name](*operands) if name in ENTRYWISE else _OTHERS[name](eqn, *operands)
     return np.asarray(made, eqn.outvars[0].aval.dtype)
 
 
@@ -136,4 +136,4 @@ def _is_known(eqn: JaxprEqn) -> bool:
         return False
     if name in _LOGICAL or (name == "select_n" and len(eqn.invars) != 3):
         return dtype.kind == "b"
-    return name in _ENTRYWISE or name in _OTHERS
+    return name in ENTRYWISE or name in _OTHERS

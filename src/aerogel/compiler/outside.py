@@ -12,14 +12,14 @@ import numpy as np
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes import Mapped, Reduced
-from .counters import evaluated
+from .counters import ENTRYWISE, evaluated
 from .program import is_var
 from .through import Through, Whole
 from .visible import Known
 
 LOWEST = -1e9
 VIEWS = frozenset(
-    "broadcast_in_dim reshape squeeze expand_dims transpose copy stop_gradient reduce_precision "
+    "broadcast_in_dim reshape squeeze expand_dims transpose slice copy stop_gradient reduce_precision "
     "convert_element_type optimization_barrier".split()
 )
 KEEPS_ZERO = frozenset("neg abs sin tan asin atan sinh tanh asinh atanh sqrt cbrt square expm1 log1p sign".split())
@@ -204,11 +204,11 @@ class _Reader:
             return a
         if name in ("exp", "exp2") and _is_low(a):
             return Number(0.0)
-        if name in ("add", "sub") and (found := self._sum(name, operands)) is not None:
+        if name in ("add", "add_any", "sub") and (found := self._sum(name, operands)) is not None:
             return found
         if name in ("mul", "div") and rest and (found := self._scaled(name, operands)) is not None:
             return found
-        if all(isinstance(x, Number) for x in operands):
+        if name in ENTRYWISE and all(isinstance(x, Number) for x in operands):
             return self._evaluated(operands)
         return UNKNOWN
 
@@ -216,11 +216,11 @@ class _Reader:
         a, b = operands
         if b == Number(0.0):
             return a
-        if name == "add" and a == Number(0.0):
+        if name != "sub" and a == Number(0.0):
             return b
         if isinstance(a, Number) and isinstance(b, Number):
             return None
-        if _is_low(a) or (name == "add" and _is_low(b)):
+        if _is_low(a) or (name != "sub" and _is_low(b)):
             low = a if _is_low(a) else b
             return low if low == Number(-np.inf) else Low()
         return None

@@ -19,7 +19,7 @@ from .cost import nbytes
 from .level import Edit, Level
 from .outside import check_outside, seen_columns
 from .program import Builder, copy_equation, is_var, substitute
-from .streams import group_of, scope_of
+from .streams import group_of, is_cheap, scope_of
 from .through import Through, Whole, through
 from .visible import Known, Part
 
@@ -48,13 +48,14 @@ class Around:
 
 
 def around(level: Level, seed: Var) -> Around:
-    """The equations that read or make what is about as large as `seed` and belongs to it."""
+    """The equations that read or make what is about as large as `seed` and belongs to it, and what makes their masks."""
     _, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
     places = scope_of(level, touching)
+    masks = _masks(level, places)
     made: dict[Var, Atom] = {}
     reads: dict[Var, Var] = {}
     eqns: list[JaxprEqn] = []
-    for place in sorted(places):
+    for place in sorted(places | masks):
         eqn = level.eqns[place]
         invars: list[Atom] = []
         for x in eqn.invars:
@@ -65,9 +66,25 @@ def around(level: Level, seed: Var) -> Around:
             else:
                 invars.append(substitute(x, made))
         eqns.append(copy_equation(eqn.replace(invars=invars), made))
-    results = tuple(v for v in made if any(k not in places for k in level.readers(v)))
+    ends = (v for v in made if level.made_by[v] in places)
+    results = tuple(v for v in ends if any(k not in places for k in level.readers(v)))
     jaxpr = new_jaxpr(level.jaxpr, list(reads), [made[v] for v in results], eqns, ())
     return Around(places, jaxpr, reads, made, results)
+
+
+def _masks(level: Level, places: frozenset[int]) -> frozenset[int]:
+    """The places of the equations that make the masks that others read, which groups make again."""
+    found: set[int] = set()
+    waiting = [x for place in places for x in level.eqns[place].invars]
+    while waiting:
+        x = waiting.pop()
+        place = level.made_by.get(x) if is_var(x) else None
+        if place is None or place in places or place in found or x.aval.dtype != np.bool_:
+            continue
+        if is_cheap(level.eqns[place]):
+            found.add(place)
+            waiting += level.eqns[place].invars
+    return frozenset(found)
 
 
 def in_groups(level: Level, known: Known, seed: Var, rows: int, columns: int) -> tuple[Edit, Around, float]:

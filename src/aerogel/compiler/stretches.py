@@ -50,10 +50,16 @@ class Candidate:
     ranges: Sequence[tuple[int, int]]
 
 
+def may_mask_columns(eqn: JaxprEqn) -> bool:
+    """Whether an equation may mask columns, of which there are many."""
+    named = eqn.primitive.name in ("select_n", "add") and len(eqn.outvars) == 1
+    return named and max(eqn.outvars[0].aval.shape, default=0) >= FEWEST_COLUMNS
+
+
 def candidates(loop: Loop, steps: Sequence[Known]) -> Iterator[Candidate]:
     """The masks of a step that leave enough out."""
     for eqn in loop.body.eqns:
-        if eqn.primitive.name not in ("select_n", "add") or len(eqn.outvars) != 1:
+        if not may_mask_columns(eqn):
             continue
         (out,) = eqn.outvars
         for dim, n in enumerate(out.aval.shape):

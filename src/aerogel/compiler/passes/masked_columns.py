@@ -10,7 +10,7 @@ from functools import partial
 from itertools import permutations
 from typing import Any, ClassVar
 
-from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_jaxpr
+from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_jaxpr
 
 from ..cost import jaxpr_seconds, nbytes
 from ..exactness import Exactness
@@ -22,15 +22,12 @@ from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
 from ..report import Decision
 from ..split_rows import GROUPS, in_groups
-from ..stretches import candidates, stretched
+from ..stretches import candidates, may_mask_columns, stretched
 from ..through import Whole
 from ..visible import Known, compares_counters, step_of
 
 NAME = "masked-columns"
 MOST_STEPS = 256
-# From which size on rows are put into groups; below, there is little to leave out beside what more kernels cost.
-LEAST_BYTES = 4 << 20
-FEWEST_ROWS = 512
 # What is left of the work around a mask, and the time that is predicted for it, must be at most so much.
 MOST_LEFT = 0.8
 MOST_SECONDS = 0.92
@@ -38,11 +35,18 @@ MOST_SECONDS = 0.92
 
 @dataclass(frozen=True)
 class MaskedColumns:
-    """The pass. Bound: each mask of each loop is looked at once, in each of its steps."""
+    """The pass. Bound: each mask of a loop is looked at once in each of its steps, each of a level once for its groups.
+
+    Attributes:
+        fewest_rows: from so many rows and columns on they are put into groups.
+        least_bytes: from which size on. Below, there is little to leave out beside what more kernels cost.
+    """
 
     platforms: ClassVar = ("cpu",)
     after_differentiation: ClassVar = True
 
+    fewest_rows: int = 512
+    least_bytes: int = 4 << 20
     name: str = NAME
     exactness: Exactness = Exactness.FINITE
 
@@ -50,13 +54,14 @@ class MaskedColumns:
         """The program with such loops in parts, and a decision for each loop with a mask."""
         if not {Exactness.FINITE, Exactness.REASSOCIATES} <= context.allowed:
             return program, []
-        walk = _Walk(context)
+        walk = _Walk(self, context)
         new = walk.level(Known(Level(program.jaxpr)))
         return program if new is program.jaxpr else ClosedJaxpr(new, program.consts), walk.decisions
 
 
 @dataclass
 class _Walk:
+    sizes: MaskedColumns
     context: Context
     decisions: list[Decision] = field(default_factory=list)
 
@@ -73,7 +78,7 @@ class _Walk:
             elif eqn.primitive.name in LOOPS_AND_BRANCHES:
                 eqn = map_inner(eqn, partial(self._inside, known, loop))
             eqns.append(eqn)
-        edits += self._groups(known)
+        edits += self._groups(known, frozenset[int]().union(*(edit.touched for edit in edits)))
         if any(a is not b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
             jaxpr = with_equations(jaxpr, eqns)
         return apply_edits(jaxpr, edits)[0] if edits else jaxpr
@@ -86,7 +91,7 @@ class _Walk:
         return ClosedJaxpr(new, inner.consts) if isinstance(inner, ClosedJaxpr) else new
 
     def _loop(self, known: Known, place: int, loop: Loop) -> Edit | None:
-        if not 2 <= loop.length <= MOST_STEPS:
+        if not 2 <= loop.length <= MOST_STEPS or not any(map(may_mask_columns, loop.body.eqns)):
             return None
         steps = [step_of(known, loop, at) for at in range(loop.length)]
         refusal: Decision | None = None
@@ -103,59 +108,68 @@ class _Walk:
                 continue
             eqns, results = in_stretches(loop, columns, parts)
             here = frozenset({place})
+            edit = Edit(place, here, eqns, results, here)
+            old = new_jaxpr(known.level.jaxpr, _vars(loop.eqn.invars), list(results), [loop.eqn], ())
             why = f"what it empties is left out, in {len(parts)} loops"
-            self.decisions.append(Decision(NAME, what, where(loop.eqn), True, why, exactness=Exactness.FINITE))
-            return Edit(place, here, eqns, results, here)
+            if self._pays(what, why, loop.eqn, old, edit, list(results)):
+                return edit
+            return None
         if refusal is not None:
             self.decisions.append(refusal)
         return None
 
-    def _groups(self, known: Known) -> list[Edit]:
+    def _groups(self, known: Known, taken: frozenset[int]) -> list[Edit]:
         """The edits that put rows around the masks of a level into groups."""
-        level, taken = known.level, set[int]()
         edits: list[Edit] = []
-        for place, eqn in enumerate(level.eqns):
-            if place in taken or not _may_mask(eqn, known):
+        for place, eqn in enumerate(known.level.eqns):
+            if place in taken or not self._may_mask(eqn, known):
                 continue
             (seed,) = eqn.outvars
-            dims = [d for d, n in enumerate(seed.aval.shape) if n >= FEWEST_ROWS]
-            for rows, columns in permutations(dims, 2):
-                edit = self._grouped(known, eqn, rows, columns)
-                if edit is not None and taken.isdisjoint(edit.touched):
-                    edits.append(edit)
-                    taken |= edit.touched
-                    break
+            dims = [d for d, n in enumerate(seed.aval.shape) if n >= self.sizes.fewest_rows]
+            found = (self._grouped(known, eqn, rows, columns, taken) for rows, columns in permutations(dims, 2))
+            edit = next(filter(None, found), None)
+            if edit is not None:
+                edits.append(edit)
+                taken |= edit.touched
         return edits
 
-    def _grouped(self, known: Known, eqn: JaxprEqn, rows: int, columns: int) -> Edit | None:
+    def _grouped(self, known: Known, eqn: JaxprEqn, rows: int, columns: int, taken: frozenset[int]) -> Edit | None:
         (seed,) = eqn.outvars
         what = f"{seed.aval.str_short(True)} behind a mask"
         try:
             edit, whole, left = in_groups(known.level, known, seed, rows, columns)
+            if not taken.isdisjoint(edit.touched):
+                raise Whole("what is around it belongs to another mask")
+            if left > MOST_LEFT:
+                raise Whole(f"it leaves {left:.0%} of it to {GROUPS} groups of rows")
         except Whole as reason:
             self.decisions.append(Decision(NAME, what, where(eqn), False, str(reason)))
             return None
         what += f", which leaves {left:.0%} of it to {GROUPS} groups of rows"
-        old = jaxpr_seconds(whole.jaxpr, self.context.machine)
-        new = jaxpr_seconds(_alone(known.level.jaxpr, edit, whole.results), self.context.machine)
-        pays = left <= MOST_LEFT and new <= MOST_SECONDS * old
-        why = "each reads its own columns" if pays else f"{1e3 * new:.1f} ms are predicted, and {1e3 * old:.1f} now"
-        self.decisions.append(Decision(NAME, what, where(eqn), pays, why, exactness=Exactness.FINITE))
+        pays = self._pays(what, "each reads its own columns", eqn, whole.jaxpr, edit, whole.results)
         return edit if pays else None
 
+    def _pays(self, what: str, why: str, eqn: JaxprEqn, old: Jaxpr, edit: Edit, results: Sequence[Var]) -> bool:
+        """Whether an edit is predicted to take clearly less time than what it stands for; the decision is noted."""
+        made = {v for new in edit.eqns for v in new.outvars}
+        read = [x for x in dict.fromkeys(x for new in edit.eqns for x in _vars(new.invars)) if x not in made]
+        outs = [edit.results[v] for v in results]
+        new = drop_dead(new_jaxpr(old, read, outs, list(edit.eqns), ()))
+        was, now = (jaxpr_seconds(one, self.context.machine) for one in (old, new))
+        pays = now <= MOST_SECONDS * was
+        why = why if pays else f"it would take {1e3 * now:.2f} ms instead of {1e3 * was:.2f} ms"
+        self.decisions.append(Decision(NAME, what, where(eqn), pays, why, exactness=Exactness.FINITE))
+        return pays
 
-def _may_mask(eqn: JaxprEqn, known: Known) -> bool:
-    """Whether an equation masks something large by places."""
-    if eqn.primitive.name not in ("select_n", "add") or nbytes(eqn.outvars[0].aval) < LEAST_BYTES:
-        return False
-    if eqn.primitive.name == "select_n":
-        return len(eqn.invars) == 3 and compares_counters(known, eqn.invars[0])
-    floating = is_float(eqn.outvars[0].aval.dtype)
-    return floating and any((number := known.counters.of(x)) is not None and number.size > 1 for x in eqn.invars)
+    def _may_mask(self, eqn: JaxprEqn, known: Known) -> bool:
+        """Whether an equation masks something large by places."""
+        if eqn.primitive.name not in ("select_n", "add") or nbytes(eqn.outvars[0].aval) < self.sizes.least_bytes:
+            return False
+        if eqn.primitive.name == "select_n":
+            return len(eqn.invars) == 3 and compares_counters(known, eqn.invars[0])
+        floating = is_float(eqn.outvars[0].aval.dtype)
+        return floating and any((number := known.counters.of(x)) is not None and number.size > 1 for x in eqn.invars)
 
 
-def _alone(like: Jaxpr, edit: Edit, results: Sequence[Var]) -> Jaxpr:
-    """What an edit puts into a level, as a program of its own."""
-    made = {v for eqn in edit.eqns for v in eqn.outvars}
-    read = dict.fromkeys(x for eqn in edit.eqns for x in eqn.invars if is_var(x) and x not in made)
-    return drop_dead(new_jaxpr(like, list(read), [edit.results[v] for v in results], list(edit.eqns), ()))
+def _vars(atoms: Sequence[Atom]) -> list[Var]:
+    return list(dict.fromkeys(x for x in atoms if is_var(x)))
