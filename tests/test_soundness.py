@@ -78,6 +78,7 @@ ELSEWHERE = {
     "loop-split",
     "loop-unroll",
     "loop-words",
+    "masked-columns",
     "masks-of-results",
     "memory-limit",
     "one-of-sorted",

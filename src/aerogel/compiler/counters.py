@@ -18,7 +18,8 @@ DEEPEST = 50
 MOST_ENTRIES = 1 << 22
 
 ENTRYWISE: dict[str, Callable[..., Any]] = {
-    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod, "neg": np.negative,
+    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod,
+    "neg": np.negative,
     "abs": np.abs, "max": np.maximum, "min": np.minimum, "square": np.square, "sqrt": np.sqrt, "sign": np.sign,
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "and": np.logical_and, "or": np.logical_or, "not": np.logical_not,

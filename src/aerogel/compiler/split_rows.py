@@ -48,7 +48,7 @@ class Around:
 
 
 def around(level: Level, seed: Var) -> Around:
-    """The equations that read or make what is about as large as `seed` and belongs to it, and what makes their masks."""
+    """The equations that read or make what is about as large as `seed`, and what makes their masks."""
     _, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
     places = scope_of(level, touching)
     masks = _masks(level, places)
