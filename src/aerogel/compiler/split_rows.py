@@ -23,7 +23,9 @@ from .streams import group_of, is_cheap, scope_of
 from .through import Through, Whole, through
 from .visible import Known, Part
 
-GROUPS = 4
+# How many rows a group has at least, and how many groups there are at most.
+FEWEST_ROWS = 128
+MOST_GROUPS = 8
 # Of a value around the masked one so much is large, too.
 NEARLY_AS_LARGE = 2
 
@@ -45,6 +47,23 @@ class Around:
     reads: dict[Var, Var]
     made: dict[Var, Atom]
     results: tuple[Var, ...]
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Rows in groups.
+
+    Attributes:
+        edit: what writes them.
+        whole: what they stand for.
+        count: how many groups there are.
+        left: how much of all rows and columns they read.
+    """
+
+    edit: Edit
+    whole: Around
+    count: int
+    left: float
 
 
 def around(level: Level, seed: Var) -> Around:
@@ -87,8 +106,8 @@ def _masks(level: Level, places: frozenset[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def in_groups(level: Level, known: Known, seed: Var, rows: int, columns: int) -> tuple[Edit, Around, float]:
-    """The edit that runs the equations around a masked value in groups of its rows, and how much is left of them.
+def in_groups(level: Level, known: Known, seed: Var, rows: int, columns: int) -> Grouped:
+    """The equations around a masked value in groups of its rows.
 
     Raises:
         Whole: something needs all rows at once, or what a mask leaves out.
@@ -99,7 +118,8 @@ def in_groups(level: Level, known: Known, seed: Var, rows: int, columns: int) ->
     across = through(whole.jaxpr, inside, Axis(rows))
     reduced = _reduced(whole, across)
     length = across.length
-    bounds = [length * k // GROUPS for k in range(GROUPS + 1)]
+    count = max(2, min(MOST_GROUPS, length // FEWEST_ROWS))
+    bounds = [length * k // count for k in range(count + 1)]
     eqns: list[JaxprEqn] = []
     groups: list[list[list[Atom]]] = []
     work = 0
@@ -114,7 +134,7 @@ def in_groups(level: Level, known: Known, seed: Var, rows: int, columns: int) ->
         parts = [outs[k] for outs in groups]
         results[v] = end.as_weak_as(v, _joined(end, across, whole.jaxpr.outvars[k], reduced, parts))
     edit = Edit(min(whole.places), whole.places, [*eqns, *end.eqns], results, whole.places)
-    return edit, whole, work / (length * seed.aval.shape[columns])
+    return Grouped(edit, whole, count, work / (length * seed.aval.shape[columns]))
 
 
 def _reduced(whole: Around, across: Through) -> dict[Var, tuple[int, Reduced]]:

@@ -21,7 +21,7 @@ from ..normalize import LOOPS_AND_BRANCHES, drop_dead, map_inner
 from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
 from ..report import Decision
-from ..split_rows import GROUPS, in_groups
+from ..split_rows import in_groups
 from ..stretches import candidates, may_mask_columns, stretched
 from ..through import Whole
 from ..visible import Known, compares_counters, step_of
@@ -137,17 +137,18 @@ class _Walk:
         (seed,) = eqn.outvars
         what = f"{seed.aval.str_short(True)} behind a mask"
         try:
-            edit, whole, left = in_groups(known.level, known, seed, rows, columns)
-            if not taken.isdisjoint(edit.touched):
+            found = in_groups(known.level, known, seed, rows, columns)
+            leaves = f"leaves {found.left:.0%} of it to {found.count} groups of rows"
+            if not taken.isdisjoint(found.edit.touched):
                 raise Whole("what is around it belongs to another mask")
-            if left > MOST_LEFT:
-                raise Whole(f"it leaves {left:.0%} of it to {GROUPS} groups of rows")
+            if found.left > MOST_LEFT:
+                raise Whole(f"it {leaves}")
         except Whole as reason:
             self.decisions.append(Decision(NAME, what, where(eqn), False, str(reason)))
             return None
-        what += f", which leaves {left:.0%} of it to {GROUPS} groups of rows"
-        pays = self._pays(what, "each reads its own columns", eqn, whole.jaxpr, edit, whole.results)
-        return edit if pays else None
+        old, results = found.whole.jaxpr, found.whole.results
+        pays = self._pays(f"{what}, which {leaves}", "each reads its own columns", eqn, old, found.edit, results)
+        return found.edit if pays else None
 
     def _pays(self, what: str, why: str, eqn: JaxprEqn, old: Jaxpr, edit: Edit, results: Sequence[Var]) -> bool:
         """Whether an edit is predicted to take clearly less time than what it stands for; the decision is noted."""
