@@ -45,7 +45,7 @@ class MaskedColumns:
     platforms: ClassVar = ("cpu",)
     after_differentiation: ClassVar = True
 
-    fewest_rows: int = 512
+    fewest_rows: int = 256
     least_bytes: int = 4 << 20
     name: str = NAME
     exactness: Exactness = Exactness.FINITE
