@@ -234,6 +234,13 @@ CASES = (
         (0, 1),
     ),
     case(
+        "blocks on a diagonal",
+        lambda x, a, b, c: jax.scipy.linalg.block_diag(a, b, c) @ x,
+        lambda x, a, b, c: jnp.concatenate([a @ x[:100], b @ x[100:200], c @ x[200:]]),
+        lambda: (normal(0, 300, 50), *(normal(k, 100, 100) for k in (1, 2, 3))),
+        (0, 1, 2, 3),
+    ),
+    case(
         "A B x in a scan",
         steps,
         steps_by_hand,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..apart import Priced
+from ..block_products import products_read_in_blocks, products_with_blocks
 from ..contractions import edits_of, line_of, sites_of
 from ..cost import Machine
 from ..exactness import Exactness
@@ -113,7 +114,7 @@ def _prepared(context: Context, before: Sequence[JaxprEqn]) -> Sequence[Prepare]
         return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
 
     nested = (_multiplied_out,) * MOST_NESTED
-    return (_compared, _on_diagonals, _solved, _running, _picked, _distributed, *nested, releasing)
+    return (_compared, _on_diagonals, _solved, _running, _picked, _blocks, _distributed, *nested, releasing)
 
 
 def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
@@ -158,6 +159,10 @@ _running = _priced(("a product with a triangle of ones becomes a running sum", E
 _picked = _priced(
     ("entries of a product are picked from its factors", Exactness.REASSOCIATES, picked_products),
     ("what indices spread in zeros is multiplied before", Exactness.FINITE, spread_products),
+)
+_blocks = _priced(
+    ("a matrix of blocks and zeros is multiplied block by block", Exactness.FINITE, products_with_blocks),
+    ("of a product that is read in blocks these are made", Exactness.REASSOCIATES, products_read_in_blocks),
 )
 _distributed = _priced((f"{WHAT}: the terms of a factor are multiplied one by one", Exactness.FINITE, distributed))
 _multiplied_out = _priced((f"{WHAT}: what it adds up is multiplied one by one", Exactness.FINITE, multiplied_out))
