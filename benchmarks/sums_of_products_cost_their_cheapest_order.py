@@ -48,6 +48,12 @@ def attention(q, k, v):
     return (q @ jnp.swapaxes(k, 1, 2) / 8) @ v
 
 
+def ten_products(a, x):
+    for _ in range(10):
+        x = a @ x
+    return x
+
+
 def steps(a, b, xs):
     return jax.lax.scan(lambda c, x: (jnp.tanh(c + a @ b @ x),) * 2, jnp.zeros(200), xs)[1]
 
@@ -219,6 +225,20 @@ CASES = (
         lambda a, x: jnp.linalg.matrix_power(a, 16) @ x,
         lambda a, x: jax.lax.fori_loop(0, 16, lambda i, x: a @ x, x),
         lambda: (normal(0, 400, 400) / 20, normal(1, 400)),
+    ),
+    case(
+        "squares of squares times a vector",
+        lambda a, x: jnp.linalg.matrix_power(a, 10) @ x,
+        ten_products,
+        lambda: (normal(0, 300, 300) / 17, normal(1, 300)),
+        (0, 1),
+    ),
+    case(
+        "blocks on a diagonal",
+        lambda x, a, b, c: jax.scipy.linalg.block_diag(a, b, c) @ x,
+        lambda x, a, b, c: jnp.concatenate([a @ x[:100], b @ x[100:200], c @ x[200:]]),
+        lambda: (normal(0, 300, 50), *(normal(k, 100, 100) for k in (1, 2, 3))),
+        (0, 1, 2, 3),
     ),
     case(
         "A B x in a scan",

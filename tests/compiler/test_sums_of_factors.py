@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import aerogel as ag
 from compiler.test_contraction import assert_cheaper, assert_near, passed, run, values
 
 N, FEW = 256, 4
@@ -69,6 +70,70 @@ def test_other_sums_are_made(name: str) -> None:
     """Where that is cheaper, or where they are needed."""
     f, args = NEAR[name]
     assert not [d for d in passed(f, *args)[2] if "one by one" in d.what]
+
+
+def squares(A: Any, v: Any) -> Any:
+    """The sixth power, by squares that are read twice."""
+    B = A @ A
+    return (B @ B) @ (B @ v)
+
+
+def steps(A: Any, v: Any) -> Any:
+    """The fifth power, step by step."""
+    P = EYE(N)
+    for _ in range(5):
+        P = P @ A
+    return P @ v
+
+
+SMALL = A / 20
+OF_POWERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
+    "a power": (lambda A, v: jnp.linalg.matrix_power(A, 10) @ v, (SMALL, X), 20),
+    "from the left": (lambda A, v: v @ jnp.linalg.matrix_power(A, 9), (SMALL, X), 20),
+    "squares": (squares, (SMALL, X), 20),
+    "steps": (steps, (SMALL, X), 20),
+    "few columns": (lambda A, V: jnp.linalg.matrix_power(A, 8) @ V, (SMALL, U), 4),
+    "two matrices": (lambda A, B, v: (A @ B @ A) @ ((A @ B) @ v), (SMALL, B / 20, X), 10),
+}
+
+
+@pytest.mark.parametrize("name", OF_POWERS)
+def test_gradients_of_powers_are_sums_of_outer_products(name: str) -> None:
+    """Of powers that a vector is multiplied by: no product of two matrices is left, and no sum is multiplied by one."""
+    f, args, times = OF_POWERS[name]
+    after = assert_cheaper(gradient(f), *args, times=times, tolerance=1e-4)
+    wide = [e for e in after.jaxpr.eqns if e.primitive.name == "dot_general" and e.outvars[0].aval.size == N * N]
+    assert all(min(x.aval.size for x in e.invars) < N * N for e in wide)
+
+
+def test_gradients_of_powers_agree_with_float64() -> None:
+    """As exactly as JAX's own, which goes through the squares."""
+    g = gradient(lambda A, v: jnp.linalg.matrix_power(A, 10) @ v)
+    A64, v64 = np.asarray(SMALL, np.float64), np.asarray(X, np.float64)
+    with jax.enable_x64(True):
+        truth = [np.asarray(x) for x in g(jnp.asarray(A64), jnp.asarray(v64))[1]]
+    plain, got = (jax.jit(f)(SMALL, X)[1] for f in (g, ag.optimize(g)))
+    for mine, his, want in zip(map(np.asarray, got), map(np.asarray, plain), truth, strict=True):
+        scale = np.abs(want).max()
+        assert np.abs(mine - want).max() <= 2 * np.abs(his - want).max() + 1e-6 * scale
+
+
+STAY: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "the power is read": (
+        gradient(lambda A, v: jnp.sum((P := jnp.linalg.matrix_power(A, 4)) @ v) + jnp.sin(P)),
+        (SMALL, X),
+    ),
+    "many columns": (gradient(lambda A, B: jnp.linalg.matrix_power(A, 4) @ B), (SMALL, B)),
+    "a difference": (lambda u, v, w, x, A: (u @ v - w @ x) @ A, (U[:, :1], V[:1], U[:, 1:2], V[1:2], A)),
+    "small": (gradient(lambda A, v: jnp.linalg.matrix_power(A, 4) @ v), (A[:6, :6], X[:6])),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_sums_of_matrices_are_multiplied_as_they_are(name: str) -> None:
+    """Where a term is no product of few terms, where terms would cancel, or for little."""
+    f, args = STAY[name]
+    assert not [d for d in passed(f, *args)[2] if "what it adds up" in d.what]
 
 
 def test_a_covariance_stays_one() -> None:

@@ -55,7 +55,7 @@ elementary = import_module("aerogel.compiler.rules.elementary.rules")
 
 DIRECTIONS = ("into loops", "out of loops")
 # All rules that come with Aerogel; those that do not run by default come first.
-_BY_NAME = [rules.half_power, rules.inverse_times]
+_BY_NAME = [rules.inverse_times]
 CATALOGUE = rules.rule_set([*_BY_NAME, *rules.default])
 
 

@@ -3,11 +3,14 @@
 Each term is multiplied alone, and the results are added: an identity times `x` is `x`, a product of low rank goes
 through its few columns. One factor is taken apart at a time: `A @ P @ A.T` with `A = I - K @ H` is `Y - Y @ (K @ H).T`
 of `Y = P - K @ (H @ P)`. Multiplied out as a whole, its terms would cancel each other.
+
+Sums of nothing but products of few terms are `multiplied_out`, sum by sum: the gradient of `matrix_power(A, 6) @ v` is
+a sum of outer products, multiplied by powers of A from both sides, `B @ P + P @ B` again and again.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from jax import lax
@@ -27,6 +30,8 @@ from .records import Diagonal, Facts, Repeated, Separable, the
 MARGIN = 0.8
 LEAST_SECONDS = 1e-6
 MOST_TERMS = 4
+MOST_OF_FEW = 32  # terms of a sum of products of few terms, which XLA adds up in one kernel
+DEEPEST = 40
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,15 @@ class _Sum:
 
 def distributed(level: Level, facts: Facts, machine: Machine) -> list[Priced]:
     """The sums of a level whose terms are better multiplied alone; each equation is in one of them at most."""
+    return _found(level, facts, machine, of_few=False)
+
+
+def multiplied_out(level: Level, facts: Facts, machine: Machine) -> list[Priced]:
+    """The same of sums all of whose terms are products of few terms, or such a product times matrices."""
+    return _found(level, facts, machine, of_few=True)
+
+
+def _found(level: Level, facts: Facts, machine: Machine, of_few: bool) -> list[Priced]:
     by_sum: dict[Var, list[tuple[int, int, list[JaxprEqn]]]] = defaultdict(list)
     for place, eqn in enumerate(level.eqns):
         if eqn.primitive.name != "dot_general" or not is_plain(eqn) or str(eqn.outvars[0].aval.dtype) not in FLOATS:
@@ -66,7 +80,7 @@ def distributed(level: Level, facts: Facts, machine: Machine) -> list[Priced]:
                 by_sum[source].append((place, side, moves))
     found, taken = list[Priced](), set[int]()
     for var, read in by_sum.items():
-        one = _judged(level, facts, machine, var, read)
+        one = _judged(level, facts, machine, var, read, of_few)
         if one is not None and taken.isdisjoint(edit.place for edit in one.edits):
             taken.update(edit.place for edit in one.edits)
             found.append(one)
@@ -95,7 +109,7 @@ def _moved(level: Level, x: Atom) -> tuple[Atom, list[JaxprEqn]]:
 
 
 def _judged(
-    level: Level, facts: Facts, machine: Machine, var: Var, read: list[tuple[int, int, list[JaxprEqn]]]
+    level: Level, facts: Facts, machine: Machine, var: Var, read: list[tuple[int, int, list[JaxprEqn]]], of_few: bool
 ) -> Priced | None:
     """The products that read a sum, if all that reads it are such and each term alone is cheaper."""
     readers = set(level.readers(var)) | {k for _, _, moves in read for m in moves for k in level.readers(m.outvars[0])}
@@ -106,8 +120,13 @@ def _judged(
         return None
     one = _Sum([], {level.made_by[var]}, read)
     _collect(level, facts, one, var, ())
+    if of_few:
+        known: dict[Atom, int | None] = {}
+        one.terms = [replace(term, rank=_rank_of_chain(level, facts, term.core, known)) for term in one.terms]
     ranks = [term.rank for term in one.terms]
-    if len(ranks) > MOST_TERMS or ranks.count(None) == len(ranks) or ranks.count(None) > 1:
+    if of_few and (not all(ranks) or len(ranks) > MOST_OF_FEW or any(term.scales for term in one.terms)):
+        return None
+    if not of_few and (len(ranks) > MOST_TERMS or ranks.count(None) == len(ranks) or ranks.count(None) > 1):
         return None
     before = after = 0.0
     for place in chain(one.made, *(term.made for term in one.terms)):
@@ -194,6 +213,32 @@ def _rank(level: Level, facts: Facts, x: Atom) -> int | None:
     for d in contract[0]:
         terms *= made.invars[0].aval.shape[d]
     return terms if 2 * terms <= min(shape[-2:]) else None
+
+
+def _rank_of_chain(
+    level: Level, facts: Facts, x: Atom, known: dict[Atom, int | None], depth: int = 0
+) -> int | None:
+    """The rank that a matrix has at most as it is written: of products and sums of such of few terms; or None."""
+    x, _ = _moved(level, x)
+    if not is_var(x) or x not in known:
+        found = _rank(level, facts, x) or (_rank_of_made(level, facts, x, known, depth) if depth < DEEPEST else None)
+        if not is_var(x):
+            return found
+        known[x] = found
+    return known[x]
+
+
+def _rank_of_made(level: Level, facts: Facts, x: Atom, known: dict[Atom, int | None], depth: int) -> int | None:
+    made = level.maker(x)
+    if made is None or len(x.aval.shape) != 2:
+        return None
+    matrices = [y for y in made.invars if len(y.aval.shape) == 2]
+    ranks = [rank for y in matrices if (rank := _rank_of_chain(level, facts, y, known, depth + 1))]
+    if made.primitive.name == "dot_general" and not made.params["dimension_numbers"][1][0]:
+        found = min(ranks, default=None)
+    else:
+        found = sum(ranks) if _is_sum(level, x) and len(ranks) == len(made.invars) else None
+    return found if found is not None and 2 * found <= min(x.aval.shape) else None
 
 
 def _unscaled(level: Level, facts: Facts, x: Atom) -> Atom:

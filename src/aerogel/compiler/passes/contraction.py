@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..apart import Priced
+from ..block_products import products_read_in_blocks, products_with_blocks
 from ..contractions import edits_of, line_of, sites_of
 from ..cost import Machine
 from ..exactness import Exactness
@@ -24,13 +25,14 @@ from ..slices import sliced_apart
 from ..solved_products import solved_products
 from ..spread_products import spread_products
 from ..structure import structure
-from ..sums_of_factors import distributed
+from ..sums_of_factors import distributed, multiplied_out
 from ..triangles import running_sums
 from ..written_diagonals import written_diagonals
 
 NAME = "contraction"
 WHAT = "a sum of products"
 MOST_ROUNDS = 3  # the derivative of an inverse is a product of two solves
+MOST_NESTED = 5  # the gradient of `matrix_power(A, 32) @ v` has five sums, one in the other
 
 Prepare = Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]
 
@@ -111,7 +113,8 @@ def _prepared(context: Context, before: Sequence[JaxprEqn]) -> Sequence[Prepare]
         exactness = Exactness.FINITE
         return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
 
-    return (_compared, _on_diagonals, _solved, _running, _picked, _distributed, releasing)
+    nested = (_multiplied_out,) * MOST_NESTED
+    return (_compared, _on_diagonals, _solved, _running, _picked, _blocks, _distributed, *nested, releasing)
 
 
 def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
@@ -157,4 +160,9 @@ _picked = _priced(
     ("entries of a product are picked from its factors", Exactness.REASSOCIATES, picked_products),
     ("what indices spread in zeros is multiplied before", Exactness.FINITE, spread_products),
 )
+_blocks = _priced(
+    ("a matrix of blocks and zeros is multiplied block by block", Exactness.FINITE, products_with_blocks),
+    ("of a product that is read in blocks these are made", Exactness.REASSOCIATES, products_read_in_blocks),
+)
 _distributed = _priced((f"{WHAT}: the terms of a factor are multiplied one by one", Exactness.FINITE, distributed))
+_multiplied_out = _priced((f"{WHAT}: what it adds up is multiplied one by one", Exactness.FINITE, multiplied_out))

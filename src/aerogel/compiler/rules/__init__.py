@@ -25,7 +25,7 @@ from .on_loop import Reads as Reads
 from .on_loop import on_loop as on_loop
 from .operand import Operand as Operand
 from .pooling import max_pool_gradient as max_pool_gradient
-from .powers import half_power as half_power
+from .powers import root_power as root_power
 from .reductions import last_of_cumsum as last_of_cumsum
 from .rule import Rule as Rule
 from .rule import rule as rule

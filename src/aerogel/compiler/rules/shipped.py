@@ -15,6 +15,7 @@ from .few_terms import few_term_convolution
 from .kernel_gradient import depthwise_kernel_gradient
 from .lookups import searched_at_once, searched_short
 from .pooling import max_pool_gradient
+from .powers import root_power
 from .reductions import last_of_cumsum
 from .ruleset import RuleSet
 from .selection import (
@@ -67,6 +68,7 @@ default = RuleSet(
         small_log_det,
         small_det,
         # elementary functions, convolutions and pooling: catalogue-elementary.md
+        root_power,
         *elementary,
         softmax_gradient,
         max_pool_gradient,
