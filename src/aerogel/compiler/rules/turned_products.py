@@ -17,7 +17,7 @@ NARROW = 64  # columns of the narrow operand, at most
 WIDER = 2  # times as many of the wide one, at least
 LONGER = 4  # times as many terms, at least, where they are the wide operand's first axis
 LONGER_FOR_MANY = 8  # and where the narrow one has more than half of the columns that it may have
-HALF, UNEVEN = 2, 20  # by which they must be more, for half of a kernel's rows, and for rows that leave one half empty
+EVEN, HALF, UNEVEN = 1, 2, 20  # times that of the machine, where they are last: for even rows, half as many, others
 LONG_IN_LOOPS = 512  # and so many in a loop
 FEWEST_LAST = 1 << 16  # numbers of such a wide operand,
 WIDE_LAST = 128  # and columns
@@ -116,7 +116,7 @@ class _Sides:
         """How many times as many terms as columns of the narrow operand there must be."""
         narrow, rows = min(self.columns), self.machine.even_rows
         if self.lies[self.at] == "last":
-            factor = HALF if 2 * narrow <= rows else UNEVEN if narrow % rows else 1
+            factor = HALF if 2 * narrow <= rows else UNEVEN if narrow % rows else EVEN
             return factor * self.machine.terms_per_row
         return LONGER if 2 * narrow <= NARROW else LONGER_FOR_MANY
 
