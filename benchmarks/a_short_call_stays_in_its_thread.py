@@ -62,6 +62,20 @@ def network(weights, x, y):
     return jnp.mean((jnp.tanh(x @ first + bias) @ second - y) ** 2)
 
 
+def mixture(x, centres):
+    return -jnp.mean(jax.nn.logsumexp(-0.5 * (x[:, None] - centres) ** 2, -1))
+
+
+def histogram(x):
+    return jnp.histogram(x, 50)[0]
+
+
+def calls(price):
+    """Black and Scholes' prices of options to buy at 1."""
+    up = (jnp.log(price) + 0.02) / 0.2
+    return price * jax.scipy.stats.norm.cdf(up) - jax.scipy.stats.norm.cdf(up - 0.2)
+
+
 def rows_times(block):
     return lambda a, x: lax.map(lambda rows: rows @ x, a.reshape(-1, block, a.shape[1])).reshape(-1)
 
@@ -116,7 +130,12 @@ CASES = (
         lambda: ([normal(0, 3, 8), normal(1, 8), normal(2, 8)], normal(3, 50, 3), normal(4, 50)),
         bounds=BOUNDS,
     ),
-    Case("softmax of 1,000", jax.nn.softmax, as_it_stands(jax.nn.softmax), lambda: (normal(0, 1000),), bounds=BOUNDS),
+    Case("softmax of 480", jax.nn.softmax, as_it_stands(jax.nn.softmax), lambda: (normal(0, 480),), bounds=BOUNDS),
+    Case(
+        "mixture of four", mixture, as_it_stands(mixture), lambda: (normal(0, 300), normal(1, 4)), bounds=NEVER_SLOWER
+    ),
+    Case("histogram of 500", histogram, as_it_stands(histogram), lambda: (normal(0, 500),), bounds=NEVER_SLOWER),
+    Case("calls of 100 options", calls, as_it_stands(calls), lambda: (normal(0, 100) ** 2 + 1,), bounds=NEVER_SLOWER),
     Case(
         "short already", lambda x: 2 * x, as_it_stands(lambda x: 2 * x), lambda: (normal(0, 900),), bounds=NEVER_SLOWER
     ),

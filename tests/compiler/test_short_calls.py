@@ -1,5 +1,6 @@
 """Programs that take less time than another thread takes to wake run in the thread that calls them."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -61,9 +62,9 @@ SHORT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a prime number of entries": (jnp.sum, (normal(0, 4999),)),
     "entry by entry": (lambda x: x * x + 3 * x, (normal(1, 3000),)),
     "two results": (lambda x: (x + 1, jnp.max(x)), (normal(1, 3000),)),
-    "softmax": (jax.nn.softmax, (normal(2, 1000),)),
-    "variance": (jnp.var, (normal(3, 2000),)),
-    "standardised columns": (lambda x: (x - x.mean(0)) / x.std(0), (normal(4, 100, 8),)),
+    "softmax": (jax.nn.softmax, (normal(2, 480),)),
+    "variance": (jnp.var, (normal(3, 1000),)),
+    "standardised columns": (lambda x: (x - x.mean(0)) / x.std(0), (normal(4, 24, 8),)),
     "distances": (lambda x, y: jnp.sqrt(((x[:, None] - y) ** 2).sum(-1)), (normal(5, 20, 3), normal(6, 20, 3))),
     "matrix times vector": (jnp.matmul, (normal(7, 60, 60), normal(8, 60))),
     "covariance": (jnp.cov, (normal(9, 4, 100),)),
@@ -180,9 +181,35 @@ def test_said_why_not() -> None:
     (decision,) = decisions(lambda x: x @ x, normal(0, 20, 20))
     assert not decision.fired
     assert "too many operations" in decision.reason
-    (decision,) = decisions(jax.value_and_grad(rosenbrock), normal(5, 200))
+    (decision,) = decisions(lambda *xs: [double(x) for x in xs], *(normal(0, 600 + k) for k in range(5)))
     assert not decision.fired
     assert "5 loops" in decision.reason
+    (decision,) = decisions(lambda x: jnp.histogram(x, 50)[0], normal(0, 500))
+    assert not decision.fired
+    assert "steps" in decision.reason
+
+
+MERGED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "a polynomial": (lambda x: x * x + 3 * x, (normal(1, 3000),)),
+    "Adam": (adam, (normal(1, 1000), normal(2, 1000), normal(3, 1000), positive)),
+    "a loss of labels": (
+        lambda logits, labels: -jnp.sum(jax.nn.log_softmax(logits) * labels, 1).mean(),
+        (normal(0, 32, 10), normal(1, 32, 10)),
+    ),
+    "a function of neighbours": (lambda x: jnp.sum((x[1:] - x[:-1] ** 2) ** 2), (normal(5, 800),)),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_one_loop_for_values_of_one_shape(name: str) -> None:
+    """What is made of entries of one shape is one loop, of few steps: a step takes longer than its entries do."""
+    f, args = MERGED[name]
+    (decision,) = decisions(f, *args)
+    assert decision.fired, decision.reason
+    steps = int(re.findall(r"in (\d+) steps", decision.reason)[0])
+    assert steps <= 25 + 15 * (name == "a function of neighbours"), decision.reason
+    for got, want in zip(jax.tree.leaves(jax.jit(ag.optimize(f))(*args)), jax.tree.leaves(f(*args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
 
 
 def test_a_user_s_setting() -> None:

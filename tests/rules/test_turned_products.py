@@ -2,6 +2,8 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +12,8 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.cost.machine import of_processor, table
+from aerogel.compiler.pipeline import Context
 from aerogel.compiler.rules import turned_products
 from rules.rules_under_test import normal, refusals, report_of
 
@@ -35,7 +39,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "the other way": (lambda x, y: lax.dot_general(y, x, (((0,), (0,)), ((), ()))).T, (X, Y)),
     "a wide right one": (
         lambda x, y: lax.dot_general(y, x, (((0,), (1,)), ((), ()))),
-        (normal(0, 200, 400), normal(1, 400, 10)),
+        (normal(0, 200, 400), normal(1, 400, 16)),
     ),
     "a wide right one with long rows, in a loop": (
         lambda w, x: lax.scan(
@@ -114,7 +118,7 @@ def test_it_fires_in_gradients() -> None:
         (lambda x, y: x @ y, ((60, 300), (300, 10)), "the wide operand is read along its rows"),
         (
             lambda x, y: lax.dot_general(x, y, (((1,), (1,)), ((), ()))),
-            ((10, 400), (120, 400)),
+            ((16, 400), (120, 400)),
             "400 x 120 are too few numbers, where the terms are the last axis",
         ),
         (
@@ -149,6 +153,31 @@ def test_it_fires_in_gradients() -> None:
 def test_what_would_lose_stays(f: Callable[..., Any], shapes: Any, reason: str) -> None:
     """Where XLA is as fast, the rule says so."""
     assert refusals(f, RULE, *(normal(k, *shape) for k, shape in enumerate(shapes))) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("narrow", "terms", "intel", "others"),
+    [(32, 128, True, False), (16, 64, True, False), (32, 256, True, True), (50, 400, False, True), (8, 64, True, True)],
+)
+def test_borders_are_the_machine_s(narrow: int, terms: int, intel: bool, others: bool, tmp_path: Path) -> None:
+    """`x @ w.T` of 50 rows, turned, takes 1.3 of the time on an Intel, of 32 rows of 128 terms 0.85 to 0.94."""
+    described = tmp_path / "cpuinfo"
+    for vendor, wanted in (("GenuineIntel", intel), ("AuthenticAMD", others)):
+        described.write_text(f"processor : 0\nvendor_id\t: {vendor}\n")
+        here = replace(table("cpu"), **of_processor(described))
+        sides = turned_products._Sides(1, terms, (narrow, 2000), ("last", "last"), False, here)
+        assert (sides.reason() is None) == wanted, sides.reason()
+    assert not of_processor(tmp_path / "none")
+
+
+def test_a_bilinear_layer_reads_its_weights_along_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.45 of plain JAX's time on an Intel."""
+    intel = replace(table("cpu"), terms_per_row=4.0, even_rows=16)
+    monkeypatch.setattr(Context, "machine", property(lambda self: intel))
+    f = lambda x, w, y: jnp.einsum("bi,oij,bj->bo", x, w, y)  # noqa: E731
+    args = normal(0, 32, 64), normal(1, 32, 64, 128), normal(2, 32, 128)
+    assert RULE.name in {d.rule for d in ag.explain(f)(*args).fired}
+    assert jnp.allclose(ag.optimize(f)(*args), f(*args), 1e-4, 1e-3)
 
 
 def test_other_types_stay() -> None:

@@ -19,7 +19,8 @@ from .streams import ORDERLESS, Stream, made_whole, read_outside
 
 # What may be counted of the loops: XLA computes some of it twice, and counts that.
 MOST_LEFT = NOT_SHORT // 2
-MOST_STEPS = 256
+# A step takes 0.1 to 0.6 us longer than its entries do in the program as it is; a thread that is awake, 5 us.
+MOST_STEPS = 40
 # Each takes XLA 20 to 60 ms to compile: a thousand calls.
 MOST_LOOPS = 4
 # XLA makes one kernel of loops with such steps by itself.
@@ -90,15 +91,21 @@ def _worth(stream: Stream, counts: Sequence[float]) -> tuple[bool, float]:
 
 
 def _streams(level: Level, place: int, taken: frozenset[int], context: Context) -> Iterator[Stream]:
-    """Streams along each axis of the largest value of an equation, without the equations that are taken."""
+    """Streams along each axis of the largest value of an equation, without the equations that are taken.
+
+    Through all values of its shape: two loops take twice the steps of one. Or through that value alone.
+    """
     eqn = level.eqns[place]
     seed = max((v for v in (*eqn.outvars, *eqn.invars) if is_var(v)), key=lambda v: v.aval.size)
     monoids = None if Exactness.REASSOCIATES in context.allowed else frozenset(ORDERLESS)
     scope = frozenset(range(len(level.eqns))) - taken
+    values = (v for other in level.eqns for v in (*other.outvars, *other.invars) if is_var(v))
+    alike = frozenset(v for v in values if v.aval.shape == seed.aval.shape)
     for dim, length in enumerate(seed.aval.shape):
-        stream = grow(level, frozenset((seed,)), scope, seed, Axis(dim), monoids) if length > 1 else None
-        if stream is not None and place in stream.answers and _can_be_loops(stream):
-            yield stream
+        for large in dict.fromkeys((alike, frozenset((seed,)))) if length > 1 else ():
+            stream = grow(level, large, scope, seed, Axis(dim), monoids)
+            if place in stream.answers and _can_be_loops(stream):
+                yield stream
 
 
 def _can_be_loops(stream: Stream) -> bool:

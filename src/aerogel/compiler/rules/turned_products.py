@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from ..cost import Machine
 from ..products import may_swap
 from .on import on
 from .site import Site
@@ -16,7 +17,7 @@ NARROW = 64  # columns of the narrow operand, at most
 WIDER = 2  # times as many of the wide one, at least
 LONGER = 4  # times as many terms, at least, where they are the wide operand's first axis
 LONGER_FOR_MANY = 8  # and where the narrow one has more than half of the columns that it may have
-LONGER_LAST = 8  # times as many terms, at least, where they are the wide operand's last axis
+EVEN, HALF, UNEVEN = 1, 2, 20  # times that of the machine, where they are last: for even rows, half as many, others
 LONG_IN_LOOPS = 512  # and so many in a loop
 FEWEST_LAST = 1 << 16  # numbers of such a wide operand,
 WIDE_LAST = 128  # and columns
@@ -49,7 +50,7 @@ def turned_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **para
         return "an algorithm is asked for that takes each operand in a way of its own"
     if params.get("out_sharding") is not None or site.over_devices:
         return "its values may be spread over devices"
-    sides = _sides(a, b, dimension_numbers, site.in_loop)
+    sides = _sides(a, b, dimension_numbers, site)
     transposed = {*site.readers()} == {"transpose"}
     # XLA folds a transpose into the product that it reads, which turns that; a matrix is not worth two turns.
     wanted = transposed if sides.along else not transposed or a.ndim > 2 or b.ndim > 2
@@ -73,6 +74,7 @@ class _Sides:
     columns: tuple[int, int]
     lies: tuple[str | None, str | None]
     in_loop: bool
+    machine: Machine
 
     @property
     def at(self) -> int:
@@ -110,21 +112,25 @@ class _Sides:
             return f"{self.terms} terms, the last axis, are too few in a loop"
         return None
 
-    def _longer(self) -> int:
+    def _longer(self) -> float:
+        """How many times as many terms as columns of the narrow operand there must be."""
+        narrow, rows = min(self.columns), self.machine.even_rows
         if self.lies[self.at] == "last":
-            return LONGER_LAST
-        return LONGER if 2 * min(self.columns) <= NARROW else LONGER_FOR_MANY
+            factor = HALF if 2 * narrow <= rows else UNEVEN if narrow % rows else EVEN
+            return factor * self.machine.terms_per_row
+        return LONGER if 2 * narrow <= NARROW else LONGER_FOR_MANY
 
     def _large(self) -> bool:
         return min(self.columns) > 1 and self.batch * self.terms * math.prod(self.columns) >= FEWEST
 
 
-def _sides(a: Any, b: Any, dimension_numbers: Any, in_loop: bool) -> _Sides:
+def _sides(a: Any, b: Any, dimension_numbers: Any, site: Site) -> _Sides:
     (ca, cb), (ba, bb) = dimension_numbers
     batch, terms = (math.prod(a.shape[i] for i in axes) for axes in (ba, ca))
     each = max(1, batch * terms)
     lies = _terms(a.ndim, ca, ba), _terms(b.ndim, cb, bb)
-    return _Sides(batch, terms, (a.size // each, b.size // each), lies, in_loop)
+    columns = a.size // each, b.size // each
+    return _Sides(batch, terms, columns, lies, site.in_loop, site.machine)
 
 
 def _terms(rank: int, contracted: Any, batch: Any) -> str | None:
