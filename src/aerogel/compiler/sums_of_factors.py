@@ -215,9 +215,7 @@ def _rank(level: Level, facts: Facts, x: Atom) -> int | None:
     return terms if 2 * terms <= min(shape[-2:]) else None
 
 
-def _rank_of_chain(
-    level: Level, facts: Facts, x: Atom, known: dict[Atom, int | None], depth: int = 0
-) -> int | None:
+def _rank_of_chain(level: Level, facts: Facts, x: Atom, known: dict[Atom, int | None], depth: int = 0) -> int | None:
     """The rank that a matrix has at most as it is written: of products and sums of such of few terms; or None."""
     x, _ = _moved(level, x)
     if not is_var(x) or x not in known:
