@@ -27,7 +27,7 @@ SHORTEST_LOOP = 3e-5
 # Bytes that stacking may add without a large gain in time.
 FREE_BYTES = 16 << 20
 LARGE_GAIN = 1.5
-# The same for what is wider than what a step of a map reads and hands over: who writes such a map bounds memory with it.
+# The same for what is wider than what a step of a map reads and hands over: whoever writes it bounds memory with it.
 # (Attention over blocks of 32 queries of 2,048 took 1.33 of its time, and 34 MB in place of 0.5, with all scores made
 # before the loop, of which a gain of 1.8 was predicted; a product of one row gains 5.)
 FREE_WIDE_BYTES = 1 << 20

@@ -174,9 +174,9 @@ class _Reader:
         return Number(float(first[0])) if score or not _is_finite_low(float(first[0])) else UNKNOWN
 
     def product(self) -> Outside:
-        """A product with 0 is 0; of two operands with columns one is enough."""
-        zeros = (k for k in (0, 1) if self.answer.ins[k] is not None and self.read(k) == Number(0.0))
-        return Number(0.0) if next(zeros, None) is not None else UNKNOWN
+        """A product with 0 is 0, but of an infinity; of two operands with columns one is enough."""
+        operands = [self.read(k) for k in (0, 1) if self.answer.ins[k] is not None]
+        return Number(0.0) if Number(0.0) in operands and not any(map(_is_infinite, operands)) else UNKNOWN
 
     def choice(self) -> Outside:
         """What a mask chooses where it leaves nothing."""
@@ -198,8 +198,7 @@ class _Reader:
         name = self.eqn.primitive.name
         a, *rest = operands = [self.read(k) for k in range(len(self.eqn.invars))]
         if name in ("mul", "div") and Number(0.0) in (operands if name == "mul" else operands[:1]):
-            infinite = any(isinstance(x, Number) and not np.isfinite(x.value) for x in operands)
-            return UNKNOWN if infinite else Number(0.0)
+            return UNKNOWN if any(map(_is_infinite, operands)) else Number(0.0)
         if name in KEEPS_ZERO and a == Number(0.0):
             return a
         if name in ("exp", "exp2") and _is_low(a):
@@ -244,6 +243,10 @@ class _Reader:
 
 def _is_low(x: Outside) -> bool:
     return isinstance(x, Low) or (isinstance(x, Number) and x.value <= LOWEST)
+
+
+def _is_infinite(x: Outside) -> bool:
+    return isinstance(x, Number) and not np.isfinite(x.value)
 
 
 def _is_finite_low(number: float) -> bool:

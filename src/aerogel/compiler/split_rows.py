@@ -67,9 +67,15 @@ class Grouped:
 
 
 def around(level: Level, seed: Var) -> Around:
-    """The equations that read or make what is about as large as `seed`, and what makes their masks."""
+    """The equations that read or make what is about as large as `seed`, and what makes their masks.
+
+    Raises:
+        Whole: one of them has effects.
+    """
     _, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
     places = scope_of(level, touching)
+    if any(level.eqns[place].effects for place in places):
+        raise Whole("what is around it has effects")
     masks = _masks(level, places)
     made: dict[Var, Atom] = {}
     reads: dict[Var, Var] = {}

@@ -15,13 +15,14 @@ import numpy as np
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
-from .counters import DEEPEST, Counters, evaluated
+from .counters import Counters, evaluated
 from .level import Level
 from .loop import Loop, as_loop
 from .program import is_var
 
 # A mask of so few entries is looked at as it is.
 FEW = 1 << 12
+JOINED = frozenset(("and", "or", "not", "select_n", "ne", "eq"))
 VIEWS = frozenset("broadcast_in_dim reshape squeeze transpose convert_element_type copy".split())
 # A comparison of one thing that varies along the axis with another that does not is decided by the extremes of that.
 _ORDERS: Mapping[str, Any] = MappingProxyType(
@@ -64,6 +65,7 @@ class Known:
 
     level: Level
     _inside: dict[Jaxpr, Level] = field(default_factory=dict)
+    _seen: dict[tuple[Var, int], Seen] = field(default_factory=dict)
 
     def inside(self, jaxpr: Jaxpr) -> Level:
         """A jaxpr that one of the equations holds."""
@@ -86,6 +88,13 @@ class Known:
 
     def seen(self, mask: Atom, dim: int) -> Seen:
         """Where a mask is true along a dimension."""
+        if not is_var(mask):
+            return self._seen_now(mask, dim)
+        if (mask, dim) not in self._seen:
+            self._seen[mask, dim] = self._seen_now(mask, dim)
+        return self._seen[mask, dim]
+
+    def _seen_now(self, mask: Atom, dim: int) -> Seen:
         number = self.counters.of(mask) if mask.aval.size <= FEW else None
         if number is not None:
             return _along(number, dim)
@@ -286,14 +295,19 @@ def _place(old: tuple[int, ...], new: tuple[int, ...], dim: int) -> int | None:
     return [d for d, n in enumerate(old) if n != 1][before]
 
 
-def compares_counters(known: Known, mask: Atom, depth: int = 0) -> bool:
+def compares_counters(known: Known, mask: Atom) -> bool:
     """Whether places are compared with places on the way to a mask."""
-    eqn = known.level.maker(mask)
-    if eqn is None:
-        number = known.counters.of(mask)
-        return number is not None and number.size > 1
-    numbers = [known.counters.of(x) for x in eqn.invars] if eqn.primitive.name in _ORDERS else [None]
-    if all(number is not None for number in numbers):
-        return any(number is not None and number.size > 1 for number in numbers)
-    passes = eqn.primitive.name in VIEWS or eqn.primitive.name in ("and", "or", "not", "select_n", "ne", "eq")
-    return passes and depth < DEEPEST and any(compares_counters(known, x, depth + 1) for x in eqn.invars)
+    waiting, looked_at = [mask], set[Atom]()
+    while waiting:
+        x = waiting.pop()
+        eqn = known.level.maker(x)
+        if not is_var(x) or x in looked_at:
+            continue
+        looked_at.add(x)
+        read = [x] if eqn is None else eqn.invars if eqn.primitive.name in _ORDERS else []
+        numbers = [known.counters.of(y) for y in read]
+        if numbers and all(n is not None for n in numbers) and any(n is not None and n.size > 1 for n in numbers):
+            return True
+        if eqn is not None and (eqn.primitive.name in VIEWS or eqn.primitive.name in JOINED):
+            waiting += eqn.invars
+    return False
