@@ -89,7 +89,7 @@ def _is_one(x: Atom, makers: Mapping[Var, JaxprEqn]) -> bool:
     if maker is None or maker.primitive.name != "broadcast_in_dim":
         return False
     one = maker.invars[0]
-    return isinstance(one, Literal) and bool(one.val == 1)
+    return isinstance(one, Literal) and bool(np.all(one.val == 1))
 
 
 # Exactly rounded operations only: what NumPy gives is what every backend gives, half precision included.

@@ -154,7 +154,7 @@ class Sums:
         if sum(map(is_var, eqn.invars)) != 1:
             return False
         bound = eqn.invars[0] if name == "max" else eqn.invars[-1]
-        is_nothing = name in VIEW or (name == "max" and not is_var(bound) and bound.val == -np.inf)
+        is_nothing = name in VIEW or (name == "max" and not is_var(bound) and bool(np.all(bound.val == -np.inf)))
         return is_nothing or name == "broadcast_in_dim" or (name in TAKEN and out.size >= LEAST_ENTRIES)
 
     def _is_compared(self, eqn: JaxprEqn) -> bool:

@@ -92,7 +92,7 @@ def _starts_sum(eqn: JaxprEqn, x: Atom) -> bool:
     """Whether `x` is the zero that a sum starts with, where it later adds to what it has."""
     if eqn.primitive.name not in ("add", "add_any") or not isinstance(x, Literal):
         return False
-    return x.aval.shape == eqn.outvars[0].aval.shape and not x.val
+    return x.aval.shape == eqn.outvars[0].aval.shape and not x.aval.shape and not x.val
 
 
 def _type(x: Atom) -> Hashable:
