@@ -64,7 +64,7 @@ NO_OPS: dict[str, Callable[[JaxprEqn], bool]] = {
 def _chosen(eqn: JaxprEqn) -> Atom | None:
     """A `select_n` whose predicate is a literal, or whose cases are one variable."""
     which, *cases = eqn.invars
-    if isinstance(which, Literal):
+    if isinstance(which, Literal) and not which.aval.shape:
         case = cases[int(which.val)]
         return case if _same_type(case, eqn.outvars[0]) else None
     first = cases[0]

@@ -7,6 +7,7 @@ sum over the excerpt.
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
@@ -73,7 +74,7 @@ class _Padded:
 
 
 def _is_zero(level: Level, x: Atom) -> bool:
-    return is_zeros(level, x) or (isinstance(x, Literal) and not x.val)
+    return is_zeros(level, x) or (isinstance(x, Literal) and not np.any(x.val))
 
 
 def padding_of(level: Level, eqn: JaxprEqn) -> Excerpt | None:

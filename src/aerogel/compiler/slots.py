@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .facts import Affine, fact_of
@@ -136,4 +138,4 @@ def added_to(
 
 def _is_zeros(eqn: JaxprEqn) -> bool:
     (x, *_) = eqn.invars or (None,)
-    return eqn.primitive.name == "broadcast_in_dim" and isinstance(x, Literal) and not x.val
+    return eqn.primitive.name == "broadcast_in_dim" and isinstance(x, Literal) and not np.any(x.val)

@@ -83,7 +83,7 @@ class TriangleMasks:
         while eqn is not None and eqn.primitive.name in ("broadcast_in_dim", "reshape", "transpose"):
             x = eqn.invars[0]
             eqn = self.level.maker(x)
-        return isinstance(x, Literal) and x.aval.dtype == np.bool_ and bool(x.val) is value
+        return isinstance(x, Literal) and x.aval.dtype == np.bool_ and bool(np.all(np.equal(x.val, value)))
 
 
 def stretched(x: Atom, dims: Dims) -> Dims:
