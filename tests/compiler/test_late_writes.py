@@ -215,7 +215,7 @@ def test_sums_alone_are_not_waited_for():
 
 @pytest.mark.parametrize("function", [sin_of_many, cos_of_many, tan_of_many])
 def test_a_function_of_our_own_is_fused(function: Any):
-    """What takes the place of JAX's operations works entry by entry too: it is made again, and nothing is kept for it."""
+    """What takes the place of JAX's operations works entry by entry too: nothing is kept for it."""
 
     def waited(f: Any) -> set[str]:
         level = Level(jax.make_jaxpr(f)(normal(0, 256, 256), normal(1, 256, 256)).jaxpr)

@@ -32,8 +32,8 @@ VIEWS = frozenset("transpose reshape squeeze expand_dims broadcast_in_dim slice 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 BARRIER = "optimization_barrier"  # is gone when XLA looks at who is overwritten
 FUSED = frozenset(NAMES) | VIEWS  # XLA may make these again wherever their result is read; and operations of our own
-# These have a kernel of their own, whoever reads what they make. For sums alone nothing is put in order: XLA joins a sum
-# with what reads it, and one that is waited for is a pass over memory of its own.
+# These have a kernel of their own, whoever reads what they make. For sums alone nothing is put in order: XLA joins them
+# with what reads them, and a sum that is waited for is a pass over memory of its own.
 APART = UNFUSED | {"one_kernel", "select_and_scatter_add", "reduce_window", "reduce_window_max", "reduce_window_sum"}
 
 
