@@ -17,6 +17,7 @@ from aerogel.compiler.late_writes import late_writes, updates
 from aerogel.compiler.level import Level
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.late_writes import NAME
+from aerogel.compiler.rules.elementary.sine import cos_of_many, sin_of_many, tan_of_many
 
 SIZES = (96, 96, 96, 96, 10)
 
@@ -198,6 +199,30 @@ def test_near_misses():
     assert fired(lambda w, x: (x @ w, w), w, x) == 0
     assert fired(lambda w, x: (x[:, :8] @ w, w + 1), w[:8, :8], x) == 0  # small
     assert fired(lambda w, x: ((w + 1) @ x.T, w + 1), w, x) == 0  # the new value is what is read
+
+
+def test_sums_alone_are_not_waited_for():
+    """What reads an argument beside its new value is a sum: waited for, it is a pass over memory of its own."""
+
+    def f(w: Any) -> Any:
+        return jnp.sum(jnp.exp(w) * w, 1).mean(), jnp.abs(w) - 1
+
+    w = normal(0, 512, 64)
+    assert fired(f, w) == 0
+    assert fired(lambda w, x: (*f(w), x @ w), w, normal(1, 32, 512)) == 1  # a product is, and the sum with it
+    agree(f, w)
+
+
+@pytest.mark.parametrize("function", [sin_of_many, cos_of_many, tan_of_many])
+def test_a_function_of_our_own_is_fused(function: Any):
+    """What takes the place of JAX's operations works entry by entry too: nothing is kept for it."""
+
+    def waited(f: Any) -> set[str]:
+        level = Level(jax.make_jaxpr(f)(normal(0, 256, 256), normal(1, 256, 256)).jaxpr)
+        return {level.eqns[k].primitive.name for one in late_writes(level, updates(level)) for k in one.readers}
+
+    assert waited(lambda x, y: (y + 1, x + function(y))) == set()
+    assert waited(lambda x, y: (y + 1, x + function(y), x @ y)) == {"dot_general"}
 
 
 def test_two_that_would_wait_for_each_other():

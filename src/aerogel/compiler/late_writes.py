@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, ShapedArray, Var
 
 from .axes.elementwise import NAMES
@@ -21,6 +22,7 @@ from .cost import nbytes
 from .level import Level
 from .orders import REDUCTIONS
 from .program import Builder, Cyclic, is_var, rename, schedule, with_equations
+from .site_seconds import UNFUSED
 
 LEAST_BYTES = 1 << 14  # of an argument: less is copied in the time that a kernel takes to start
 LEAST_WEIGHTS = 1 << 17  # the same, of a carry
@@ -29,7 +31,10 @@ MOST_ON_THE_WAY = 16  # from a reader to a sum of what it makes
 VIEWS = frozenset("transpose reshape squeeze expand_dims broadcast_in_dim slice rev".split())
 PRODUCTS = ("dot_general", "conv_general_dilated")
 BARRIER = "optimization_barrier"  # is gone when XLA looks at who is overwritten
-FUSED = frozenset(NAMES) | VIEWS  # XLA may make these again wherever their result is read
+FUSED = frozenset(NAMES) | VIEWS  # XLA may make these again wherever their result is read; and operations of our own
+# These have a kernel of their own, whoever reads what they make. For sums alone nothing is put in order: XLA joins them
+# with what reads them, and a sum that is waited for is a pass over memory of its own.
+APART = UNFUSED | {"one_kernel", "select_and_scatter_add", "reduce_window", "reduce_window_max", "reduce_window_sum"}
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ class _Around:
                 eqn = self.level.eqns[place] if place >= 0 else None
                 if eqn is None:
                     continue
-                if eqn.primitive.name not in FUSED and eqn.primitive.name != BARRIER:
+                if not _is_fused(eqn) and eqn.primitive.name != BARRIER:
                     found.add(place)
                     continue
                 new = [v for v in _made_of(eqn, x) if v not in seen]
@@ -219,7 +224,9 @@ class _Around:
     def late_write(self, behind: "_Behind") -> LateWrite | None:
         """What is to be put in order; None where everything is."""
         heads = tuple(k for k in self.heads if behind(self.maker, k))
-        late = (k for k in self.ends if not behind(self.maker, k) and not any(behind(k, head) for head in heads))
+        late = [k for k in self.ends if not behind(self.maker, k) and not any(behind(k, head) for head in heads)]
+        if not any(self.level.eqns[k].primitive.name in APART for k in late):
+            return None
         readers = tuple(self._witness(k, behind, heads) for k in late if _stands_for_all(self.level.eqns[k]))
         return LateWrite(self.old, heads, readers) if heads and readers else None
 
@@ -233,8 +240,12 @@ class _Around:
                     continue
                 if eqn.primitive.name in REDUCTIONS and _stands_for_all(eqn):
                     return k
-                waiting += eqn.outvars if eqn.primitive.name in FUSED else ()
+                waiting += eqn.outvars if _is_fused(eqn) else ()
         return place
+
+
+def _is_fused(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in FUSED or eqn.primitive.name in _jax.OURS
 
 
 def _stands_for_all(eqn: JaxprEqn) -> bool:
