@@ -11,7 +11,7 @@ import pytest
 from aerogel import cli
 from aerogel.audit import _calibrate
 from aerogel.compiler.cost import calibrated, machine
-from aerogel.compiler.cost.machine import table
+from aerogel.compiler.cost.machine import table, uncalibrated
 
 PLATFORM = jax.default_backend()
 
@@ -29,7 +29,7 @@ def test_what_is_measured_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     """The command stores rates, `machine` takes them until they are forgotten."""
     monkeypatch.setattr(_calibrate, "SECONDS", 0.0)
     monkeypatch.setattr(_calibrate.calibrate, "__defaults__", (0.0,))
-    assert machine(PLATFORM) == table(PLATFORM)
+    assert machine(PLATFORM) == uncalibrated(PLATFORM)
     with pytest.raises(SystemExit) as ended:
         cli.main(["calibrate"])
     assert ended.value.code == 0
@@ -41,7 +41,7 @@ def test_what_is_measured_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         cli.main(["calibrate", "--forget"])
     assert not path.exists()
     machine.cache_clear()  # other processes look anew
-    assert machine(PLATFORM) == table(PLATFORM)
+    assert machine(PLATFORM) == uncalibrated(PLATFORM)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"bytes_per_second": "much"}', '{"bytes_per_second": 1e30}', '{"x": 1}'])
@@ -50,7 +50,7 @@ def test_a_damaged_file_is_none(text: str, cache: Path) -> None:
     path = calibrated.calibration_file(PLATFORM)
     path.parent.mkdir()
     path.write_text(text)
-    assert machine(PLATFORM) == table(PLATFORM)
+    assert machine(PLATFORM) == uncalibrated(PLATFORM)
 
 
 def test_several_processes_may_write(cache: Path) -> None:

@@ -209,8 +209,13 @@ def machine(platform: str) -> Machine:
 
     Read once in a process.
     """
-    known = replace(table(platform), **(of_processor(Path("/proc/cpuinfo")) if platform == "cpu" else {}))
+    known = uncalibrated(platform)
     return replace(known, **stored_rates(platform, known))
+
+
+def uncalibrated(platform: str) -> Machine:
+    """The table of a platform, with what was measured of processors of this machine's vendor."""
+    return replace(table(platform), **(of_processor(Path("/proc/cpuinfo")) if platform == "cpu" else {}))
 
 
 def of_processor(described: Path) -> Mapping[str, Any]:
