@@ -334,7 +334,6 @@ def drawn(rng: np.random.Generator, i: Any, j: Any, data: Any, depth: int = 0) -
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_seen_is_not_left_out(seed: int) -> None:
     """Of random masks: true somewhere is said to be anywhere, and what is said to be everywhere is."""
-    rng = np.random.default_rng(seed)
     rows, columns = 70, 90
     data = normal(seed, columns)
 
@@ -351,4 +350,3 @@ def test_what_is_seen_is_not_left_out(seed: int) -> None:
         assert np.all(~seen.everywhere | true.all(1 - dim))
     assert not known.is_seen_by_all(out, 1, True) or true.any(1).all()
     assert not known.is_seen_by_all(out, 1, False) or (~true).any(1).all()
-    assert rng is not None

@@ -10,8 +10,9 @@ from functools import partial
 from itertools import permutations
 from typing import Any, ClassVar
 
-from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_jaxpr
+from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_jaxpr
 
+from ..apart import inputs_of
 from ..cost import jaxpr_seconds, nbytes
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
@@ -19,7 +20,7 @@ from ..loop import Loop, as_loop, is_float
 from ..narrowed import columns_of, in_stretches
 from ..normalize import LOOPS_AND_BRANCHES, drop_dead, map_inner
 from ..pipeline import Context
-from ..program import Program, is_var, where, with_equations
+from ..program import Program, where, with_equations
 from ..report import Decision
 from ..split_rows import in_groups
 from ..stretches import candidates, may_mask_columns, stretched
@@ -109,7 +110,7 @@ class _Walk:
             eqns, results = in_stretches(loop, columns, parts)
             here = frozenset({place})
             edit = Edit(place, here, eqns, results, here)
-            old = new_jaxpr(known.level.jaxpr, _vars(loop.eqn.invars), list(results), [loop.eqn], ())
+            old = new_jaxpr(known.level.jaxpr, list(inputs_of([loop.eqn], ())), list(results), [loop.eqn], ())
             why = f"what it empties is left out, in {len(parts)} loops"
             if self._pays(what, why, loop.eqn, old, edit, list(results)):
                 return edit
@@ -152,10 +153,8 @@ class _Walk:
 
     def _pays(self, what: str, why: str, eqn: JaxprEqn, old: Jaxpr, edit: Edit, results: Sequence[Var]) -> bool:
         """Whether an edit is predicted to take clearly less time than what it stands for; the decision is noted."""
-        made = {v for new in edit.eqns for v in new.outvars}
-        read = [x for x in dict.fromkeys(x for new in edit.eqns for x in _vars(new.invars)) if x not in made]
         outs = [edit.results[v] for v in results]
-        new = drop_dead(new_jaxpr(old, read, outs, list(edit.eqns), ()))
+        new = drop_dead(new_jaxpr(old, list(inputs_of(edit.eqns, outs)), outs, list(edit.eqns), ()))
         was, now = (jaxpr_seconds(one, self.context.machine) for one in (old, new))
         pays = now <= MOST_SECONDS * was
         why = why if pays else f"it would take {1e3 * now:.2f} ms instead of {1e3 * was:.2f} ms"
@@ -170,7 +169,3 @@ class _Walk:
             return len(eqn.invars) == 3 and compares_counters(known, eqn.invars[0])
         floating = is_float(eqn.outvars[0].aval.dtype)
         return floating and any((number := known.counters.of(x)) is not None and number.size > 1 for x in eqn.invars)
-
-
-def _vars(atoms: Sequence[Atom]) -> list[Var]:
-    return list(dict.fromkeys(x for x in atoms if is_var(x)))
