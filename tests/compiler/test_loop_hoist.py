@@ -678,3 +678,56 @@ def test_short_loops_over_numbers_stay(steps: int, stays: bool) -> None:
     total = lambda x: lax.scan(lambda c, x: (c + jnp.sin(x), None), 0.0, x)[0]  # noqa: E731
     fired = {d.rule for d in ag.explain(total)(jnp.ones(steps)).fired}
     assert ("loop-hoist" not in fired) == stays
+
+
+def blocks(q: jax.Array, k: jax.Array, v: jax.Array, size: int = 128) -> jax.Array:
+    """Attention over blocks of queries."""
+    rows = q.reshape(-1, size, q.shape[-1])
+    return lax.map(lambda r: jax.nn.softmax(r @ k.T / 8) @ v, rows).reshape(q.shape)
+
+
+def counted_blocks(q: jax.Array, k: jax.Array, v: jax.Array, size: int = 32) -> jax.Array:
+    """Blocks of queries that see the keys up to them: where each begins is carried on."""
+
+    def block(first: Any, rows: jax.Array) -> Any:
+        seen = first + jnp.arange(size)[:, None] >= jnp.arange(len(k))
+        return first + size, jax.nn.softmax(jnp.where(seen, rows @ k.T / 8, -jnp.inf)) @ v
+
+    return lax.scan(block, 0, q.reshape(-1, size, q.shape[-1]))[1].reshape(q.shape)
+
+
+def temporary_bytes(f: Any, args: Any) -> int:
+    """What XLA takes besides arguments and results."""
+    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_a_counter_that_is_carried_makes_no_recurrence() -> None:
+    """All scores of blocks of queries would be kept, though their steps depend on none but a counter."""
+    args = tuple(normal(i, 2048, 64) for i in range(3))
+    assert "of what the steps make and use up" in refusals(counted_blocks, args)
+    assert count(hoisted(counted_blocks), "dot_general", args, inside=False) == 0
+    assert temporary_bytes(ag.optimize(counted_blocks), args) < 3 << 20
+    assert_same(counted_blocks, args)
+
+
+@pytest.mark.parametrize("f", [blocks, counted_blocks], ids=["mapped", "counted"])
+def test_a_gradient_of_blocks_stores_no_more(f: Any) -> None:
+    """A map of wide steps and its gradient stay two loops, of which the second makes again what the first had."""
+    args = tuple(normal(i, 2048, 64) for i in range(3))
+    gradient = jax.grad(lambda *args: jnp.sum(f(*args) ** 2), (0, 1, 2))
+    assert temporary_bytes(ag.optimize(gradient), args) <= 0.7 * temporary_bytes(gradient, args)
+    got, want = (jax.jit(one)(*args) for one in (ag.optimize(gradient), gradient))
+    for x, y in zip(got, want, strict=True):
+        assert jnp.allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_of_narrow_rows_is_taken_at_once() -> None:
+    """A map of a small network gains by products of all rows, for which all is stored."""
+    x, w, u = normal(0, 32, 128, 64), normal(1, 64, 512) / 8, normal(2, 512, 64) / 20
+
+    def loss(x: jax.Array, w: jax.Array, u: jax.Array) -> jax.Array:
+        return jnp.sum(lax.map(lambda rows: jnp.tanh(jnp.tanh(rows @ w) @ u), x) ** 2)
+
+    gradient = jax.grad(loss, (0, 1, 2))
+    assert count(hoisted(gradient), "scan", (x, w, u), inside=False) == 0
+    assert_same_gradients(loss, (x, w, u), (0, 1, 2))

@@ -93,6 +93,7 @@ class Counters:
         if isinstance(x, Literal):
             return np.asarray(x.val, x.aval.dtype)
         if x not in self._found:
+            self._found[x] = None  # what a carry is told of itself on the way
             self._found[x] = self._made(x, depth)
         return self._found[x]
 

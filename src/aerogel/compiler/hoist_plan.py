@@ -1,6 +1,6 @@
 """What of a loop's body runs outside it: minimum cuts over what must then cross the loop's border."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn, Var
 
+from .chain import find_chain
 from .cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from .cost.account import jaxpr_cost
 from .cost.primitives import KIND, RANDOM, REDUCE, Kind
@@ -32,6 +33,10 @@ LARGE_GAIN = 1.5
 # before the loop, of which a gain of 1.8 was predicted; a product of one row gains 5.)
 FREE_WIDE_BYTES = 1 << 20
 LARGE_WIDE_GAIN = 3.0
+# The same for what is stored for another loop, which may come to make it again, if both stay loops. (Gradients of maps
+# over rows: attention over blocks of 128 of 2,048, of which a gain of 1.04 was predicted, took 1.16 of its time at
+# once, and 51 MB in place of 20; a network of 64, 512 and 64 took 0.5, predicted 1.7.)
+GAIN_OF_STORED = 1.25
 # The same for the loops of a gradient, between which much is stored besides: so much, or this share of that.
 # Half of it is not stored in the end (`residuals.py`), so an eighth is a quarter of the rest.
 FREE_GRADIENT_BYTES, FREE_GRADIENT_SHARE = 4 << 20, 0.125
@@ -138,8 +143,11 @@ def plan_after(loop: Loop, terms: Terms, beside: Beside = Beside()) -> Plan:
     return _plan(loop, free, heavy, fixed, terms, beside, after=True) if heavy else Plan()
 
 
-def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms) -> Outside | str:
-    """All of a loop without carries, when its steps at once keep no more than it stacks anyway; else why not."""
+def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collection[Var] = ()) -> Outside | str:
+    """All of a loop without carries, when its steps at once keep no more than it stacks anyway; else why not.
+
+    `stored` is what this loop stacks for others, or others for it, step by step: it may come to be made again.
+    """
     eqns = loop.body.eqns
     fixed = constant_equations(loop)
     free = frozenset(range(len(eqns))) - fixed
@@ -156,6 +164,8 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms) -> Outside | st
     ins = list(dict.fromkeys(x for x in loop.eqn.invars if is_var(x)))
     whole = _jax.new_jaxpr(loop.body, ins, [new.results.get(y, y) for y in loop.ys], new.eqns)
     after, before = jaxpr_seconds(whole, terms.machine), equation_seconds(loop.eqn, terms.machine)
+    if before < GAIN_OF_STORED * after and _stores_wide(loop, free, stored):
+        return "what its steps store for another loop is larger than what they read and hand over"
     # elementwise work fuses with what comes after it, which the figures of the loop alone do not show
     if any(is_heavy(eqns[i]) for i in free) and after > (1 - LEAST_SHARE) * before:
         return "its steps at once are no faster"
@@ -168,6 +178,13 @@ def _widens(loop: Loop, free: frozenset[int]) -> bool:
     """Whether a value of the steps is larger than what they read and hand over: a map then bounds memory."""
     given = sum(nbytes(x.aval) for x in loop.body_xs) + sum(nbytes(y.aval) for y in loop.body_ys)
     return any(nbytes(v.aval) > given for i in free for v in loop.body.eqns[i].outvars)
+
+
+def _stores_wide(loop: Loop, free: frozenset[int], stored: Collection[Var]) -> bool:
+    """Whether a value of the steps is larger than each that they read and hand over, but for what is stored."""
+    given = max((nbytes(x.aval) for x in (*loop.xs, *loop.ys) if x not in stored), default=0)
+    largest = loop.length * max(nbytes(v.aval) for i in free for v in loop.body.eqns[i].outvars)
+    return bool(stored) and largest > max(given, FREE_WIDE_BYTES)
 
 
 def _summed_over_time(jaxpr: Jaxpr, index: int, loop: Loop) -> bool:
@@ -304,7 +321,7 @@ def _too_little(loop: Loop, plan: Plan, terms: Terms, beside: Beside) -> str | N
 def _too_wide(loop: Loop, plan: Plan, held: set[Var], terms: Terms) -> str | None:
     """Why what a map makes step by step should not be made for all steps at once; None if it may."""
     given = sum(nbytes(x.aval) for x in loop.body_xs) + sum(nbytes(y.aval) for y in loop.body_ys if is_var(y))
-    if plan.bytes_added <= FREE_WIDE_BYTES or all(nbytes(v.aval) <= given for v in held) or not _is_map(loop):
+    if plan.bytes_added <= FREE_WIDE_BYTES or all(nbytes(v.aval) <= given for v in held) or not is_map(loop):
         return None
     whole = equation_seconds(loop.eqn, terms.machine)
     if whole >= LARGE_WIDE_GAIN * (whole - plan.seconds_saved / TRUST):
@@ -312,8 +329,10 @@ def _too_wide(loop: Loop, plan: Plan, held: set[Var], terms: Terms) -> str | Non
     return f"it would keep {plan.bytes_added / 1e6:.1f} MB of what the steps make and use up"
 
 
-def _is_map(loop: Loop) -> bool:
-    """Whether what a step computes of the step before it is nothing but sums and counters."""
-    carried = depends_on(loop.body, loop.body_carry)
+def is_map(loop: Loop) -> bool:
+    """Whether what a step computes of the step before it is nothing but sums, besides keys and counters."""
+    chain = find_chain(loop)
+    alone = () if chain is None else (*chain.carries, *chain.counters)
+    carried = depends_on(loop.body, [v for k, v in enumerate(loop.body_carry) if k not in alone])
     late = (eqn for eqn in loop.body.eqns if any(v in carried for v in eqn.outvars))
     return all(eqn.primitive.name in SUMS for eqn in late)

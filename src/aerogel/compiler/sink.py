@@ -4,7 +4,7 @@
 all steps at hand (mostly they are inputs of the loop already), the sum is one product of two tall matrices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,6 +189,18 @@ def is_long(loop: Loop, one: Sum) -> bool:
     """Whether each step sums up many terms, and all their factors, stacked, would not stay in the cache."""
     added = loop.length * sum(nbytes(x.aval) for x in new_stacks(loop, one))
     return contracted(one) >= LONGEST_CONTRACTION and added > FREE_STACKS
+
+
+def stays_stored(loop: Loop, one: Sum, stored: Collection[Var]) -> bool:
+    """Whether each step sums up many terms, and a wide factor is `stored` by another loop, which may make it again.
+
+    Wide is more than each that a step reads and hands over besides what is stored.
+    """
+    outer = {v: x for v, x in zip(loop.body_xs, loop.xs, strict=True) if is_var(x) and x in stored}
+    given = (*(v for v in loop.body_xs if v not in outer), *loop.body_ys)
+    largest = max((nbytes(x.aval) for x in one.operands if x in outer), default=0)
+    wide = largest > max((nbytes(x.aval) for x in given), default=0) and loop.length * largest > FREE_STACKS
+    return wide and contracted(one) >= LONGEST_CONTRACTION
 
 
 def seconds_saved(loop: Loop, one: Sum, machine: Machine) -> float:

@@ -4,6 +4,7 @@ The opposite of loop fusion. Products of few rows become one of many, random num
 leave in the loop though it never changes is computed once.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +19,18 @@ from ..cost.primitives import RANDOM
 from ..cost.seconds import equation_seconds, moves_few
 from ..exactness import Exactness
 from ..hoist import Outside, Replacement, move_out
-from ..hoist_plan import LEAST_SECONDS, SHORTEST_LOOP, Beside, Plan, Terms, plan_after, plan_all, plan_before, plan_once
+from ..hoist_plan import (
+    LEAST_SECONDS,
+    SHORTEST_LOOP,
+    Beside,
+    Plan,
+    Terms,
+    is_map,
+    plan_after,
+    plan_all,
+    plan_before,
+    plan_once,
+)
 from ..hoistable import SAME_BITS, is_heavy
 from ..level import Level
 from ..levels import rewrite_levels
@@ -28,7 +40,7 @@ from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
 from ..residuals import needed_by_loops
-from ..sink import Sum, find_sums, is_long, is_small_outer, seconds_saved, sink, widens
+from ..sink import Sum, find_sums, is_long, is_small_outer, seconds_saved, sink, stays_stored, widens
 
 NAME = "loop-hoist"
 # A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:
@@ -163,30 +175,36 @@ def _gather(work: _Work, loop: Loop) -> None:
     products = [one for one in sums if one.eqn is not None and _leaves(one, work.terms)]
     if _vanishes(work, loop, sums):
         return
-    saved = {one.carry: seconds_saved(loop, one, work.terms.machine) for one in products}
     paying = []
     for one in products:
         assert one.eqn is not None
         what = f"the sum of `{one.eqn.primitive.name}` over {loop.length} steps is one product after the loop"
-        if is_long(loop, one):
-            work.note(
-                one.eqn, what, "each step sums up enough terms already, for the memory that stacking its factors takes"
-            )
-        elif moves_few(loop.eqn, work.terms.machine) and not work.terms.before_differentiation:
-            work.note(
-                one.eqn, what, "XLA makes one kernel of the loop: a product of few terms costs next to nothing there"
-            )
-        elif saved[one.carry] < LEAST_SECONDS:
-            work.note(one.eqn, what, "stacking its factors costs more than it saves")
-        elif _stacked_bytes(loop, one) > work.terms.machine.fresh_bytes:
-            work.note(one.eqn, what, "a step adds a multiple of what it has: stacked, that takes more memory than time")
-        elif widens(loop, one):
-            work.note(one.eqn, what, "its factors, stacked, would be more than half of all that the steps read")
-        else:
+        reason = _stays(work, loop, one)
+        if reason is None:
             paying.append(one)
             work.note(one.eqn, what, "no step reads the sum", Exactness.REASSOCIATES)
+        else:
+            work.note(one.eqn, what, reason)
     if paying:
         work.replace(sink(loop, paying))
+
+
+def _stays(work: _Work, loop: Loop, one: Sum) -> str | None:
+    """Why a sum of products should stay in its loop; None if it should not."""
+    machine = work.terms.machine
+    if is_long(loop, one):
+        return "each step sums up enough terms already, for the memory that stacking its factors takes"
+    if moves_few(loop.eqn, machine) and not work.terms.before_differentiation:
+        return "XLA makes one kernel of the loop: a product of few terms costs next to nothing there"
+    if seconds_saved(loop, one, machine) < LEAST_SECONDS:
+        return "stacking its factors costs more than it saves"
+    if _stacked_bytes(loop, one) > machine.fresh_bytes:
+        return "a step adds a multiple of what it has: stacked, that takes more memory than time"
+    if is_map(loop) and stays_stored(loop, one, _stored_for(work, loop)):
+        return "what another loop stores for this one alone could then not be made again"
+    if widens(loop, one):
+        return "its factors, stacked, would be more than half of all that the steps read"
+    return None
 
 
 def _stacked_bytes(loop: Loop, one: Sum) -> int:
@@ -215,7 +233,7 @@ def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
     trial.replace(sink(loop, sums))
     rest = trial.loop()
     if rest is not None:
-        _all(trial, rest)
+        _all(trial, rest, {*_stored_for(work, loop), *rest.ys} - {*loop.ys})
         if trial.loop() is not None:
             return False
     for one in sums:
@@ -251,12 +269,16 @@ def _frees(rest: Loop, terms: Terms) -> bool:
     return plan_before(rest, terms, small_draws=True).outside != Outside()
 
 
-def _all(work: _Work, loop: Loop) -> None:
-    """A loop whose steps depend on no other goes away, if its steps at once need no more memory."""
+def _all(work: _Work, loop: Loop, stored: Collection[Var] = ()) -> None:
+    """A loop whose steps depend on no other goes away, if its steps at once need no more memory.
+
+    `stored` are values that exist for other loops or for a product after it only, besides those seen here.
+    """
     if loop.init:
         return
     assert work.index is not None
-    found = plan_all(work.jaxpr, work.index, loop, work.terms)
+    needed, _ = needed_by_loops(Level(work.jaxpr), loop)
+    found = plan_all(work.jaxpr, work.index, loop, work.terms, {*stored, *needed, *_stored_for(work, loop)})
     what = "the loop is one operation on all steps"
     if isinstance(found, str):
         work.note(loop.eqn, what, found)
@@ -288,6 +310,14 @@ def _beside(work: _Work, loop: Loop) -> Beside:
     others = {*readers, *read.values()}
     seconds = sum(equation_seconds(level.eqns[place], work.terms.machine) for place in others)
     return Beside(sum(nbytes(y.aval) for y in {*stored, *read}), seconds)
+
+
+def _stored_for(work: _Work, loop: Loop) -> set[Var]:
+    """What other loops store for this one alone."""
+    level = Level(work.jaxpr)
+    makers = {level.made_by[x] for x in loop.xs if is_var(x) and _runs_the_other_way(level.maker(x), loop)}
+    others = (as_loop(level.eqns[place]) for place in makers)
+    return {y for other in others if other is not None for y in needed_by_loops(level, other)[0]}
 
 
 def _runs_the_other_way(maker: JaxprEqn | None, loop: Loop) -> bool:
