@@ -45,6 +45,7 @@ CLAIMS = (
     "small_matrices_cost_a_few_loops",
     "a_short_last_axis_costs_what_its_entries_cost",
     "causal_attention_costs_what_its_mask_leaves",
+    "a_product_with_a_jacobian_is_one_push",
     "windows_cost_what_slices_cost",
     "short_rows_cost_what_long_rows_cost",
     "an_odd_number_of_entries_costs_what_an_even_one_costs",

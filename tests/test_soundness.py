@@ -62,6 +62,7 @@ FIRES = {
 # What rewrites loops by what is stacked, keeps a limit, is for GPUs or for large arrays has programs of its own in
 # test_differential.py, laws/ and compiler/; one of a sorted array alone, and the gradient of a softmax, in rules/
 ELSEWHERE = {
+    "basis-products",
     "batch-last",
     "block-sums",
     "fused-attention",

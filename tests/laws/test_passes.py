@@ -345,6 +345,11 @@ def filtered(x: Any, k: Any) -> Any:
     return jnp.sin(windows @ k).sum() + windows.max(1).mean() + (frames**2).sum(1).max()
 
 
+def curvature(x: Any, t: Any) -> Any:
+    """A product with a Hessian."""
+    return jax.hessian(lambda x: jnp.sum(jnp.sin(x[1:]) * x[:-1] ** 2))(x) @ t
+
+
 def causal(q: Any, k: Any, v: Any) -> Any:
     """Attention to keys up to the query."""
     scores = q @ k.swapaxes(-1, -2)
@@ -387,6 +392,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["summed"] = summed, (normal(0, 96, 96) / 12, normal(1, 14, 32, 96), normal(2, 14, 32, 512))
     found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
     found["attention"] = attention, tuple(normal(n, 64, 16).astype(jnp.bfloat16) for n in range(3))
+    found["curvature"] = curvature, (normal(0, 128), normal(1, 128))
     found["causal"] = causal, tuple(normal(n, 4, 512, 8) for n in range(3))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
     found["listed"] = jax.value_and_grad(listed), (normal(0, 20, 4),)

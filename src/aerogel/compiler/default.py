@@ -1,5 +1,6 @@
 """The passes that run by default, in order."""
 
+from .passes.basis_products import BasisProducts
 from .passes.batch_last import BatchLast
 from .passes.block_sums import BlockSums
 from .passes.branch_guard import BranchGuard
@@ -58,6 +59,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     EqualCases(),
     Excerpts(),
     FullSums(),
+    BasisProducts(),
     ContractionOrder(),
     InverseProducts(),
     HalfSpectra(),

@@ -1,0 +1,97 @@
+"""Claim: a product with a Jacobian that `jax.hessian`, `jacfwd` or `jacrev` wrote costs one push or pull of vectors."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._case import Bounds, Case, normal
+
+BOUNDS = Bounds(over_hand=1.10)
+
+
+def loss(w, x):
+    """A network's loss, with a full Hessian."""
+    return jnp.sum(jnp.tanh(x @ w) ** 2) + jnp.sum(jnp.cos(x) * x)
+
+
+def layers(w, x):
+    """Two layers of a network."""
+    return jnp.tanh(jnp.tanh(x @ w) @ w.T) + x**2
+
+
+def flow(w, x):
+    """Steps of an integrator."""
+    return lax.scan(lambda c, _: (c + 0.01 * jnp.tanh(jnp.tanh(c @ w) @ w.T), None), x, None, length=50)[0]
+
+
+def stencil(w, x):
+    """A step of a wave on a ring, with shifts."""
+    return jnp.tanh(w[:, 0] * jnp.roll(x, 1)) + x * jnp.sin(x)
+
+
+def curvature(w, x, v):
+    return jax.hessian(partial(loss, w))(x) @ v
+
+
+def curvature_by_hand(w, x, v):
+    return jax.jvp(jax.grad(partial(loss, w)), (x,), (v,))[1]
+
+
+def forwards(f):
+    return lambda w, x, v: jax.jacfwd(partial(f, w))(x) @ v
+
+
+def backwards(f):
+    return lambda w, x, v: jax.jacrev(partial(f, w))(x) @ v
+
+
+def from_the_left(f):
+    return lambda w, x, v: jnp.einsum("i,ij->j", v, jax.jacfwd(partial(f, w))(x))
+
+
+def push(f):
+    return lambda w, x, v: jax.jvp(partial(f, w), (x,), (v,))[1]
+
+
+def pull(f):
+    return lambda w, x, v: jax.vjp(partial(f, w), x)[1](v)[0]
+
+
+def gauss_newton(w, x, v):
+    jacobian = jax.jacrev(partial(layers, w))(x)
+    return jacobian.T @ (jacobian @ v)
+
+
+def gauss_newton_by_hand(w, x, v):
+    _, pushed = jax.jvp(partial(layers, w), (x,), (v,))
+    return jax.vjp(partial(layers, w), x)[1](pushed)[0]
+
+
+def few(w, x, v):
+    return jax.jacfwd(lambda x: layers(w, x)[:4] * v[:4])(x)
+
+
+def few_by_hand(w, x, v):
+    return jax.jacrev(lambda x: layers(w, x)[:4] * v[:4])(x)
+
+
+def case(name, natural, hand, n=1000, width=64):
+    args = lambda: (normal(0, n, width) / n**0.5, normal(1, n), normal(2, n))  # noqa: E731
+    return Case(name, natural, {"a push or a pull": hand}, args, grad=(1,), bounds=BOUNDS, grad_bounds=BOUNDS)
+
+
+CASES = [
+    case("Hessian times a vector", curvature, curvature_by_hand),
+    case("jacfwd times a vector", forwards(layers), push(layers)),
+    case("jacrev times a vector", backwards(layers), push(layers)),
+    case("a vector times jacfwd", from_the_left(layers), pull(layers)),
+    case("jacfwd of a stencil times a vector", forwards(stencil), push(stencil), 4000, 1),
+    case("jacfwd of a loop times a vector", forwards(flow), push(flow), 400),
+    case("jacrev of a loop times a vector", backwards(flow), push(flow), 400),
+    case("Gauss-Newton matrix times a vector", gauss_newton, gauss_newton_by_hand),
+    case("jacfwd of four results", few, few_by_hand),
+]

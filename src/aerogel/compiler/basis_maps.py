@@ -1,0 +1,109 @@
+"""What is made of a basis, made without it: a sum of its rows is a push, and a value of short rows a few pulls."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from aerogel._jax import Atom, Literal, Var
+
+from .axes import Axis
+from .basis_rows import BasisRows
+from .level import Edit
+from .program import Builder, is_var
+
+
+def pushed(rows: BasisRows, place: int) -> Edit:
+    """A weighted sum of rows as the map of the weights: L(t)."""
+    eqn, k = rows.level.eqns[place], rows.sums[place]
+    builder, (out,) = Builder(eqn), eqn.outvars
+    summed = eqn.invars[k]
+    assert is_var(summed)
+    weights, free, c = [], (), 0
+    if eqn.primitive.name == "dot_general":
+        weights = [eqn.invars[1 - k]]
+        (c,) = eqn.params["dimension_numbers"][0][1 - k]
+        free = tuple(n for d, n in enumerate(weights[0].aval.shape) if d != c)
+    size, count, dtype = prod(free), rows.count, rows.root.aval.dtype
+    places = _behind(rows, summed)
+
+    def push(*atoms: Any) -> Any:
+        given, consts = atoms[: len(weights)], atoms[len(weights) :]
+        t = lax.reshape(jnp.moveaxis(given[0], c, -1), (size, count)) if given else lax.full((1, count), 1, dtype)
+        total = _through(rows, places, summed, t.astype(dtype), size, consts)
+        axis = rows.axes[summed].dim
+        rest = [n for d, n in enumerate(total.shape) if d != axis]
+        moved = jnp.moveaxis(total, axis, 0 if k else -1)
+        shape = (*free, *rest) if k else (*rest, *free)
+        return lax.convert_element_type(lax.reshape(moved, shape), out.aval.dtype)
+
+    (result,) = builder.call(push, *weights, *_consts(rows, places))
+    return Edit(place, frozenset((place,)), builder.eqns, {out: builder.as_weak_as(out, result)}, frozenset((place,)))
+
+
+def pulled(rows: BasisRows, place: int) -> Edit:
+    """A value with rows of few entries, made of the transpose of the map."""
+    eqn = rows.level.eqns[place]
+    builder, (out,) = Builder(eqn), eqn.outvars
+    places = _behind(rows, out)
+    dim, width, count = rows.axes[out].dim, rows.width(out), rows.count
+    entries = tuple(n for d, n in enumerate(out.aval.shape) if d != dim)
+    cotangent = rows.axes[out].resize(out.aval.shape, 1)
+
+    def pull(*consts: Any) -> Any:
+        # Of a linear map the derivative anywhere; JAX's transposes want what is linear in equations of its own.
+        zeros = lax.full((1, count), 0, rows.root.aval.dtype)
+        _, back = jax.vjp(lambda e: _through(rows, places, out, e, 1, consts), zeros)
+        if width == 1:
+            (columns,) = back(lax.full(cotangent, 1, out.aval.dtype))
+        else:
+            basis = lax.reshape(jnp.eye(width, dtype=out.aval.dtype), (width, *cotangent))
+            columns = jax.vmap(lambda ct: back(ct)[0])(basis)
+        whole = jnp.moveaxis(lax.reshape(columns, (*entries, count)), -1, dim)
+        return lax.convert_element_type(whole, out.aval.dtype)
+
+    (result,) = builder.call(pull, *_consts(rows, places))
+    return Edit(place, frozenset((place,)), builder.eqns, {out: builder.as_weak_as(out, result)}, frozenset((place,)))
+
+
+def _behind(rows: BasisRows, x: Atom) -> tuple[int, ...]:
+    """The places that make `x` of the identity."""
+    found: set[int] = set()
+    stack = [x]
+    while stack:
+        y = stack.pop()
+        if y is rows.root or not is_var(y) or y not in rows.axes:
+            continue
+        place = rows.level.made_by[y]
+        if place not in found:
+            found.add(place)
+            stack += rows.level.eqns[place].invars
+    return tuple(sorted(found))
+
+
+def _consts(rows: BasisRows, places: Sequence[int]) -> list[Var]:
+    """What the equations at `places` read besides rows."""
+    reads = (x for place in places for x in rows.level.eqns[place].invars)
+    return list(dict.fromkeys(x for x in reads if is_var(x) and x not in rows.axes))
+
+
+def _through(rows: BasisRows, places: Sequence[int], x: Atom, t: Any, size: int, consts: Sequence[Any]) -> Any:
+    """The rows of `x` for `size` rows `t` in place of the identity's."""
+    env: dict[Any, Any] = {rows.root: t, **dict(zip(_consts(rows, places), consts, strict=True))}
+    for place in places:
+        eqn, answer = rows.level.eqns[place], rows.made[place]
+        inputs = [y.val if isinstance(y, Literal) else env[y] for y in eqn.invars]
+        for k, (y, axis) in enumerate(zip(eqn.invars, answer.ins, strict=True)):
+            if axis is not None and y not in rows.axes:
+                inputs[k] = _repeated(inputs[k], axis, size)
+        env.update(zip(eqn.outvars, answer.block(0, size, *inputs), strict=True))
+    return env[x]
+
+
+def _repeated(x: Any, axis: Axis, size: int) -> Any:
+    """`size` rows of a value of which all are the same."""
+    one = lax.slice_in_dim(x, 0, 1, axis=axis.dim)
+    return lax.broadcast_in_dim(one, axis.resize(x.shape, size), range(x.ndim))

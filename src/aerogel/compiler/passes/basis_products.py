@@ -1,0 +1,103 @@
+"""Basis products: a Jacobian that is only multiplied is not made: its product is one push or pull by its derivative.
+
+`jax.hessian(f)(x) @ v` pushes n basis vectors through a gradient, and sums up what comes out with the weights v. It is
+the push of v alone. `jax.jacfwd` of a function of few results is as many pulls as it has results.
+"""
+
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import ClassVar
+
+from aerogel._jax import Jaxpr
+
+from ..basis_maps import pulled, pushed
+from ..basis_rows import BasisRows, basis_rows, short_rows
+from ..cost import jaxpr_seconds
+from ..cost.account import jaxpr_cost
+from ..exactness import Exactness
+from ..level import Edit, Level, apply_edits
+from ..levels import rewrite_levels
+from ..normalize import drop_dead, normalize
+from ..pipeline import Context
+from ..program import Program, where, with_equations
+from ..report import Decision
+
+NAME = "basis-products"
+# What is written may be predicted to take this share of what goes.
+LARGEST_SHARE = 0.7
+# Bytes that it may take in any case: a pull stores what a push needs not.
+FREE_BYTES = 1 << 20
+MOST_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class BasisProducts:
+    """The pass. Bound: up to 8 identities of a level, each followed once through it."""
+
+    early: ClassVar = True  # the gradient of a push has no identity in it
+
+    name: str = NAME
+    exactness: Exactness = Exactness.FINITE
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with pushes and pulls in place of such products, and a decision for each identity."""
+        if self.exactness not in context.allowed:
+            return program, []
+        walk = _Walk(context)
+        new = rewrite_levels(program, walk.level)
+        return (program if new is program else normalize(new)[0]), walk.decisions
+
+
+@dataclass
+class _Walk:
+    context: Context
+    decisions: list[Decision] = field(default_factory=list)
+
+    def level(self, jaxpr: Jaxpr) -> Jaxpr:
+        """A level with its Jacobians' products as pushes and pulls; the same object if it has none."""
+        for _ in range(MOST_ROUNDS):
+            new = self._without_one(jaxpr)
+            if new is jaxpr:
+                break
+            jaxpr = new
+        return jaxpr
+
+    def _without_one(self, jaxpr: Jaxpr) -> Jaxpr:
+        for rows in basis_rows(Level(jaxpr), not self.context.before_differentiation):
+            edits = _edits(rows)
+            if edits:
+                new = drop_dead(apply_edits(jaxpr, edits)[0])
+                refusal = self._refusal(jaxpr, new, edits)
+                self.decisions.append(_decision(rows, refusal))
+                if refusal is None:
+                    return new
+        return jaxpr
+
+    def _refusal(self, old: Jaxpr, new: Jaxpr, edits: list[Edit]) -> str | None:
+        """Why what is written is not clearly better than what goes; None if it is."""
+        machine = self.context.machine
+        added = jaxpr_seconds(with_equations(new, list(chain.from_iterable(e.eqns for e in edits))), machine)
+        gone = jaxpr_seconds(old, machine) - jaxpr_seconds(new, machine) + added
+        if added > LARGEST_SHARE * gone:
+            return "without it, it would take about as long"
+        if jaxpr_cost(new).peak_bytes > max(FREE_BYTES, jaxpr_cost(old).peak_bytes):
+            return "a pull would store more than is stored now"
+        return None
+
+
+def _edits(rows: BasisRows) -> list[Edit]:
+    """Sums of rows with weights of half as many columns as there are rows or fewer, and values of rows as short."""
+    edits = [pulled(rows, place) for place in short_rows(rows)]
+    for place in rows.sums:
+        eqn = rows.level.eqns[place]
+        weights = [x.aval.size // rows.count for k, x in enumerate(eqn.invars) if k != rows.sums[place]]
+        if 2 * max(weights, default=1) <= rows.count:
+            edits.append(pushed(rows, place))
+    return edits
+
+
+def _decision(rows: BasisRows, refusal: str | None) -> Decision:
+    what = f"what is made of the {rows.count} rows of an identity is made without it"
+    why = "a product with a Jacobian is one push or pull" if refusal is None else refusal
+    eqn = rows.level.eqns[rows.level.made_by[rows.root]]
+    return Decision(NAME, what, where(eqn), refusal is None, why, exactness=Exactness.FINITE)

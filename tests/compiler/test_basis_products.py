@@ -1,0 +1,208 @@
+"""A Jacobian that is only multiplied is not made: its products are pushes and pulls of a derivative."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel.compiler.passes.basis_products import NAME
+
+N = 256
+W = jax.random.normal(jax.random.key(0), (N, 40)) / 10
+U = jax.random.normal(jax.random.key(1), (40, N)) / 6
+X, T = (jax.random.normal(jax.random.key(k), (N,)) for k in (2, 3))
+MANY = jax.random.normal(jax.random.key(4), (N, 3))
+
+
+def loss(x: jax.Array) -> jax.Array:
+    """A smooth function with a full Hessian."""
+    return jnp.sum(jnp.tanh(x @ W) ** 2) + jnp.sum(jnp.cos(x) * x)
+
+
+def kinked(x: jax.Array) -> jax.Array:
+    """A function with choices and normalised exponentials."""
+    return jax.nn.logsumexp(jax.nn.relu(x @ W)) + jax.nn.softmax(x)[0]
+
+
+def layers(x: jax.Array) -> jax.Array:
+    """Two layers, narrower between them."""
+    return jnp.tanh(jnp.tanh(x @ W) @ U) + x**2
+
+
+def stencil(x: jax.Array) -> jax.Array:
+    """Shifts, sums and products of neighbours."""
+    return jnp.convolve(x, jnp.arange(5.0), mode="same") * jnp.sin(x) + jnp.cumsum(x) + jnp.roll(x, 3)
+
+
+def few(x: jax.Array) -> jax.Array:
+    """Three results."""
+    return jnp.tanh(layers(x)[:3] * x[5])
+
+
+def rosenbrock(x: jax.Array) -> jax.Array:
+    """A function of neighbours."""
+    return 0.01 * jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
+
+
+def flow(x: jax.Array) -> jax.Array:
+    """Steps of an integrator."""
+    return lax.scan(lambda c, _: (c + 0.1 * jnp.tanh(c @ W @ U), None), x, None, length=7)[0]
+
+
+def newton(x: jax.Array, t: jax.Array) -> jax.Array:
+    """Steps each of which multiply with a Hessian."""
+
+    def step(x: jax.Array, _: None) -> Any:
+        return x - 0.1 * (jax.hessian(loss)(x) @ jax.grad(loss)(x)), None
+
+    return lax.scan(step, x + t, None, length=3)[0]
+
+
+def of_parts(x: jax.Array, t: jax.Array) -> jax.Array:
+    """A Hessian of a tree, of which one block is multiplied."""
+    blocks = jax.hessian(lambda p: loss(jnp.concatenate([p["a"], p["b"]])))({"a": x[:30], "b": x[30:]})
+    return blocks["a"]["b"] @ t[30:]
+
+
+def normal_equations(x: jax.Array, t: jax.Array) -> jax.Array:
+    """Both products of one Jacobian."""
+    jacobian = jax.jacrev(layers)(x)
+    return jacobian.T @ (jacobian @ t)
+
+
+PRODUCTS = {
+    "hessian": lambda x, t: jax.hessian(loss)(x) @ t,
+    "from the left": lambda x, t: t @ jax.hessian(loss)(x),
+    "on both sides": lambda x, t: t @ jax.hessian(loss)(x) @ t,
+    "of a kinked function": lambda x, t: jax.hessian(kinked)(x) @ t,
+    "of many": lambda x, t: jax.hessian(rosenbrock)(x) @ MANY,
+    "jacfwd": lambda x, t: jax.jacfwd(layers)(x) @ t,
+    "jacfwd, from the left": lambda x, t: t @ jax.jacfwd(layers)(x),
+    "jacrev": lambda x, t: jax.jacrev(layers)(x) @ t,
+    "jacrev, turned": lambda x, t: jax.jacrev(layers)(x).T @ t,
+    "einsum": lambda x, t: jnp.einsum("ij,jk->ki", jax.jacfwd(stencil)(x), MANY),
+    "summed up": lambda x, t: jax.jacfwd(stencil)(x).sum(1) + jax.jacrev(stencil)(x).sum(0),
+    "normal equations": normal_equations,
+    "gradient by jacfwd": lambda x, t: jax.jacfwd(loss)(x) * t,
+    "few results": lambda x, t: jax.jacfwd(few)(x),
+    "of a loop": lambda x, t: jax.jacfwd(flow)(x) @ t,
+    "of a loop, backwards": lambda x, t: t @ jax.jacrev(flow)(x),
+    "of a loop, turned": lambda x, t: jax.jacrev(flow)(x) @ t,
+    "of a loop, from the left": lambda x, t: t @ jax.jacfwd(flow)(x),
+    "in a loop": newton,
+    "of a tree": of_parts,
+    "by vmap": lambda x, t: jax.vmap(lambda x: jax.hessian(loss)(x) @ t)(jnp.stack([x, 2 * x])),
+    "by vmap of both": lambda x, t: jax.vmap(lambda x, t: jax.hessian(loss)(x) @ t)(x[None] * MANY.T, MANY.T),
+}
+
+
+def fired(f: Any, *args: Any) -> bool:
+    """Whether the pass did anything."""
+    return any(d.rule == NAME for d in ag.explain(f)(*args).fired)
+
+
+def assert_same(f: Any, *args: Any, rtol: float = 2e-4) -> None:
+    """Fails unless the optimised program gives the numbers of plain JAX, beside the largest of them."""
+    got, want = (jax.jit(g)(*args) for g in (ag.optimize(f), f))
+    assert got.dtype == want.dtype
+    scale = float(jnp.max(jnp.abs(want.astype("float32")))) if want.size else 1.0
+    np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_those_of_the_jacobian(name: str) -> None:
+    """Values and gradients, taken around the optimised program and inside of it."""
+    f = PRODUCTS[name]
+    assert fired(f, X, T)
+    assert_same(f, X, T)
+    total = lambda g: lambda x, t: jnp.sum(jnp.sin(g(x, t)))  # noqa: E731
+    want = jax.jit(jax.grad(total(f)))(X, T)
+    for got in (jax.grad(total(ag.optimize(f))), ag.optimize(jax.grad(total(f)))):
+        scale = float(jnp.max(jnp.abs(want)))
+        np.testing.assert_allclose(jax.jit(got)(X, T), want, rtol=1e-3, atol=1e-3 * scale)
+
+
+@pytest.mark.parametrize("name", ["hessian", "jacfwd", "jacrev", "few results", "of a loop", "on both sides"])
+def test_nothing_of_two_axes_is_left(name: str) -> None:
+    """No value that holds a basis, or a row for each of its vectors."""
+    jaxpr = jax.make_jaxpr(ag.optimize(PRODUCTS[name]))(X, T).jaxpr
+    sizes = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
+    assert max(sizes) <= 3 * N
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_halves(dtype: str) -> None:
+    """Half the digits, and the numbers of plain JAX within them."""
+    f = lambda x, t: jax.hessian(lambda x: jnp.sum(jnp.sin(x) ** 2))(x) @ t  # noqa: E731
+    x, t = X.astype(dtype), T.astype(dtype)
+    assert fired(f, x, t)
+    assert_same(f, x, t, rtol=0.03)
+
+
+def squared(x: jax.Array, t: jax.Array) -> jax.Array:
+    """The squares of all entries."""
+    return jnp.sum(jax.jacfwd(stencil)(x) ** 2, 1) + t
+
+
+def scaled_rows(x: jax.Array, t: jax.Array) -> jax.Array:
+    """Each row of an identity times another number is not one map of all rows."""
+    return jnp.tanh(x)[:, None] * jnp.eye(N) @ (t[:, None] * W)
+
+
+NEAR = {
+    "the matrix is wanted": lambda x, t: jax.jacfwd(stencil)(x),
+    "its squares are summed up": squared,
+    "it is inverted": lambda x, t: jnp.linalg.solve(jax.jacfwd(stencil)(x) + 9 * jnp.eye(N), t),
+    "its diagonal is read": lambda x, t: jnp.diag(jax.jacfwd(stencil)(x)) * t,
+    "it is small": lambda x, t: jax.hessian(rosenbrock)(x[:8]) @ t[:8],
+    "as many weights as rows": lambda x, t: jax.jacfwd(stencil)(x) @ (W @ U),
+    "other weights": lambda x, t: jax.jacfwd(stencil)(x.astype("bfloat16")) @ t,
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_other_uses_are_left(name: str) -> None:
+    """Where the whole matrix is needed, or a product is no cheaper without it."""
+    assert not fired(NEAR[name], X, T)
+    assert_same(NEAR[name], X, T, rtol=0.05 if name == "other weights" else 1e-3)
+
+
+def test_rows_that_differ_are_no_map() -> None:
+    """What multiplies row b by a number of its own is followed no further."""
+    assert_same(scaled_rows, X, T)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_no_entries(n: int) -> None:
+    """A Jacobian of nothing, or of one number."""
+    f = lambda x, t: jax.jacfwd(jnp.sin)(x[:n]) @ t[:n]  # noqa: E731
+    assert_same(f, X, T)
+
+
+def test_strict_numbers_are_left() -> None:
+    """A sum of rows rounds in another order."""
+    f = PRODUCTS["hessian"]
+    assert not any(d.rule == NAME for d in ag.explain(f, numerics="strict")(X, T).fired)
+
+
+def test_a_long_loop_is_not_pulled_back() -> None:
+    """Of few results a pull is faster, but stores each step of a loop that a push needs not store."""
+
+    def end(x: jax.Array) -> jax.Array:
+        step = lambda c, _: (c + 0.01 * jnp.sin(c) * jnp.roll(c, 1), None)  # noqa: E731
+        return jnp.sum(lax.scan(step, x, None, length=20_000)[0])
+
+    f = jax.jacfwd(end)
+    plain, ours = (temporary_bytes(g) for g in (f, ag.optimize(f)))
+    assert ours <= max(1 << 20, 1.1 * plain)
+
+
+def temporary_bytes(f: Any) -> int:
+    """What XLA takes besides arguments and results."""
+    found = jax.jit(f).lower(X).compile().memory_analysis()
+    assert found is not None
+    return found.temp_size_in_bytes
