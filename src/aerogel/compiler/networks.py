@@ -163,7 +163,7 @@ def _joined(level: Level, facts: Facts, eqn: JaxprEqn) -> tuple[int, int] | None
 
 
 def _repeats(level: Level, facts: Facts, x: Atom, dim: int) -> bool:
-    """Whether a value repeats a smaller one along other dimensions than `dim`; entries or rows of it one by one, too."""
+    """Whether a value repeats a smaller one, or each row of one, along other dimensions than `dim`."""
     made = level.maker(x)
     if made is not None and made.primitive.name == "reshape":  # of [n, repeats, features], as `jnp.repeat` makes it
         before, after = made.invars[0].aval.shape, x.aval.shape

@@ -23,7 +23,7 @@ from .network import Label, Labels
 from .network_reader import FLOATS, is_plain
 from .picked_products import counted, in_order, is_diagonal, pays, picked
 from .program import Builder
-from .records import Constant, Counted, Facts, the
+from .records import Constant, Facts, the
 
 
 def spread_products(level: Level, facts: Facts, machine: Machine) -> list[Priced]:
