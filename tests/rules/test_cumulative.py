@@ -85,7 +85,9 @@ def test_long_sums_keep_their_digits() -> None:
     assert np.max(np.abs(got - truth) / truth) < 1e-6
 
 
-@pytest.mark.parametrize(("shape", "loops"), [((40, 17), 1), ((1000, 200), 1), ((300,), 1), ((31, 100), 0), ((40, 4), 0)])
+@pytest.mark.parametrize(
+    ("shape", "loops"), [((40, 17), 1), ((1000, 200), 1), ((300,), 1), ((31, 100), 0), ((40, 4), 0)]
+)
 def test_rows_are_looped_over(shape: tuple[int, ...], loops: int) -> None:
     """Along the first axis it is one loop, from 32 steps and 200 numbers on; fewer are a tree."""
     rules = [SUM, ag.rules.cumprod_by_rows]
