@@ -34,6 +34,16 @@ def sums(name, shape, axis, bounds=FASTER, hand=None, **options):
 
 CASES = (
     sums("sum down columns", (512, 1024), 0, SCANNED, {"scan": scanned(lax.add, 0)}),
+    sums("sum down short rows", (1000, 200), 0, SCANNED, {"scan": scanned(lax.add, 0)}),
+    Case(
+        "products so far of 250 numbers",
+        lambda x: jnp.sum(jnp.sin(jnp.cumprod(1 + 0.01 * x))),
+        {"scan": lambda x: jnp.sum(jnp.sin(scanned(lax.mul, 1)(1 + 0.01 * x)))},
+        lambda: (normal(6, 250),),
+        (0,),
+        bounds=SCANNED,
+        grad_bounds=SCANNED,
+    ),
     sums("sum down long columns", (4096, 1024), 0, SCANNED, {"scan": scanned(lax.add, 0)}),
     sums("sum of one axis", (1_048_576,), 0, Bounds(over_hand=None, speedup=2.0, memory_over_hand=None)),
     sums("sum of an odd axis", (1_000_003,), 0),

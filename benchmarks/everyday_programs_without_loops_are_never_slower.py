@@ -47,6 +47,15 @@ def mixture_by_hand(x, m, s):
     return -jnp.mean(jnp.log(sum(jnp.exp(one - top) for one in y)) + top)
 
 
+def bfloat16_product(x, y):
+    x, y = x.astype("bfloat16"), y.astype("bfloat16")
+    return jnp.sum(x[..., None] * y, 1)
+
+
+def bfloat16_product_by_hand(x, y):
+    return x.astype("bfloat16") @ y.astype("bfloat16")
+
+
 def forces(x):
     d = x[:, None] - x[None]
     d = d - BOX * jnp.round(d / BOX)
@@ -184,6 +193,9 @@ CASES = (
     case("powers of a quarter", soft_roots, soft_roots_by_hand, (300_000,), grad=(0,)),
     case("slopes of GELU, summed", slopes, slopes_by_hand, (1_000_000,), (1_000_000,)),
     case("losses of five classes", class_losses, class_losses_by_hand, (50_000, 16), (16, 5)),
+    case("softmax of eight classes", jax.nn.softmax, jax.nn.softmax, (20_000, 8), grad=(0,)),
+    case("log-softmax of six classes", jax.nn.log_softmax, jax.nn.log_softmax, (1_500, 6), grad=(0,)),
+    case("a product in bfloat16, as a sum", bfloat16_product, bfloat16_product_by_hand, (256, 128), (128, 256)),
     case("springs between points", springs, springs_by_hand, (500, 3), (500, 500), grad=(0,)),
     case(
         "exchanged walkers",

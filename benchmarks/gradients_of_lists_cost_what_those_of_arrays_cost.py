@@ -89,6 +89,17 @@ def lorenz_step(s):
     return s + 0.01 * jnp.array([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z])
 
 
+def recurrent(w, x):
+    h = jnp.zeros_like(x[0])
+    for t in range(len(x)):
+        h = jnp.tanh(h @ w + x[t])
+    return h
+
+
+def recurrent_by_hand(w, x):
+    return lax.scan(lambda h, v: (jnp.tanh(h @ w + v), None), jnp.zeros_like(x[0]), x)[0]
+
+
 def lorenz(s):
     for _ in range(20):
         s = lorenz_step(s)
@@ -120,6 +131,13 @@ CASES = (
         layers,
         lambda x, w: jnp.sum(jnp.tanh(x @ w.T)),
         lambda: (normal(0, 100, 64), normal(1, 64, 64)),
+        (0, 1),
+    ),
+    case(
+        "recurrent network, 40 steps",
+        recurrent,
+        recurrent_by_hand,
+        lambda: (normal(0, 64, 64) / 8, normal(1, 40, 16, 64)),
         (0, 1),
     ),
     case("trajectory of sines", euler, euler_by_hand, lambda: (normal(0, 64),)),

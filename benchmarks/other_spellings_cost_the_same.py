@@ -259,3 +259,41 @@ spelt(
     SIGNALS,
     (0,),
 )
+
+
+# row 27: of log-probabilities one in each row
+def cross_entropy(z, t):
+    return jnp.mean(jax.nn.logsumexp(z, -1) - jnp.take_along_axis(z, t[:, None], 1)[:, 0])
+
+
+LOGITS = lambda: (normal(0, 500, 3000), tokens(500, 3000))  # noqa: E731
+spelt(
+    "early-picks",
+    "a log-softmax, picked by counted rows",
+    lambda z, t: -jnp.mean(jax.nn.log_softmax(z)[jnp.arange(500), t]),
+    cross_entropy,
+    LOGITS,
+    (0,),
+)
+spelt(
+    "early-picks",
+    "a log-softmax, picked along an axis",
+    lambda z, t: -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(z), t[:, None], 1)),
+    cross_entropy,
+    LOGITS,
+    (0,),
+)
+spelt(
+    "early-picks",
+    "the logarithm of a softmax, an example at a time",
+    lambda z, t: -jnp.mean(jax.vmap(lambda z, t: jnp.log(jax.nn.softmax(z))[t])(z, t)),
+    cross_entropy,
+    LOGITS,
+)
+spelt(
+    "early-picks",
+    "a log-softmax times one-hot rows",
+    lambda z, t: -jnp.mean(jnp.sum(jax.nn.one_hot(t, 3000) * jax.nn.log_softmax(z), -1)),
+    cross_entropy,
+    LOGITS,
+)

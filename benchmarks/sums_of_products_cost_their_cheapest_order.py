@@ -73,6 +73,26 @@ def edges_by_hand(h, e, w):
     return (h @ w[:n])[:, None] + (h @ w[n : 2 * n])[None] + e @ w[2 * n :]
 
 
+def repeated_edges(h, w):
+    n = len(h)
+    return jnp.concatenate([jnp.repeat(h, n, axis=0), jnp.tile(h, (n, 1))], 1) @ w
+
+
+def repeated_edges_by_hand(h, w):
+    n = h.shape[1]
+    return ((h @ w[:n])[:, None] + h @ w[n:]).reshape(-1, w.shape[1])
+
+
+def normalised(a):
+    d = jnp.diag(1 / jnp.sqrt(jnp.sum(jnp.abs(a), 1)))
+    return d @ a @ d
+
+
+def normalised_by_hand(a):
+    d = 1 / jnp.sqrt(jnp.sum(jnp.abs(a), 1))
+    return d[:, None] * a * d
+
+
 def centred(k):
     h = jnp.eye(len(k)) - jnp.ones((len(k), len(k))) / len(k)
     return h @ k @ h
@@ -350,6 +370,14 @@ CASES = (
         (0, 1, 2),
         bounds=BOUNDS,
     ),
+    case(
+        "edges of a graph: rows repeated and tiled, times weights",
+        repeated_edges,
+        repeated_edges_by_hand,
+        lambda: (normal(0, 90, 24), normal(2, 48, 32)),
+        (0, 1),
+    ),
+    case("a graph's matrix, normalised", normalised, normalised_by_hand, lambda: (normal(0, 500, 500),), (0,)),
     case(
         "a mixture of experts, weighted",
         mixture_of_experts,

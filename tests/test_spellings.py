@@ -61,6 +61,10 @@ NEAR: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
         (lambda x: jnp.sum(x, 0), (ROWS,)),
         (lambda x: jnp.linalg.norm(x, axis=-1), (shape(200_000, 32),)),
     ],
+    "early-picks": [
+        (lambda z: (z * z[::-1])[jnp.arange(800), jnp.arange(800) % 7], (SQUARE,)),
+        (lambda z: jnp.cumsum(z, 1)[jnp.arange(800), jnp.arange(800) % 7], (SQUARE,)),
+    ],
     "small-product": [
         (jnp.matmul, (shape(20_000, 2, 2), shape(20_000, 2, 2))),
         (jnp.matmul, (shape(20_000, 32, 32), shape(20_000, 32, 32))),

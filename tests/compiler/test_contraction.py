@@ -295,8 +295,14 @@ def pairs(x: Any, y: Any) -> Any:
     return jnp.concatenate([jnp.broadcast_to(x[:, None], (n, m, x.shape[1])), jnp.broadcast_to(y, (n, *y.shape))], -1)
 
 
+def repeated_pairs(x: Any, y: Any) -> Any:
+    """All pairs of rows, one below the other."""
+    return jnp.concatenate([jnp.repeat(x, len(y), axis=0), jnp.tile(y, (len(x), 1))], 1)
+
+
 REPEATED = {
     "edges of a graph": lambda x, y, w: pairs(x, y) @ w,
+    "edges, rows repeated and tiled": lambda x, y, w: repeated_pairs(x, y) @ w,
     "edges, weights first": lambda x, y, w: jnp.einsum("co,ijc->oij", w, pairs(x, y)),
     "a query beside each row": lambda x, y, w: jax.vmap(lambda row: jnp.concatenate([row, y[0]]) @ w)(x),
     "a query, repeated by hand": lambda x, y, w: jnp.hstack([jnp.tile(y[:1], (len(x), 1)), x]) @ w,
@@ -538,6 +544,28 @@ MASKED: dict[str, Callable[..., Any]] = {
 def test_of_a_product_that_is_masked_the_diagonal_is_made(name: str) -> None:
     """Of a product of which an identity leaves the diagonal, no other entry is computed."""
     assert_cheaper(MASKED[name], A, B)
+
+
+def products_of_matrices(jaxpr: Any) -> int:
+    """How many matrices are multiplied to matrices."""
+    return sum(eqn.primitive.name == "dot_general" and eqn.outvars[0].aval.shape == (N, N) for eqn in jaxpr.eqns)
+
+
+def test_of_a_sum_of_products_that_is_masked_the_diagonal_is_made() -> None:
+    """The gradient of `D @ A @ D` by the diagonal of D, of two products, makes neither of them."""
+
+    def loss(a: Any, d: Any) -> Any:
+        return jnp.sum(jnp.sin(jnp.diag(d) @ a @ jnp.diag(d)))
+
+    after = assert_cheaper(jax.grad(loss, (0, 1)), A, V, times=3)
+    assert products_of_matrices(after.jaxpr) == 0
+
+
+def test_a_diagonal_is_not_picked() -> None:
+    """Of quadratic forms no row is looked up: `x @ s` is multiplied with x as it is."""
+    x, s = values(3 * N, N), values(N, N)
+    after = assert_cheaper(lambda x, s: jnp.diag(x @ s @ x.T), x, s, times=2, tolerance=1e-4)
+    assert not any(eqn.primitive.name in ("gather", "transpose") for eqn in after.jaxpr.eqns)
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,20 @@ def test_a_delay_of_two_steps_is_one_period_of_two() -> None:
     np.testing.assert_allclose(jax.jit(ag.optimize(fibonacci, passes=(Reroll(),)))(X), jax.jit(fibonacci)(X), 1e-6)
 
 
+def test_whole_arrays_go_into_a_loop_as_they_are() -> None:
+    """A loop over all rows of an argument reads it, and no copy in another shape, which XLA would store."""
+
+    def f(x: Any) -> Any:
+        h = jnp.zeros((4, 4))
+        for t in range(8):
+            h = jnp.tanh(h @ W + x[t])
+        return h
+
+    made = jax.make_jaxpr(ag.optimize(f, passes=(Reroll(),), rules=[]))(normal(2, 8, 4, 4))
+    (loop,) = [eqn for eqn in made.eqns if eqn.primitive.name == "scan"]
+    assert made.jaxpr.invars[0] in loop.invars
+
+
 def test_types_survive() -> None:
     """Of 16 bits, integers, keys, sizes of zero; weak numbers stay weak."""
     for dtype in ("bfloat16", "float16", "int8", "complex64"):

@@ -156,6 +156,10 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "no factor repeats": (lambda w, x: jnp.sum(w * x, 0), (normal(1, 24, 20, 48), x)),
     "few entries": (lambda w, x: jnp.sum(w[:, None] * x, 0), (normal(1, 24, 8), x[:, :10, :8])),
     "rows of 8,192 in float64": (lambda x: jnp.sum(x, 0), (jax.ShapeDtypeStruct((3, 8192), "float64"),)),
+    "a product of matrices in half precision": (
+        lambda x, w: (x[..., None] * w).sum(-2),
+        (jax.ShapeDtypeStruct((256, 128), "bfloat16"), jax.ShapeDtypeStruct((128, 256), "bfloat16")),
+    ),
     "a maximum of half precision": (lambda x: jnp.max(x, 0), (jax.ShapeDtypeStruct((3, 99_999), "bfloat16"),)),
     "integers": (lambda x: jnp.sum(x, 0), (jax.ShapeDtypeStruct((3, 99_999), "int32"),)),
     "read by others": (lambda w, x: (lambda y: (jnp.sum(y, 0), y))(w[:, None] * x), (normal(1, 24, 48), x)),

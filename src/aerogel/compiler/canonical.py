@@ -38,7 +38,7 @@ def canonical(jaxpr: Jaxpr) -> Jaxpr:
         level, edits = Level(jaxpr), []
     for place, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name == "scatter-add":
-            one = _one_entry(level, eqn)
+            one = one_entry(level, eqn)
             edit = None if one is None else _compared(level, place, one)
         elif eqn.primitive.name == "gather":
             edit = untransposed_diagonal(level, place)
@@ -50,7 +50,7 @@ def canonical(jaxpr: Jaxpr) -> Jaxpr:
 
 
 @dataclass(frozen=True)
-class _OneEntry:
+class OneEntry:
     """A scatter of one entry into each row of zeros; rows lie along dimension `dim`."""
 
     eqn: JaxprEqn
@@ -79,7 +79,8 @@ class _OneEntry:
         return lax.squeeze(lax.select(there, entry, lax.full_like(entry, 0)), [self.dim])
 
 
-def _one_entry(level: Level, eqn: JaxprEqn) -> _OneEntry | None:
+def one_entry(level: Level, eqn: JaxprEqn) -> OneEntry | None:
+    """What a scatter is, if it puts one entry into each row of zeros."""
     into, index, entry = eqn.invars
     if not is_zeros(level, into):
         return None
@@ -97,19 +98,19 @@ def _one_entry(level: Level, eqn: JaxprEqn) -> _OneEntry | None:
         or 0 in shape
     ):
         return None
-    return _OneEntry(eqn, dim)
+    return OneEntry(eqn, dim)
 
 
-def _compared(level: Level, place: int, one: _OneEntry) -> Edit:
+def _compared(level: Level, place: int, one: OneEntry) -> Edit:
     """The scatter as a comparison, and the sums over its rows."""
     eqn = one.eqn
     builder, (_, *reads) = Builder(eqn), eqn.invars
     whole = eqn.outvars[0]
     results: dict[Var, Atom] = {whole: builder.call(one.whole, *reads)[0]}
     gone = {place}
-    for value, total_of in _linear_in(level, whole, one.dim):
+    for value, total_of in linear_in(level, whole, one.dim):
         for k in level.readers(value):
-            if k >= 0 and _sums_rows(level.eqns[k], one.dim):
+            if k >= 0 and sums_rows(level.eqns[k], one.dim):
                 (total,) = builder.call(one.summed, *reads)
                 results[level.eqns[k].outvars[0]] = total_of(builder, total)
                 gone.add(k)
@@ -119,7 +120,7 @@ def _compared(level: Level, place: int, one: _OneEntry) -> Edit:
 RowSum = Callable[[Builder, Atom], Atom]
 
 
-def _linear_in(level: Level, whole: Var, dim: int) -> list[tuple[Var, RowSum]]:
+def linear_in(level: Level, whole: Var, dim: int) -> list[tuple[Var, RowSum]]:
     """Values that are `whole` up to a sign and what is added to each row, and how their rows' sums follow from its."""
     found: list[tuple[Var, RowSum]] = [(whole, lambda builder, total: total)]
     for value, total_of in found:
@@ -156,7 +157,8 @@ def _same_in_rows(level: Level, x: Atom, dim: int) -> JaxprEqn | None:
     return maker
 
 
-def _sums_rows(eqn: JaxprEqn, dim: int) -> bool:
+def sums_rows(eqn: JaxprEqn, dim: int) -> bool:
+    """Whether an equation sums up its operand along `dim` alone."""
     return eqn.primitive.name == "reduce_sum" and tuple(eqn.params["axes"]) == (dim,)
 
 

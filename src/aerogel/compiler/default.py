@@ -5,6 +5,7 @@ from .passes.batch_last import BatchLast
 from .passes.block_sums import BlockSums
 from .passes.branch_guard import BranchGuard
 from .passes.contraction import ContractionOrder
+from .passes.early_picks import EarlyPicks
 from .passes.equal_cases import EqualCases
 from .passes.excerpts import Excerpts
 from .passes.full_sums import FullSums
@@ -61,6 +62,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     FullSums(),
     BasisProducts(),
     ContractionOrder(),
+    EarlyPicks(),
     InverseProducts(),
     HalfSpectra(),
     InPlace(),

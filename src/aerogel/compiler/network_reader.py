@@ -12,7 +12,7 @@ from .level import Level
 from .network import Factor, Labels, Network, NotOneNetwork, Picking
 from .program import is_var
 from .records import Constant, Diagonal, Facts, Identity, OneHot, Shifted, the
-from .structures import is_no_pad, repeats_whole
+from .structures import is_no_pad
 
 # Read by several, these are taken into each network that reads them: they are no work, or XLA repeats it anyway.
 VIEWS = frozenset(
@@ -185,9 +185,14 @@ def _pad(reader: Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
 
 
 def _tile(reader: Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
-    if not repeats_whole(eqn):
+    shape, reps = eqn.invars[0].aval.shape, eqn.params["reps"]
+    try:
+        labelled = reader.network.cut(
+            [one for dim in dims for one in dim], [k for pair in zip(reps, shape, strict=True) for k in pair]
+        )
+    except NotOneNetwork:
         return False
-    reader.read_stretched(eqn.invars[0], dims, depth)
+    reader.read(eqn.invars[0], tuple(labelled[1::2]), depth)
     return True
 
 

@@ -157,10 +157,22 @@ def _joined(level: Level, facts: Facts, eqn: JaxprEqn) -> tuple[int, int] | None
             continue
         made = level.eqns[maker]
         dim, batch = made.params["dimension"], eqn.params["dimension_numbers"][1][side]
-        repeats = (r for piece in made.invars for r in facts.of(piece) if isinstance(r, Repeated) and r.dim != dim)
-        if dim not in batch and any(x.aval.shape[r.dim] > 1 for r in repeats):
+        if dim not in batch and any(_repeats(level, facts, piece, dim) for piece in made.invars):
             return side, maker
     return None
+
+
+def _repeats(level: Level, facts: Facts, x: Atom, dim: int) -> bool:
+    """Whether a value repeats a smaller one, or each row of one, along other dimensions than `dim`."""
+    made = level.maker(x)
+    if made is not None and made.primitive.name == "reshape":  # of [n, repeats, features], as `jnp.repeat` makes it
+        before, after = made.invars[0].aval.shape, x.aval.shape
+        if before[len(before) - len(after[dim:]) :] == after[dim:]:
+            x, dim = made.invars[0], dim + len(before) - len(after)
+    elif made is not None and made.primitive.name == "tile":
+        return any(rep > 1 for d, rep in enumerate(made.params["reps"]) if d != dim)
+    repeats = (r.dim for r in facts.of(x) if isinstance(r, Repeated))
+    return any(x.aval.shape[d] > 1 for d in repeats if d != dim)
 
 
 def _piece_network(

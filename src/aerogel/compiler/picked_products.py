@@ -44,11 +44,13 @@ def _judged(level: Level, facts: Facts, machine: Machine, place: int) -> Priced 
         order = tuple(made.params["permutation"][d] for d in order)
         gone.add(level.made_by[made.outvars[0]])
         made = _alone(level, made.invars[0])
+    numbers = eqn.params["dimension_numbers"]
     if made is None or made.primitive.name != "dot_general" or not is_plain(made) or not _picks(eqn):
+        return None
+    if is_diagonal(facts, eqn.invars[1], numbers.start_index_map):
         return None
     gone.add(level.made_by[made.outvars[0]])
     builder = Builder(eqn)
-    numbers = eqn.params["dimension_numbers"]
     whole = counted(level, facts, eqn, numbers.start_index_map, numbers.start_indices_batching_dims)
     whole = {d: at for d, at in whole.items() if d in numbers.collapsed_slice_dims}
     result = _Picking(eqn, made, order, whole).emit(builder)
@@ -66,6 +68,12 @@ def pays(before: Cost, after: Cost) -> bool:
     now, then = before.seconds or 0.0, after.seconds or 0.0
     is_small = after.peak_bytes <= before.peak_bytes + MORE_BYTES
     return then <= MARGIN * now and now - then >= LEAST_SECONDS and is_small
+
+
+def is_diagonal(facts: Facts, indices: Atom, dims: Sequence[int]) -> bool:
+    """Whether indices of the dimensions `dims` are those of a diagonal: networks read it as one."""
+    known = the(Counted, facts.of(indices))
+    return len(dims) > 1 and known is not None and (known.scale, known.offset) == (1, 0)
 
 
 def _alone(level: Level, x: Atom) -> JaxprEqn | None:

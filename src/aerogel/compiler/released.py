@@ -19,12 +19,13 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
+from .axes.rebind import bind
 from .contractions import sites_of
 from .level import Edit, Level, apply_edits
 from .network_reader import VIEWS, is_plain
 from .pipeline import Context
 from .program import Builder, is_var
-from .records import Facts, Repeated
+from .records import Constant, Facts, Identity, Repeated, the
 
 # Terms are summed up one by one: in fewer bits, each sum would be rounded.
 FLOATS = frozenset("float32 float64 complex64 complex128".split())
@@ -82,11 +83,13 @@ def _is_product(level: Level, x: Atom) -> bool:
 
 
 def _apart(level: Level, facts: Facts, place: int) -> _Released | None:
-    """The sum of a sum: term by term."""
+    """The sum of a sum, or of what a mask leaves of one: term by term."""
     eqn = level.eqns[place]
     (x,), (out,), axes = eqn.invars, eqn.outvars, [int(d) for d in eqn.params["axes"]]
     terms: list[tuple[Atom, bool]] = []
-    _collect(level, x, False, terms)
+    mask = _alone(level, x)
+    masked = None if mask is None else _masked(facts, mask)
+    _collect(level, x if mask is None or masked is None else mask.invars[masked], False, terms)
     if not 2 <= len(terms) <= MOST_TERMS or not any(_is_product(level, term) for term, _ in terms):
         return None
     builder, shape = Builder(eqn), x.aval.shape
@@ -94,6 +97,11 @@ def _apart(level: Level, facts: Facts, place: int) -> _Released | None:
     for term, minus in terms:
         start = len(builder.eqns)
         once = [d for d in axes if Repeated(d) in facts.of(term)] if term.aval.shape == shape else []
+        if mask is not None and masked is not None:
+            if term.aval.shape != shape:
+                return None
+            cases = [term if k == masked else case for k, case in enumerate(mask.invars)]
+            term, once = builder.call(lambda *cases: bind(mask, cases, mask.params), *cases)[0], []
         (y,) = builder.call(lambda v, once=once: _summed(v, shape, axes, once), term)
         made.update(v for new in builder.eqns[start:] if new.primitive.name == "reduce_sum" for v in new.outvars)
         if total is None:
@@ -103,6 +111,14 @@ def _apart(level: Level, facts: Facts, place: int) -> _Released | None:
     assert total is not None
     here = frozenset({place})
     return _Released(Edit(place, here, builder.eqns, {out: total}, here), frozenset(made))
+
+
+def _masked(facts: Facts, eqn: JaxprEqn) -> int | None:
+    """Which operand an equation leaves as it is on a diagonal, and makes zero elsewhere."""
+    if eqn.primitive.name != "select_n" or the(Identity, facts.of(eqn.invars[0])) is None:
+        return None
+    zeros = [k for k, x in enumerate(eqn.invars[1:], 1) if (c := the(Constant, facts.of(x))) and c.value == 0]
+    return 3 - zeros[0] if len(zeros) == 1 else None
 
 
 def _collect(level: Level, x: Atom, minus: bool, terms: list[tuple[Atom, bool]]) -> None:

@@ -119,7 +119,12 @@ class _Rolling:
         entries = entries.turned(self.count) if self.turned else entries
         (stacked,) = self.loop.before.call(entries.stacked(self.count), entries.array)
         assert is_var(stacked)
-        return self.loop.x(stacked)
+        entry = self.loop.x(stacked)
+        if tuple(entry.aval.shape) == entries.shape:
+            return entry
+        (shaped,) = self.loop.body.call(lambda v: lax.reshape(v, entries.shape), entry)
+        assert is_var(shaped)
+        return shaped
 
     def _number(self, numbers: Numbers) -> Atom:
         values = numbers.values[::-1] if self.turned else numbers.values

@@ -103,7 +103,10 @@ class Entries:
         return replace(self, first=first, move=tuple(-by for by in self.move))
 
     def stacked(self, steps: int) -> Callable[[Any], Any]:
-        """What makes of the array all parts on a leading axis."""
+        """What makes of the array all parts on a leading axis, in place of the one along which they lie.
+
+        Of a whole array it makes nothing: XLA copies one that goes into a loop in another shape.
+        """
         d = self.axis
         assert d is not None, "parts that are no entries"
         first, move = self.first[d], self.move[d]
@@ -112,12 +115,12 @@ class Entries:
         stop = [a + n for a, n in zip(self.first, self.sizes, strict=True)]
         stop[d] = max(first, last) + 1
         strides = [abs(move) if k == d else 1 for k in range(len(stop))]
-        shape = (steps, *self.shape)
 
         def make(x: Any) -> Any:
-            found = lax.slice(x, start, stop, strides)
+            whole = (start, stop, abs(move)) == ([0] * x.ndim, list(x.shape), 1)
+            found = x if whole else lax.slice(x, start, stop, strides)
             found = lax.rev(found, (d,)) if move < 0 else found
-            return lax.reshape(jnp.moveaxis(found, d, 0), shape)
+            return found if d == 0 else jnp.moveaxis(found, d, 0)
 
         return make
 

@@ -18,14 +18,14 @@ from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from .axes.rebind import bind
-from .components import ELEMENTWISE, MOST_EQUATIONS, Components
+from .components import ELEMENTWISE, FUSED, MOST_EQUATIONS, Components
 from .cost import nbytes
 from .cost.primitives import REDUCE
 from .exactness import Exactness
 from .level import Edit, Level, apply_edits
 from .once import SHIFTED_SECONDS
 from .pipeline import Context
-from .program import Builder
+from .program import Builder, is_var
 from .rules.once import once
 from .shifted import flops_again
 
@@ -44,6 +44,8 @@ FOLDS = {
 # Elements of what is reduced. Fewer than these XLA's CPU backend reduces in a loop of its own, more it hands to a
 # library (jaxlib 0.10.2): norms of 1,365 points take 3 us, of 1,366 16 us, and entry by entry 3 us and 4 us.
 FEWEST = 4096
+# The same where an extremum of the row is taken from each entry: a softmax of 8 numbers, and its gradient.
+FEWEST_BESIDE = 32_768
 AMPLIFIED = 16  # times that such a value is larger than what it is made of: an array that is there is read as it is
 IN_CACHE = 4 << 20  # bytes up to which storing what all entries read costs little
 ENTRYWISE = "the innermost loop is a long one"
@@ -196,6 +198,8 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
         return None, "before differentiation: its gradient would pad what is cut, which is large"
     if len(found) > 1 and not amplified:
         return None, "its operands are there, and read as they are"
+    if not amplified and _is_beside_extrema(level, eqn) and (wide.size < FEWEST_BESIDE or _is_alone(level, wide.shape)):
+        return None, "it is of what is left when an extremum of the whole row is taken: one library call does both"
     builder, rest = Builder(eqn), wide.shape[:-1]
     entries: list[Atom] = []
     for k in range(wide.shape[-1]):
@@ -210,6 +214,29 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     if not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0]):
         (total,) = builder.call(once, total)
     return _replacing(place, eqn, builder, total), ENTRYWISE
+
+
+def _is_beside_extrema(level: Level, eqn: JaxprEqn) -> bool:
+    """Whether what is summed up is made entry by entry of extrema of its rows, which are too long to be cut too."""
+    waiting, seen = [x for x in eqn.invars if is_var(x)], set[Var]()
+    shape = _reduced(eqn).aval.shape
+    while waiting and len(seen) <= MOST_EQUATIONS:
+        maker = level.maker(x := waiting.pop())
+        if maker is None or x in seen:
+            continue
+        seen.add(x)
+        name = maker.primitive.name
+        if FOLDS.get(name) in (lax.max, lax.min) and maker.invars[0].aval.shape == shape:
+            return shape[-1] > LONGEST[name]
+        if name in FUSED or name == "stop_gradient":
+            waiting += filter(is_var, maker.invars)
+    return False
+
+
+def _is_alone(level: Level, shape: tuple[int, ...]) -> bool:
+    """Whether there is one sum over rows of that shape: a gradient has more, and all but the first win."""
+    sums = (eqn for eqn in level.eqns if FOLDS.get(eqn.primitive.name) is lax.add and _is_short(eqn))
+    return sum(_reduced(eqn).aval.shape == shape for eqn in sums) < 2
 
 
 def _repeated(x: Any, shape: tuple[int, ...]) -> Any:

@@ -61,10 +61,16 @@ def _cut(eqn: JaxprEqn) -> list[int]:
 
 
 def _is_summed(level: Level, var: Var) -> bool:
-    """Whether nobody needs a value but sums of it."""
-    readers = level.readers(var)
-    names = {level.eqns[k].primitive.name if k >= 0 else "" for k in readers}
-    return bool(readers) and names == {"reduce_sum"}
+    """Whether nobody needs a value but sums of it, of other dimensions or not."""
+    readers = [level.eqns[k] if k >= 0 else None for k in level.readers(var)]
+    return bool(readers) and all(
+        eqn is not None
+        and (
+            eqn.primitive.name == "reduce_sum"
+            or (eqn.primitive.name == "reshape" and _is_summed(level, eqn.outvars[0]))
+        )
+        for eqn in readers
+    )
 
 
 def _operand(eqn: JaxprEqn, dim: int) -> tuple[int, int] | None:

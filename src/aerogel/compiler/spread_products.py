@@ -21,9 +21,9 @@ from .cost import Machine
 from .level import Edit, Level
 from .network import Label, Labels
 from .network_reader import FLOATS, is_plain
-from .picked_products import counted, in_order, pays, picked
+from .picked_products import counted, in_order, is_diagonal, pays, picked
 from .program import Builder
-from .records import Constant, Counted, Facts, the
+from .records import Constant, Facts, the
 
 
 def spread_products(level: Level, facts: Facts, machine: Machine) -> list[Priced]:
@@ -35,7 +35,9 @@ def spread_products(level: Level, facts: Facts, machine: Machine) -> list[Priced
 def _spread(level: Level, facts: Facts, machine: Machine, place: int) -> list[Priced]:
     eqn = level.eqns[place]
     (x, _, _), zero = eqn.invars, the(Constant, facts.of(eqn.invars[0]))
-    if zero is None or zero.value != 0 or not _spreads(eqn) or _is_diagonal(facts, eqn):
+    if zero is None or zero.value != 0 or not _spreads(eqn):
+        return []
+    if is_diagonal(facts, eqn.invars[1], eqn.params["dimension_numbers"].scatter_dims_to_operand_dims):
         return []
     gone, read = {place}, list[tuple[int, int, tuple[int, ...]]]()  # products, the operand, and how it is turned
     waiting = [(eqn.outvars[0], tuple(range(len(x.aval.shape))))]
@@ -68,13 +70,6 @@ def _spread(level: Level, facts: Facts, machine: Machine, place: int) -> list[Pr
         for (k, builder, *_), out, result in zip(made, outs, results, strict=True)
     ]
     return [Priced((edit,), now, then) for edit in edits]
-
-
-def _is_diagonal(facts: Facts, eqn: JaxprEqn) -> bool:
-    """Whether a scatter adds to a diagonal: networks read it as one."""
-    known = the(Counted, facts.of(eqn.invars[1]))
-    several = len(eqn.params["dimension_numbers"].scatter_dims_to_operand_dims) > 1
-    return several and known is not None and (known.scale, known.offset) == (1, 0)
 
 
 def _spreads(eqn: JaxprEqn) -> bool:

@@ -15,6 +15,7 @@ from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_steps
 from ..networks import ROOTS
 from ..normalize import normalize
+from ..one_hot_sums import one_hot_sums
 from ..picked_products import picked_products
 from ..pipeline import Context
 from ..program import Program
@@ -125,9 +126,15 @@ def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], l
 
 
 def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
-    edits = identity_rows(level, facts)
-    what, why = "rows of an identity are compared, not looked up", "they are one-hot rows"
-    return edits, [Decision(NAME, what, line_of(one.place, level), True, why) for one in edits]
+    edits, decisions = list[Edit](), list[Decision]()
+    for find, what, why in (
+        (identity_rows, "rows of an identity are compared, not looked up", "they are one-hot rows"),
+        (one_hot_sums, "one-hot rows are not summed up", "the sum is 1 where an index is in bounds"),
+    ):
+        found = find(level, facts)
+        edits += found
+        decisions += [Decision(NAME, what, line_of(one.place, level), True, why) for one in found]
+    return edits, decisions
 
 
 def _on_diagonals(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:

@@ -25,7 +25,7 @@ from ..rolled_sums import begun
 
 NAME = "reroll"
 # Steps, and those with a product that waits for the step before: docs/explanation/reroll.md has the measurements.
-FEWEST, FEWEST_PRODUCTS = 16, 64
+FEWEST, FEWEST_PRODUCTS = 16, 32
 EXACTNESS = Exactness.REASSOCIATES  # of sums in a step, which XLA may compile otherwise in a loop
 OFFSETS = 16  # equations among which a step may begin
 

@@ -23,9 +23,7 @@ RADIX = 4
 SHORTEST = 3  # elements along the axis
 FEWEST = 64  # elements: XLA makes one kernel of JAX's form too
 SHORTEST_LOOP = 32  # steps
-LONG_ROW = 256  # elements that follow the axis
-MOST_IN_REGISTERS = 16  # the same: XLA makes one kernel of the loop, and LLVM keeps so many
-SHORTEST_OF_FEW = 256  # steps of such a loop
+FEWEST_IN_A_LOOP = 200  # elements: of fewer the tree is one kernel too, of more XLA shares it out, which takes 25 us
 MOST_STEPS = 1024  # of a sum of floats: rounding errors grow with them
 FEWEST_ROWS = 8  # elements in each step of a loop of exponentials
 MOST_REVERSED = 64  # rows: XLA fuses the reversed form along the last axis better
@@ -61,16 +59,13 @@ CUMULATIONS = {
 
 
 def accumulated(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
-    """A cumulative operation: row by row where rows are long, else by a tree."""
+    """A cumulative operation: row by row along the first axis, else by a tree."""
     n = x.shape[axis]
-    others = math.prod(x.shape) // max(n, 1)
     sums = name == "cumsum" and jnp.issubdtype(x.dtype, jnp.inexact)
     halves = jnp.issubdtype(x.dtype, jnp.inexact) and jnp.finfo(x.dtype).bits == 16
     in_front = math.prod(x.shape[:axis]) == 1
     may_loop = in_front and not halves and (not sums or n <= MOST_STEPS)
-    if may_loop and others >= LONG_ROW and n >= SHORTEST_LOOP:
-        return in_a_loop(name, x, axis, reverse)
-    if may_loop and others <= MOST_IN_REGISTERS and n >= SHORTEST_OF_FEW:
+    if may_loop and n >= SHORTEST_LOOP and math.prod(x.shape) >= FEWEST_IN_A_LOOP:
         return row_by_row(name, x, axis, reverse)
     return in_a_tree(name, x, axis, reverse)
 
@@ -127,26 +122,8 @@ def cumlogsumexp_in_a_loop(x: jax.Array, *, axis: int, reverse: bool, site: Site
     return spread(site) or row_by_row("cumlogsumexp", x, axis, reverse)
 
 
-def in_a_loop(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
-    """A cumulative operation step by step: each element is read and written once, in long rows."""
-    op = CUMULATIONS[name]
-    n = x.shape[axis]
-    one = tuple(1 if a == axis else m for a, m in enumerate(x.shape))
-
-    def step(i: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        before, out = state
-        at = n - 1 - i if reverse else i
-        value = op.combine(before, lax.dynamic_slice_in_dim(x, at, 1, axis))
-        return value, lax.dynamic_update_slice_in_dim(out, value, at, axis)
-
-    if n == 0:
-        return x
-    start = lax.full(one, op.neutral(np.dtype(x.dtype)), x.dtype)
-    return lax.fori_loop(0, n, step, (start, lax.full(x.shape, 0, x.dtype)))[1]
-
-
 def row_by_row(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
-    """A cumulative operation step by step, whose steps stack their rows: of few elements that is one kernel."""
+    """A cumulative operation step by step, whose steps stack their rows: each element is read and written once."""
     op = CUMULATIONS[name]
 
     def step(before: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:

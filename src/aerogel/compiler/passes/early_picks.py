@@ -1,0 +1,68 @@
+"""Early picks: entries that indices pick are computed alone, of entries that are picked (see `early_picks.py`).
+
+Their derivative puts entries into zeros, one in each row: sums of such rows are known (`one_hot_sums.py`).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aerogel._jax import Jaxpr
+
+from ..early_picks import picked_early
+from ..exactness import Exactness
+from ..level import Edit, Level, apply_edits
+from ..levels import rewrite_levels
+from ..normalize import normalize
+from ..one_hot_sums import scattered_sums
+from ..pipeline import Context
+from ..program import Program, where
+from ..report import Decision
+
+NAME = "early-picks"
+MOST_ROUNDS = 2  # a scatter whose indices count its rows first becomes one that does not need them
+
+
+@dataclass(frozen=True)
+class EarlyPicks:
+    """The pass. Bound: each gather is looked at twice, with at most 12 equations before it."""
+
+    early: ClassVar = True  # the gradient is then of the entries, too
+
+    name: str = NAME
+    exactness: Exactness = Exactness.NO_WORSE
+
+    def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
+        """The program with such entries computed alone, and a decision for each."""
+        if self.exactness not in context.allowed:
+            return program, []
+        decisions: list[Decision] = []
+
+        def level(jaxpr: Jaxpr) -> Jaxpr:
+            for _ in range(MOST_ROUNDS):
+                edits = _edits(jaxpr, decisions)
+                if not edits:
+                    break
+                jaxpr = apply_edits(jaxpr, edits)[0]
+            return jaxpr
+
+        new = rewrite_levels(program, level)
+        return (program if new is program else normalize(new)[0]), decisions
+
+
+def _edits(jaxpr: Jaxpr, decisions: list[Decision]) -> list[Edit]:
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    if names.isdisjoint(("gather", "scatter-add")):
+        return []
+    level, edits = Level(jaxpr), list[Edit]()
+    for place, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive.name == "gather":
+            found = picked_early(level, place)
+            found, what = [] if found is None else [found], "entries are picked before they are computed"
+        elif eqn.primitive.name == "scatter-add":
+            found, what = scattered_sums(level, place), "rows that hold one entry are not summed up"
+        else:
+            continue
+        edits += found
+        why, exact = "what is beside the entries is not needed", Exactness.NO_WORSE
+        decisions += [Decision(NAME, what, where(eqn), True, why, exactness=exact) for _ in found]
+    return edits
