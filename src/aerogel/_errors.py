@@ -248,9 +248,9 @@ def one_of(values: Sequence[object]) -> str:
 
 
 def clip(value: object) -> str:
-    """`repr(value)`, cut where it would fill the screen."""
+    """`repr(value)`, cut where it would fill the screen: of a model the first line, with its class."""
     shown = repr(value)
-    return shown if len(shown) <= LONGEST_VALUE else shown[: LONGEST_VALUE - 3] + "..."
+    return shown if len(shown) <= LONGEST_VALUE else shown[: LONGEST_VALUE - 3].split("\n")[0] + "..."
 
 
 def _show_as_part_of(door: str, *classes: type) -> None:

@@ -254,6 +254,22 @@ def test_small_loops_are_left() -> None:
     assert not [d for d in ag.explain(f)(*args).fired if d.rule == "residual-choice"]
 
 
+@pytest.mark.parametrize(("width", "fires"), [(32, True), (8, False)])
+def test_small_stacks_of_steps_with_a_product(width: int, fires: bool) -> None:
+    """Where a library makes a step's product, each stack is a kernel of its own; else the loop may be one kernel."""
+
+    def loss(w: Any, xs: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            gate, new = jax.nn.sigmoid(h @ w + x), jnp.tanh(h @ w - x)
+            return gate * h + (1 - gate) * new, None
+
+        return jnp.sum(lax.scan(step, xs[0], xs)[0] ** 2)
+
+    f, args = jax.value_and_grad(loss), (normal(0, width, width) / 8, normal(1, 40, 4, width))
+    assert fires == bool([d for d in ag.explain(f)(*args).fired if d.rule == "residual-choice"])
+    ag.verify(f)(*args)
+
+
 def test_rows_of_a_map_are_made_again() -> None:
     """A sum over the coordinates of points is made again, and what a step multiplies and adds up is not stacked."""
 

@@ -1,6 +1,7 @@
 """Sums of products over the steps of a loop are made as their transposes where less has to be turned so."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -41,6 +42,16 @@ def summed(start: Any, a: Any, b: Any, **options: Any) -> Any:
         return (total + left.T @ right, other * 0.5 + left.mean()), right * 2
 
     return lax.scan(step, (start, jnp.float32(1)), (a, b), **options)
+
+
+def between(turn: Callable[[Any], Any], start: Any, a: Any, b: Any) -> Any:
+    """A sum with transposes between it and its product."""
+
+    def step(total: Any, each: Any) -> Any:
+        product = lax.dot_general(*each, (((0,), (0,)), ((), ())))
+        return total + turn(product), None
+
+    return lax.scan(step, start, (a, b))
 
 
 def gates(weights: Any, x: Any) -> Any:
@@ -94,11 +105,34 @@ def alone(start: Any, a: Any, b: Any) -> Any:
     return lax.scan(lambda c, x: (c + x[0].T @ x[1], None), start, (a, b))
 
 
+def with_transposes(start: Any, a: Any, b: Any) -> Any:
+    """A sum of which the steps read one of the transposes, too."""
+
+    def step(total: Any, each: Any) -> Any:
+        product = (each[0].T @ each[1]).T
+        return total + product.T, product[0]
+
+    return lax.scan(step, start, (a, b))
+
+
+@pytest.mark.parametrize(("turn", "args"), [(lambda x: x.T.T, (A, B)), (jnp.transpose, (B, A))])
+def test_sees_through_transposes(turn: Callable[[Any], Any], args: tuple[Any, ...]) -> None:
+    """Transposes that another pass has left between a product and its sum are part of how the product is made."""
+    natural, reports = partial(between, turn), list[Any]()
+    made = ag.optimize(natural, passes=(TurnedSums(),), rules=(), on_report=reports.append)
+    got, want = made(START, *args)[0], natural(START, *args)[0]
+    assert [d.fired for d in reports[-1].decisions if d.rule == "turned-sums"] == [True]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    (scan,) = (e for e in jax.make_jaxpr(made)(START, *args).eqns if e.primitive.name == "scan")
+    assert [e.primitive.name for e in scan.params["jaxpr"].jaxpr.eqns] == ["dot_general", "add"]
+
+
 NEAR_MISSES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "the right operand is wider": (summed, (START.T, B, A[:, :, :WIDE])),
     "as wide": (summed, (normal(5, NARROW, NARROW), B, B)),
     "few entries": (summed, (START, A[:, :2], B[:, :2])),
     "the steps read it": (also_read, (START, A, B)),
+    "the steps read a transpose": (with_transposes, (START, A, B)),
     "half precision": (alone, tuple(x.astype(jnp.bfloat16) for x in (START, A, B))),
     "a product of its own": (lambda s, a, b: lax.scan(lambda c, x: (c, c + x[0].T @ x[1]), s, (a, b)), (START, A, B)),
 }

@@ -42,3 +42,10 @@ def test_files_of_others_are_left_alone(text: str, tmp_path: Path) -> None:
     with pytest.raises(ag.UsageError, match="a table that CSVLog wrote"):
         ag.CSVLog(path).write(3, {"loss": 1.0})
     assert path.read_text() == text
+
+
+def test_a_large_model_is_shown_by_its_class() -> None:
+    """An error about a model does not fill the screen with the beginning of its layers."""
+    model = ag.nn.MLP(2, 3, 4, depth=6, key=jax.random.key(0))
+    with pytest.raises(ag.UsageError, match=r"got      MLP\(\.\.\. "):
+        ag.EMA().update(model)

@@ -22,6 +22,7 @@ from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost import Machine, equation_seconds, nbytes
 from .cost.primitives import DEAR
 from .cut import SINK, SOURCE, Graph
+from .kernel_products import why_not
 from .level import Level
 from .loop import Loop, LoopBuilder, as_loop
 from .made_there import Made, made_there
@@ -38,8 +39,12 @@ EXACT = frozenset("neg abs sign max min clamp select_n copy broadcast_in_dim res
 # time that its transfer takes. Gradients of recurrent cells take the same time at 0.25, 0.75 and 1.25 (an LSTM 0.92 to
 # 0.91 of plain JAX's, minGRU 0.85 to 0.83), and less memory the higher it is (12.1 to 10.4 MB, 13.3 to 10.0 MB).
 DRIVEN_OUT = 1.0
-# Less than this is not worth another program.
+# Less than this is not worth another program,
 SMALLEST_SAVING = 2**18
+# nor less than this where each stack is a kernel of its own in every step. A loop without a product that XLA gives to a
+# library may become one kernel, for which a stack is one store more and what is computed again feeds its products once
+# for every multiplication: 8 x 16 units of a plain recurrent cell took 1.6 times as long, 4 numbers of Runge-Kutta 1.4.
+SMALLEST_OF_KERNELS = 2**12
 # The new way must be predicted this much better.
 WORTH = 0.95
 
@@ -73,7 +78,8 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
     """
     needed, readers = needed_by_loops(level, loop)
     now = sum(nbytes(y.aval) for y in needed)
-    if now < SMALLEST_SAVING:
+    smallest = SMALLEST_OF_KERNELS if machine.name == "cpu" and _calls_library(loop) else SMALLEST_SAVING
+    if now < smallest:
         return None
     fresh = now > machine.fresh_bytes
     pairs = [(y, v) for y, v in zip(loop.ys, loop.body_ys, strict=True) if is_var(v)]
@@ -90,7 +96,12 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
     if cost > WORTH * sum(_stored_seconds(v, False, loop, machine, fresh) for v in now_stored):
         return None
     saved = now - sum(nbytes(y.aval) for v, y in stored.items() if v not in kept)
-    return Residuals(place, loop, readers, needed, stored, before, saved) if saved >= SMALLEST_SAVING else None
+    return Residuals(place, loop, readers, needed, stored, before, saved) if saved >= smallest else None
+
+
+def _calls_library(loop: Loop) -> bool:
+    """Whether a step holds a product that keeps it from becoming one kernel."""
+    return any(eqn.primitive.name == "dot_general" and why_not(eqn) is not None for eqn in loop.body.eqns)
 
 
 @dataclass(frozen=True)

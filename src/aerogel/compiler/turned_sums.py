@@ -6,13 +6,14 @@ wider one, as for the gates of a layer whose weights are [gates, inputs], the tr
 it is turned once, after the loop.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import DropVar, JaxprEqn, Var
+from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
 from .cost import nbytes
 from .loop import Loop, LoopBuilder
@@ -34,14 +35,26 @@ class TurnedSum:
     Attributes:
         carry: its place among the carries.
         product: the equation in the body.
+        transposes: what stands between the product and the sum, the last one first. XLA makes one product of them all.
         seconds: predicted to be saved in a step by its transpose.
         refusal: why it stays as it is, or None.
     """
 
     carry: int
     product: JaxprEqn
+    transposes: tuple[JaxprEqn, ...]
     seconds: float
     refusal: str | None
+
+    @property
+    def is_made_turned(self) -> bool:
+        """Whether what is added is the transpose of the product, so that the sum's transpose adds up the product."""
+        return _is_turned(self.transposes)
+
+    @property
+    def added(self) -> Var:
+        """What is added to the sum."""
+        return (self.transposes[0] if self.transposes else self.product).outvars[0]
 
 
 def turned_sums(loop: Loop) -> list[TurnedSum]:
@@ -54,17 +67,33 @@ def turned_sums(loop: Loop) -> list[TurnedSum]:
         if add is None or add.primitive.name not in ("add", "add_any") or carry not in add.invars:
             continue
         (other,) = [x for x in add.invars if x is not carry] or [None]
-        product = body.eqns[makers[other]] if other is not None and is_var(other) and other in makers else None
+        transposes, product = _made_by(other, body, makers)
         if product is None or not _is_outer(product):
             continue
-        if any(len(readers.get(v, ())) != 1 for v in (carry, *add.outvars, *product.outvars)):
+        if any(len(readers.get(v, ())) != 1 for eqn in (add, product, *transposes) for v in (carry, *eqn.outvars)):
             continue
-        left, right = (x.aval for x in product.invars)
-        seconds = TURNED_SECONDS * (left.size - right.size)
+        left, right = (x.aval.size for x in product.invars)
+        seconds = TURNED_SECONDS * (right - left if _is_turned(transposes) else left - right)
         if seconds >= LEAST_SECONDS:
             refusal = WHY_LARGE if nbytes(carry.aval) > LARGEST_BYTES else None
-            found.append(TurnedSum(place, product, seconds, refusal))
+            found.append(TurnedSum(place, product, tuple(transposes), seconds, refusal))
     return found
+
+
+def _made_by(x: _jax.Atom | None, body: Jaxpr, makers: Mapping[Var, int]) -> tuple[list[JaxprEqn], JaxprEqn | None]:
+    """The transposes that make a value, from it backwards, and what makes the value that they turn."""
+    transposes: list[JaxprEqn] = []
+    while x is not None and is_var(x) and x in makers:
+        eqn = body.eqns[makers[x]]
+        if eqn.primitive.name != "transpose":
+            return transposes, eqn
+        transposes.append(eqn)
+        (x,) = eqn.invars
+    return transposes, None
+
+
+def _is_turned(transposes: Sequence[JaxprEqn]) -> bool:
+    return sum(eqn.params["permutation"] == (1, 0) for eqn in transposes) % 2 == 1
 
 
 def _is_outer(eqn: JaxprEqn) -> bool:
@@ -79,7 +108,7 @@ def _is_outer(eqn: JaxprEqn) -> bool:
 
 def turned(loop: Loop, sums: list[TurnedSum]) -> list[JaxprEqn]:
     """The loop with these sums turned, and what turns them before and after it."""
-    places = {one.carry: one.product.outvars[0] for one in sums}
+    places = {one.carry: one for one in sums}
     new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
     carries = []
     inside: dict[Var, _jax.Atom] = dict(zip(loop.body_consts, map(new.const, loop.consts), strict=True))
@@ -93,13 +122,17 @@ def turned(loop: Loop, sums: list[TurnedSum]) -> list[JaxprEqn]:
             new.after.eqns += _turning(new, end, final)
         carries.append(set_next)
     inside |= dict(zip(loop.body_xs, (new.x(x) if is_var(x) else x for x in loop.xs), strict=True))
-    products, sums_made = set(places.values()), {x for k, x in enumerate(loop.next_carry) if k in places}
+    products = {one.product.outvars[0]: one for one in sums}
+    dropped = {eqn.outvars[0] for one in sums for eqn in one.transposes}
+    sums_made = {x for k, x in enumerate(loop.next_carry) if k in places}
     for eqn in loop.body.eqns:
         if eqn.outvars and eqn.outvars[0] in products:
+            one = products[eqn.outvars[0]]
             left, right = (substitute(x, inside) for x in eqn.invars)
-            (inside[eqn.outvars[0]],) = new.body.call(
-                lambda a, b: lax.dot_general(b, a, (((0,), (0,)), ((), ()))), left, right
-            )
+            pair = (left, right) if one.is_made_turned else (right, left)
+            (inside[one.added],) = new.body.call(lambda a, b: lax.dot_general(a, b, (((0,), (0,)), ((), ()))), *pair)
+        elif eqn.outvars and eqn.outvars[0] in dropped:
+            continue
         elif eqn.outvars and eqn.outvars[0] in sums_made:
             (inside[eqn.outvars[0]],) = new.body.call(lax.add, *(substitute(x, inside) for x in eqn.invars))
         else:
