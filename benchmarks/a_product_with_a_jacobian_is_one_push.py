@@ -79,6 +79,17 @@ def few_by_hand(w, x, v):
     return jax.jacrev(lambda x: layers(w, x)[:4] * v[:4])(x)
 
 
+def power(w, x, v):
+    """A matrix multiplied again and again, and then with a vector."""
+    matrix = w @ w.T
+    return lax.fori_loop(0, 20, lambda _, m: matrix @ m, matrix) @ (x * v)
+
+
+def power_by_hand(w, x, v):
+    matrix = w @ w.T
+    return lax.fori_loop(0, 21, lambda _, y: matrix @ y, x * v)
+
+
 def case(name, natural, hand, n=1000, width=64):
     args = lambda: (normal(0, n, width) / n**0.5, normal(1, n), normal(2, n))  # noqa: E731
     return Case(name, natural, {"a push or a pull": hand}, args, grad=(1,), bounds=BOUNDS, grad_bounds=BOUNDS)
@@ -93,5 +104,6 @@ CASES = [
     case("jacfwd of a loop times a vector", forwards(flow), push(flow), 400),
     case("jacrev of a loop times a vector", backwards(flow), push(flow), 400),
     case("Gauss-Newton matrix times a vector", gauss_newton, gauss_newton_by_hand),
+    case("a power in a loop times a vector", power, power_by_hand, 400),
     case("jacfwd of four results", few, few_by_hand),
 ]

@@ -65,6 +65,7 @@ ELSEWHERE = {
     "basis-products",
     "batch-last",
     "block-sums",
+    "early-picks",
     "fused-attention",
     "late-values",
     "late-writes",

@@ -100,6 +100,53 @@ PRODUCTS = {
 }
 
 
+A = W @ U / 4
+MATRICES = jax.random.normal(jax.random.key(5), (6, N, N)) / N**0.5
+
+
+def stepped(step: Any, start: jax.Array) -> Any:
+    """Nine steps of a loop over a matrix."""
+    return lax.fori_loop(0, 9, lambda i, m: step(m), start)
+
+
+LOOPS = {
+    "powers": lambda a, t: stepped(lambda m: a @ m, jnp.eye(N)) @ t,
+    "powers, from the other side": lambda a, t: t @ stepped(lambda m: m @ a, jnp.eye(N)),
+    "powers, begun with the matrix": lambda a, t: stepped(lambda m: a @ m, a) @ t,
+    "powers, begun with the matrix, from the left": lambda a, t: t @ stepped(lambda m: m @ a, a),
+    "powers times a few columns": lambda a, t: stepped(lambda m: m @ a, jnp.eye(N)).T @ MANY,
+    "a polynomial": lambda a, t: stepped(lambda m: 0.5 * m + a @ m - m / 3, a) @ t,
+    "products of many": lambda a, t: lax.scan(lambda m, b: (b @ m, None), a, MATRICES)[0] @ t,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_over_a_matrix_is_one_over_a_vector(name: str) -> None:
+    """What multiplies a matrix in each step multiplies what the matrix is multiplied with in the end."""
+    f = LOOPS[name]
+    assert fired(f, A, T)
+    assert_same(f, A, T)
+    (loop,) = (eqn for eqn in jax.make_jaxpr(ag.optimize(f))(A, T).jaxpr.eqns if eqn.primitive.name == "scan")
+    first = loop.params["num_consts"]
+    assert max(x.aval.size for x in loop.invars[first : first + loop.params["num_carry"]]) <= 3 * N
+
+
+def shifted(a: jax.Array, t: jax.Array) -> jax.Array:
+    """Each step adds what is no multiple of the matrix."""
+    return stepped(lambda m: a @ m + jnp.cos(a), a) @ t
+
+
+def squared_again(a: jax.Array, t: jax.Array) -> jax.Array:
+    """Each step multiplies the matrix with itself."""
+    return lax.fori_loop(0, 4, lambda i, m: m @ m, a) @ t
+
+
+@pytest.mark.parametrize("f", [shifted, squared_again, lambda a, t: stepped(lambda m: a @ m, a) @ (a @ t)[:, None] * t])
+def test_other_loops(f: Any) -> None:
+    """Loops that are no linear map of what they start from give the numbers of plain JAX too."""
+    assert_same(f, A, T)
+
+
 def fired(f: Any, *args: Any) -> bool:
     """Whether the pass did anything."""
     return any(d.rule == NAME for d in ag.explain(f)(*args).fired)

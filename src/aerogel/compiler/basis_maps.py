@@ -28,19 +28,21 @@ def pushed(rows: BasisRows, place: int) -> Edit:
         (c,) = eqn.params["dimension_numbers"][0][1 - k]
         free = tuple(n for d, n in enumerate(weights[0].aval.shape) if d != c)
     size, count, dtype = prod(free), rows.count, rows.root.aval.dtype
-    places = _behind(rows, summed)
+    places, precision = _behind(rows, summed), eqn.params.get("precision")
 
-    def push(*atoms: Any) -> Any:
+    def push(matrix: Any, *atoms: Any) -> Any:
         given, consts = atoms[: len(weights)], atoms[len(weights) :]
         t = lax.reshape(jnp.moveaxis(given[0], c, -1), (size, count)) if given else lax.full((1, count), 1, dtype)
-        total = _through(rows, places, summed, t.astype(dtype), size, consts)
+        if rows.entry is not None:
+            t = lax.dot_general(t, matrix, (((1,), (rows.dim,)), ((), ())), precision=precision)
+        total = _through(rows, places, summed, t if rows.dim == 0 else t.T, size, consts)
         axis = rows.axes[summed].dim
         rest = [n for d, n in enumerate(total.shape) if d != axis]
         moved = jnp.moveaxis(total, axis, 0 if k else -1)
         shape = (*free, *rest) if k else (*rest, *free)
         return lax.convert_element_type(lax.reshape(moved, shape), out.aval.dtype)
 
-    (result,) = builder.call(push, *weights, *_consts(rows, places))
+    (result,) = builder.call(push, rows.root, *weights, *_consts(rows, places))
     return Edit(place, frozenset((place,)), builder.eqns, {out: builder.as_weak_as(out, result)}, frozenset((place,)))
 
 
@@ -55,7 +57,7 @@ def pulled(rows: BasisRows, place: int) -> Edit:
 
     def pull(*consts: Any) -> Any:
         # Of a linear map the derivative anywhere; JAX's transposes want what is linear in equations of its own.
-        zeros = lax.full((1, count), 0, rows.root.aval.dtype)
+        zeros = lax.full((1, count) if rows.dim == 0 else (count, 1), 0, rows.root.aval.dtype)
         _, back = jax.vjp(lambda e: _through(rows, places, out, e, 1, consts), zeros)
         if width == 1:
             (columns,) = back(lax.full(cotangent, 1, out.aval.dtype))
@@ -75,7 +77,7 @@ def _behind(rows: BasisRows, x: Atom) -> tuple[int, ...]:
     stack = [x]
     while stack:
         y = stack.pop()
-        if y is rows.root or not is_var(y) or y not in rows.axes:
+        if not is_var(y) or y not in rows.axes or (y is rows.root and rows.entry is None):
             continue
         place = rows.level.made_by[y]
         if place not in found:
@@ -92,12 +94,16 @@ def _consts(rows: BasisRows, places: Sequence[int]) -> list[Var]:
 
 def _through(rows: BasisRows, places: Sequence[int], x: Atom, t: Any, size: int, consts: Sequence[Any]) -> Any:
     """The rows of `x` for `size` rows `t` in place of the identity's."""
-    env: dict[Any, Any] = {rows.root: t, **dict(zip(_consts(rows, places), consts, strict=True))}
+    env: dict[Any, Any] = dict(zip(_consts(rows, places), consts, strict=True))
+    if rows.entry is None:
+        env[rows.root] = t
     for place in places:
         eqn, answer = rows.level.eqns[place], rows.made[place]
         inputs = [y.val if isinstance(y, Literal) else env[y] for y in eqn.invars]
-        for k, (y, axis) in enumerate(zip(eqn.invars, answer.ins, strict=True)):
-            if axis is not None and y not in rows.axes:
+        if rows.entry is not None and rows.entry[0] == place:
+            inputs[rows.entry[1]] = t
+        for k, axis in enumerate(answer.ins):
+            if axis is not None and k not in rows.read(place):
                 inputs[k] = _repeated(inputs[k], axis, size)
         env.update(zip(eqn.outvars, answer.block(0, size, *inputs), strict=True))
     return env[x]

@@ -2,11 +2,13 @@
 
 `jax.jacfwd` pushes the rows of an identity through a derivative, `jax.jacrev` pulls them back. Row b of each value is
 then L(e_b), of one linear map L. So a sum of rows with weights t is L(t), one push in place of n; and a value of few
-entries in each row is made of as many pulls by L's transpose.
+entries in each row is made of as many pulls by L's transpose. A loop that multiplies a matrix again and again is such a
+map of the matrix that it starts from, an identity or not: L(a_b), and a sum of rows is L(t A).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import jax.numpy as jnp
 
@@ -19,23 +21,27 @@ from .level import Level
 from .linear_values import linear_outs
 from .program import is_var
 
-FEWEST_ROWS = 16  # of an identity that is looked at
+FEWEST_ROWS = 16  # of a matrix that is looked at
 MOST_ROOTS = 8  # of a level
 
 
 @dataclass
 class BasisRows:
-    """The values of a level that are linear in the rows of an identity.
+    """The values of a level that are linear in the rows of a matrix.
 
     Attributes:
-        root: the identity, as floats.
-        axes: where its rows are in each value.
+        root: the matrix: an identity as floats, or what a loop starts from.
+        dim: the dimension of its rows.
+        entry: None for an identity; else the place of the loop, and the operand that it starts from.
+        axes: where the rows are in each value.
         made: how the equation at a place makes rows of rows.
         sums: the places of equations that sum up rows, and which operand holds them.
     """
 
     level: Level
     root: Var
+    dim: int
+    entry: tuple[int, int] | None = None
     axes: dict[Var, Axis] = field(default_factory=dict)
     made: dict[int, Mapped] = field(default_factory=dict)
     sums: dict[int, int] = field(default_factory=dict)
@@ -43,49 +49,83 @@ class BasisRows:
     @property
     def count(self) -> int:
         """How many rows there are."""
-        return self.root.aval.shape[0]
+        return self.root.aval.shape[self.dim]
 
     def width(self, x: Atom) -> int:
         """The entries of a row."""
         return x.aval.size // self.count
 
-    def read(self, eqn: JaxprEqn) -> dict[int, Axis]:
+    def read(self, place: int) -> dict[int, Axis]:
         """Where rows are in the operands of an equation, by position."""
-        return {k: self.axes[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in self.axes}
+        eqn = self.level.eqns[place]
+        read = {k: self.axes[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in self.axes}
+        if self.entry is not None and self.entry[0] == place:
+            read[self.entry[1]] = Axis(self.dim)
+        return read
 
 
 def basis_rows(level: Level, after_differentiation: bool) -> Iterator[BasisRows]:
-    """For each large identity of a level what is made of its rows, where that is anything."""
+    """For each large matrix of a level what is made of its rows, where that is anything: identities, and loops."""
     followed = 0
     for place, eqn in enumerate(level.eqns):
-        if eqn.primitive.name != "convert_element_type" or followed >= MOST_ROOTS:
-            continue
-        (x,), (root,) = eqn.invars, eqn.outvars
-        shape, dtype = shape_of(root), root.aval.dtype
-        if len(shape) != 2 or shape[0] < FEWEST_ROWS or not jnp.issubdtype(dtype, jnp.floating):
-            continue
-        if is_var(x) and x.aval.dtype == bool and identity_axes(level, root) == (0, 1):
-            followed += 1
-            rows = _grown(BasisRows(level, root), place + 1, after_differentiation)
-            if rows.made or rows.sums:
+        if followed >= MOST_ROOTS:
+            return
+        roots = [*_identity(level, eqn), *_starts(level, place)]
+        followed += bool(roots)
+        for rows in roots:
+            _grow(rows, after_differentiation)
+            if rows.sums or (rows.made and rows.entry is None):
                 yield rows
 
 
-def _grown(rows: BasisRows, start: int, after_differentiation: bool) -> BasisRows:
-    rows.axes[rows.root] = Axis(0)
-    for place in range(start, len(rows.level.eqns)):
-        eqn = rows.level.eqns[place]
-        known = rows.read(eqn)
-        outs = linear_outs(rows.level, eqn, set(known)) if known else set()
+def _identity(level: Level, eqn: JaxprEqn) -> list[BasisRows]:
+    if eqn.primitive.name != "convert_element_type":
+        return []
+    (x,), (root,) = eqn.invars, eqn.outvars
+    if not _is_large(root) or not is_var(x) or x.aval.dtype != bool or identity_axes(level, root) != (0, 1):
+        return []
+    return [BasisRows(level, root, dim) for dim in (0, 1)]
+
+
+def _starts(level: Level, place: int) -> list[BasisRows]:
+    """The matrices that a loop starts from."""
+    eqn = level.eqns[place]
+    if eqn.primitive.name != "scan":
+        return []
+    first = eqn.params["num_consts"]
+    carries = [(k, eqn.invars[k]) for k in range(first, first + eqn.params["num_carry"])]
+    return [BasisRows(level, x, dim, (place, k)) for k, x in carries if is_var(x) and _is_large(x) for dim in (0, 1)]
+
+
+def _is_large(x: Var) -> bool:
+    shape = shape_of(x)
+    return len(shape) == 2 and min(shape) >= FEWEST_ROWS and jnp.issubdtype(x.aval.dtype, jnp.floating)
+
+
+def _grow(rows: BasisRows, after_differentiation: bool) -> None:
+    level = rows.level
+    if rows.entry is None:
+        rows.axes[rows.root] = Axis(rows.dim)
+    waiting = sorted(set(level.readers(rows.root))) if rows.entry is None else [rows.entry[0]]
+    last = -1
+    while waiting:
+        place = heappop(waiting)
+        if place <= last:
+            continue
+        last, eqn, known = place, level.eqns[place], rows.read(place)
+        outs = linear_outs(level, eqn, set(known))
         if not outs:
             continue
         found = along(eqn, known, rows.count, after_differentiation=after_differentiation)
-        if isinstance(found, Mapped) and _is_one_map(rows.level, eqn, found, known, outs):
+        if isinstance(found, Mapped) and _is_one_map(level, eqn, found, known, outs):
             rows.made[place] = found
-            rows.axes.update((v, axis) for v, axis in zip(eqn.outvars, found.outs, strict=True) if axis is not None)
+            for v, axis in zip(eqn.outvars, found.outs, strict=True):
+                if axis is not None:
+                    rows.axes[v] = axis
+                    for reader in level.readers(v):
+                        heappush(waiting, reader)
         elif isinstance(found, Reduced) and _sums_rows(rows, eqn, known):
             (rows.sums[place],) = known
-    return rows
 
 
 def _is_one_map(level: Level, eqn: JaxprEqn, found: Mapped, known: dict[int, Axis], outs: set[int]) -> bool:

@@ -87,7 +87,7 @@ class _Walk:
 
 def _edits(rows: BasisRows) -> list[Edit]:
     """Sums of rows with weights of half as many columns as there are rows or fewer, and values of rows as short."""
-    edits = [pulled(rows, place) for place in short_rows(rows)]
+    edits = [pulled(rows, place) for place in short_rows(rows)] if rows.entry is None else []
     for place in rows.sums:
         eqn = rows.level.eqns[place]
         weights = [x.aval.size // rows.count for k, x in enumerate(eqn.invars) if k != rows.sums[place]]
@@ -97,7 +97,9 @@ def _edits(rows: BasisRows) -> list[Edit]:
 
 
 def _decision(rows: BasisRows, refusal: str | None) -> Decision:
-    what = f"what is made of the {rows.count} rows of an identity is made without it"
+    place = rows.level.made_by[rows.root] if rows.entry is None else rows.entry[0]
+    matrix = "an identity" if rows.entry is None else "what a loop starts from"
+    what = f"what is made of the {rows.count} rows of {matrix} is made without them"
     why = "a product with a Jacobian is one push or pull" if refusal is None else refusal
-    eqn = rows.level.eqns[rows.level.made_by[rows.root]]
+    eqn = rows.level.eqns[place]
     return Decision(NAME, what, where(eqn), refusal is None, why, exactness=Exactness.FINITE)
