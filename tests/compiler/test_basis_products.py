@@ -181,6 +181,34 @@ def test_nothing_of_two_axes_is_left(name: str) -> None:
     assert max(sizes) <= 3 * N
 
 
+@pytest.mark.parametrize("name", ["hessian", "from the left", "jacfwd", "jacrev", "jacfwd, from the left"])
+def test_nothing_of_two_axes_is_left_in_gradients(name: str) -> None:
+    """The product's cotangent comes back as an outer product, whose sums over rows are pushes too."""
+    gradient = jax.grad(lambda x, t: jnp.sum(jnp.sin(PRODUCTS[name](x, t))), (0, 1))
+    jaxpr = jax.make_jaxpr(ag.optimize(gradient))(X, T).jaxpr
+    assert max(v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars) <= 3 * N
+    for got, want in zip(jax.jit(ag.optimize(gradient))(X, T), jax.jit(gradient)(X, T), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * float(jnp.max(jnp.abs(want))))
+
+
+TWICE = {
+    "two products": lambda h, t: jnp.sum(jnp.sin(h @ t)) + jnp.sum(jnp.cos(h @ jnp.flip(t))),
+    "from both sides": lambda h, t: jnp.sum(jnp.sin(h @ t)) + jnp.sum(jnp.cos(jnp.flip(t) @ h)),
+    "and its entries": lambda h, t: jnp.sum(jnp.sin(h @ t)) + jnp.sum(h**2),
+    "of a product": lambda h, t: jnp.sum(jnp.sin(h @ (h @ t))),
+    "of other weights": lambda h, t: jnp.sum(jnp.sin(h @ t) * t) + t @ h @ jnp.flip(t),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+@pytest.mark.parametrize("made", [jax.hessian(loss), jax.jacrev(stencil)], ids=["hessian", "jacrev"])
+def test_gradients_of_several_products(name: str, made: Any) -> None:
+    """Cotangents of several products are sums of outer products: what is no product of one is left."""
+    gradient = jax.grad(lambda x, t: TWICE[name](made(x), t), (0, 1))
+    for got, want in zip(jax.jit(ag.optimize(gradient))(X, T), jax.jit(gradient)(X, T), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * float(jnp.max(jnp.abs(want))))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_in_halves(dtype: str) -> None:
     """Half the digits, and the numbers of plain JAX within them."""

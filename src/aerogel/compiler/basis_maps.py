@@ -104,12 +104,12 @@ def _through(rows: BasisRows, places: Sequence[int], x: Atom, t: Any, size: int,
             inputs[rows.entry[1]] = t
         for k, axis in enumerate(answer.ins):
             if axis is not None and k not in rows.read(place):
-                inputs[k] = _repeated(inputs[k], axis, size)
+                inputs[k] = repeated(inputs[k], axis, size)
         env.update(zip(eqn.outvars, answer.block(0, size, *inputs), strict=True))
     return env[x]
 
 
-def _repeated(x: Any, axis: Axis, size: int) -> Any:
+def repeated(x: Any, axis: Axis, size: int) -> Any:
     """`size` rows of a value of which all are the same."""
     one = lax.slice_in_dim(x, 0, 1, axis=axis.dim)
     return lax.broadcast_in_dim(one, axis.resize(x.shape, size), range(x.ndim))

@@ -73,7 +73,7 @@ def basis_rows(level: Level, after_differentiation: bool) -> Iterator[BasisRows]
         roots = [*_identity(level, eqn), *_starts(level, place)]
         followed += bool(roots)
         for rows in roots:
-            _grow(rows, after_differentiation)
+            grow(rows, after_differentiation)
             if rows.sums or (rows.made and rows.entry is None):
                 yield rows
 
@@ -102,7 +102,8 @@ def _is_large(x: Var) -> bool:
     return len(shape) == 2 and min(shape) >= FEWEST_ROWS and jnp.issubdtype(x.aval.dtype, jnp.floating)
 
 
-def _grow(rows: BasisRows, after_differentiation: bool) -> None:
+def grow(rows: BasisRows, after_differentiation: bool) -> None:
+    """Follows what is made of the rows, reader by reader."""
     level = rows.level
     if rows.entry is None:
         rows.axes[rows.root] = Axis(rows.dim)
@@ -117,7 +118,7 @@ def _grow(rows: BasisRows, after_differentiation: bool) -> None:
         if not outs:
             continue
         found = along(eqn, known, rows.count, after_differentiation=after_differentiation)
-        if isinstance(found, Mapped) and _is_one_map(level, eqn, found, known, outs):
+        if isinstance(found, Mapped) and is_one_map(level, eqn, found, known, outs):
             rows.made[place] = found
             for v, axis in zip(eqn.outvars, found.outs, strict=True):
                 if axis is not None:
@@ -128,7 +129,7 @@ def _grow(rows: BasisRows, after_differentiation: bool) -> None:
             (rows.sums[place],) = known
 
 
-def _is_one_map(level: Level, eqn: JaxprEqn, found: Mapped, known: dict[int, Axis], outs: set[int]) -> bool:
+def is_one_map(level: Level, eqn: JaxprEqn, found: Mapped, known: dict[int, Axis], outs: set[int]) -> bool:
     """Whether an equation makes of each row the same: it reads nothing else row by row, nor which row it is.
 
     What it makes row by row are the results at `outs`, which are linear, and no others.

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
+from ..basis_gradients import gradient_sums
 from ..basis_maps import pulled, pushed
 from ..basis_rows import BasisRows, basis_rows, short_rows
 from ..cost import jaxpr_seconds
@@ -64,7 +65,7 @@ class _Walk:
 
     def _without_one(self, jaxpr: Jaxpr) -> Jaxpr:
         for rows in basis_rows(Level(jaxpr), not self.context.before_differentiation):
-            edits = _edits(rows)
+            edits = _edits(rows, not self.context.before_differentiation)
             if edits:
                 new = drop_dead(apply_edits(jaxpr, edits)[0])
                 refusal = self._refusal(jaxpr, new, edits)
@@ -85,7 +86,7 @@ class _Walk:
         return None
 
 
-def _edits(rows: BasisRows) -> list[Edit]:
+def _edits(rows: BasisRows, after_differentiation: bool) -> list[Edit]:
     """Sums of rows with weights of half as many columns as there are rows or fewer, and values of rows as short."""
     edits = [pulled(rows, place) for place in short_rows(rows)] if rows.entry is None else []
     for place in rows.sums:
@@ -93,6 +94,8 @@ def _edits(rows: BasisRows) -> list[Edit]:
         weights = [x.aval.size // rows.count for k, x in enumerate(eqn.invars) if k != rows.sums[place]]
         if 2 * max(weights, default=1) <= rows.count:
             edits.append(pushed(rows, place))
+    if rows.entry is None and after_differentiation:
+        edits += gradient_sums(rows, after_differentiation)
     return edits
 
 
