@@ -80,7 +80,7 @@ class _Walk:
         added = jaxpr_seconds(with_equations(new, list(chain.from_iterable(e.eqns for e in edits))), machine)
         gone = jaxpr_seconds(old, machine) - jaxpr_seconds(new, machine) + added
         if added > LARGEST_SHARE * gone:
-            return "without it, it would take about as long"
+            return "that is predicted to take about as long"
         if jaxpr_cost(new).peak_bytes > max(FREE_BYTES, jaxpr_cost(old).peak_bytes):
             return "a pull would store more than is stored now"
         return None
@@ -101,8 +101,11 @@ def _edits(rows: BasisRows, after_differentiation: bool) -> list[Edit]:
 
 def _decision(rows: BasisRows, refusal: str | None) -> Decision:
     place = rows.level.made_by[rows.root] if rows.entry is None else rows.entry[0]
-    matrix = "an identity" if rows.entry is None else "what a loop starts from"
-    what = f"what is made of the {rows.count} rows of {matrix} is made without them"
-    why = "a product with a Jacobian is one push or pull" if refusal is None else refusal
+    if rows.entry is None:
+        what = f"products with a Jacobian of {rows.count} rows are pushes and pulls"
+        why = "the identity that it is made of need not exist"
+    else:
+        what = f"a loop over {rows.count} rows that are then summed up runs on their sum"
+        why = "each step is linear in them"
     eqn = rows.level.eqns[place]
-    return Decision(NAME, what, where(eqn), refusal is None, why, exactness=Exactness.FINITE)
+    return Decision(NAME, what, where(eqn), refusal is None, refusal or why, exactness=Exactness.FINITE)
