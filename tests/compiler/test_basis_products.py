@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.passes.basis_products import NAME
+from aerogel.compiler.passes.basis_products import NAME, BasisProducts
 
 N = 256
 W = jax.random.normal(jax.random.key(0), (N, 40)) / 10
@@ -209,6 +209,24 @@ def test_gradients_of_several_products(name: str, made: Any) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * float(jnp.max(jnp.abs(want))))
 
 
+def outer_rows(x: jax.Array, t: jax.Array) -> jax.Array:
+    """Rows of an outer product of what is itself linear in the rows of an identity."""
+    jacobian = jax.jacrev(stencil)(x)
+    rows = lax.dot_general(jacobian @ t, jnp.sin(t), (((), ()), ((), ())))
+    return jnp.sum(rows * jnp.cos(x), 0) + jnp.sum(jacobian**2, 0)
+
+
+def quadratic(x: jax.Array, t: jax.Array) -> jax.Array:
+    """Its cotangent is linear in the rows of the identity, too."""
+    return jax.grad(lambda x: jnp.sum((jax.jacrev(stencil)(x) @ t) ** 2))(x)
+
+
+@pytest.mark.parametrize("f", [outer_rows, quadratic])
+def test_weights_that_are_rows_themselves_weight_once(f: Any) -> None:
+    """What is linear in the rows of an identity already is not weighted with them again."""
+    assert_same(f, X, T)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_in_halves(dtype: str) -> None:
     """Half the digits, and the numbers of plain JAX within them."""
@@ -256,6 +274,20 @@ def test_no_entries(n: int) -> None:
     """A Jacobian of nothing, or of one number."""
     f = lambda x, t: jax.jacfwd(jnp.sin)(x[:n]) @ t[:n]  # noqa: E731
     assert_same(f, X, T)
+
+
+def test_a_deep_function() -> None:
+    """Of a chain of many equations the gradient's sums, each written from its start, would be too many."""
+
+    def deep(x: jax.Array) -> jax.Array:
+        for k in range(200):
+            x = jnp.sin(x) + 0.001 * k * jnp.roll(x, 1)
+        return x
+
+    gradient = jax.grad(lambda x, t: jnp.sum(jnp.sin(jax.jacfwd(deep)(x) @ t)))
+    reports: list[Any] = []
+    jax.make_jaxpr(ag.optimize(gradient, passes=(BasisProducts(),), rules=(), on_report=reports.append))(X, T)
+    assert not [d for d in reports[-1].decisions if d.failed]
 
 
 def test_strict_numbers_are_left() -> None:

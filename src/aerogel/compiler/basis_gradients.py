@@ -4,23 +4,24 @@ The product's cotangent comes back to the Jacobian as an outer product: row b is
 rows w_b u', and its product with a row L(e_b) is w_b L'(e_b). Summed up over b, that is L'(w): a push, as before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Literal, Var
+from aerogel._jax import JaxprEqn, Var
 
 from .axes import MONOIDS, Axis, Mapped, Reduced, along, linear_in
-from .basis_maps import repeated
+from .basis_maps import behind, operands, reads, through
 from .basis_rows import BasisRows, grow, is_one_map
 from .level import Edit, Level
 from .linear_values import linear_outs
 from .program import Builder, is_var
 
 MOST_OUTER = 4  # outer products of a level that are looked at
+MOST_WRITTEN = 1000  # equations for the sums of one: each is written from the start, 300 layers would be 90,000 times
 
 
 @dataclass
@@ -56,8 +57,9 @@ class _Products:
         plain, scaled, both = found
         if both:
             return {} if plain or scaled else both
-        factors = eqn.primitive.name in ("mul", "dot_general") and len(plain) == len(scaled) == 1
-        return plain | scaled if factors and set(linear_in(eqn)) == {0, 1} else {}
+        known = plain | scaled
+        factors = eqn.primitive.name in ("mul", "dot_general") and set(linear_in(eqn)) == {0, 1}
+        return known if factors and len(plain) == len(scaled) == 1 and len(known) == 2 else {}
 
     def grow(self, after_differentiation: bool) -> None:
         """Follows what is made of both, reader by reader."""
@@ -87,14 +89,12 @@ class _Products:
             elif isinstance(found, Reduced) and _adds_rows(found, known):
                 self.sums[place] = found
 
-    def maker(self, x: Var) -> Mapped:
-        """How the equation that makes a value makes its rows."""
-        place = self.level.made_by[x]
-        return next(one.made[place] for one in (self, self.rows, self.scaled) if x in one.axes)
-
-    def has_rows(self, x: Atom) -> bool:
-        """Whether a value has rows of any kind."""
-        return is_var(x) and any(x in one.axes for one in (self, self.rows, self.scaled))
+    def joint(self) -> BasisRows:
+        """All values with rows of any kind."""
+        kinds = (self.scaled, self.rows, self)
+        axes = {x: axis for one in kinds for x, axis in one.axes.items()}
+        made = {place: answer for one in kinds for place, answer in one.made.items()}
+        return BasisRows(self.level, self.rows.root, self.rows.dim, axes=axes, made=made)
 
 
 def _adds_rows(found: Reduced, known: dict[int, Axis]) -> bool:
@@ -108,8 +108,11 @@ def gradient_sums(rows: BasisRows, after_differentiation: bool) -> Iterator[Edit
         grow(scaled, after_differentiation)
         products = _Products(rows, scaled, weights)
         products.grow(after_differentiation)
-        for place in products.sums:
-            yield _pushed(products, place)
+        joint = products.joint()
+        ways = {place: behind(joint, products.level.eqns[place].invars, (scaled.root,)) for place in products.sums}
+        if sum(map(len, ways.values())) <= MOST_WRITTEN:
+            for place, places in ways.items():
+                yield _pushed(products, joint, place, places)
 
 
 def _outer_products(rows: BasisRows) -> Iterator[tuple[BasisRows, tuple[Var, Var]]]:
@@ -128,49 +131,16 @@ def _outer_products(rows: BasisRows) -> Iterator[tuple[BasisRows, tuple[Var, Var
                 yield BasisRows(rows.level, out, dim), pair
 
 
-def _pushed(products: _Products, place: int) -> Edit:
-    eqn, answer = products.level.eqns[place], products.sums[place]
-    builder = Builder(eqn)
-    reads = _reads(products, eqn)
-    roots = {products.rows.root: products.rows.dim, products.scaled.root: products.scaled.dim}
+def _pushed(products: _Products, rows: BasisRows, place: int, places: Sequence[int]) -> Edit:
+    eqn, answer = rows.level.eqns[place], products.sums[place]
+    builder, scaled = Builder(eqn), products.scaled
+    read = reads(rows, (*places, place))
 
     def push(w: Any, u: Any, *consts: Any) -> Any:
-        env: dict[Var, Any] = dict(zip(reads, consts, strict=True))
-        for (root, dim), value in zip(roots.items(), (w, u), strict=True):
-            env[root] = lax.expand_dims(value, [dim])
+        starts = {rows.root: lax.expand_dims(w, [rows.dim]), scaled.root: lax.expand_dims(u, [scaled.dim])}
+        env = through(rows, places, starts, 1, dict(zip(read, consts, strict=True)))
+        return answer.finish(*answer.block(0, 1, *operands(rows, place, answer.ins, env, 1)))
 
-        def inputs(eqn: JaxprEqn, answer: Mapped | Reduced) -> list[Any]:
-            found = []
-            for x, axis in zip(eqn.invars, answer.ins, strict=True):
-                value = x.val if isinstance(x, Literal) else at(x)
-                found.append(repeated(value, axis, 1) if axis is not None and not products.has_rows(x) else value)
-            return found
-
-        def at(x: Var) -> Any:
-            if x not in env:
-                made, how = products.level.eqns[products.level.made_by[x]], products.maker(x)
-                env.update(zip(made.outvars, how.block(0, 1, *inputs(made, how)), strict=True))
-            return env[x]
-
-        return answer.finish(*answer.block(0, 1, *inputs(eqn, answer)))
-
-    results = builder.call(push, *products.weights, *reads)
+    results = builder.call(push, *products.weights, *read)
     made = {v: builder.as_weak_as(v, x) for v, x in zip(eqn.outvars, results, strict=True)}
     return Edit(place, frozenset((place,)), builder.eqns, dict(made), frozenset((place,)))
-
-
-def _reads(products: _Products, eqn: JaxprEqn) -> list[Var]:
-    """What is read on the way from both roots, besides rows."""
-    found: dict[Var, None] = {}
-    seen = {products.rows.root, products.scaled.root}
-    stack = [*eqn.invars]
-    while stack:
-        x = stack.pop()
-        if not is_var(x) or x in seen:
-            continue
-        seen.add(x)
-        if products.has_rows(x):
-            stack += products.level.eqns[products.level.made_by[x]].invars
-        else:
-            found[x] = None
-    return list(found)

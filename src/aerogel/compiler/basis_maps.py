@@ -1,6 +1,6 @@
 """What is made of a basis, made without it: a sum of its rows is a push, and a value of short rows a few pulls."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -28,21 +28,24 @@ def pushed(rows: BasisRows, place: int) -> Edit:
         (c,) = eqn.params["dimension_numbers"][0][1 - k]
         free = tuple(n for d, n in enumerate(weights[0].aval.shape) if d != c)
     size, count, dtype = prod(free), rows.count, rows.root.aval.dtype
-    places, precision = _behind(rows, summed), eqn.params.get("precision")
+    places, precision = behind(rows, [summed]), eqn.params.get("precision")
+    read = reads(rows, places)
 
     def push(matrix: Any, *atoms: Any) -> Any:
         given, consts = atoms[: len(weights)], atoms[len(weights) :]
         t = lax.reshape(jnp.moveaxis(given[0], c, -1), (size, count)) if given else lax.full((1, count), 1, dtype)
         if rows.entry is not None:
             t = lax.dot_general(t, matrix, (((1,), (rows.dim,)), ((), ())), precision=precision)
-        total = _through(rows, places, summed, t if rows.dim == 0 else t.T, size, consts)
+        total = through(
+            rows, places, {rows.root: t if rows.dim == 0 else t.T}, size, dict(zip(read, consts, strict=True))
+        )[summed]
         axis = rows.axes[summed].dim
         rest = [n for d, n in enumerate(total.shape) if d != axis]
         moved = jnp.moveaxis(total, axis, 0 if k else -1)
         shape = (*free, *rest) if k else (*rest, *free)
         return lax.convert_element_type(lax.reshape(moved, shape), out.aval.dtype)
 
-    (result,) = builder.call(push, rows.root, *weights, *_consts(rows, places))
+    (result,) = builder.call(push, rows.root, *weights, *read)
     return Edit(place, frozenset((place,)), builder.eqns, {out: builder.as_weak_as(out, result)}, frozenset((place,)))
 
 
@@ -50,15 +53,17 @@ def pulled(rows: BasisRows, place: int) -> Edit:
     """A value with rows of few entries, made of the transpose of the map."""
     eqn = rows.level.eqns[place]
     builder, (out,) = Builder(eqn), eqn.outvars
-    places = _behind(rows, out)
+    places = behind(rows, [out])
+    read = reads(rows, places)
     dim, width, count = rows.axes[out].dim, rows.width(out), rows.count
     entries = tuple(n for d, n in enumerate(out.aval.shape) if d != dim)
     cotangent = rows.axes[out].resize(out.aval.shape, 1)
 
     def pull(*consts: Any) -> Any:
         # Of a linear map the derivative anywhere; JAX's transposes want what is linear in equations of its own.
+        env = dict(zip(read, consts, strict=True))
         zeros = lax.full((1, count) if rows.dim == 0 else (count, 1), 0, rows.root.aval.dtype)
-        _, back = jax.vjp(lambda e: _through(rows, places, out, e, 1, consts), zeros)
+        _, back = jax.vjp(lambda e: through(rows, places, {rows.root: e}, 1, env)[out], zeros)
         if width == 1:
             (columns,) = back(lax.full(cotangent, 1, out.aval.dtype))
         else:
@@ -67,17 +72,18 @@ def pulled(rows: BasisRows, place: int) -> Edit:
         whole = jnp.moveaxis(lax.reshape(columns, (*entries, count)), -1, dim)
         return lax.convert_element_type(whole, out.aval.dtype)
 
-    (result,) = builder.call(pull, *_consts(rows, places))
+    (result,) = builder.call(pull, *read)
     return Edit(place, frozenset((place,)), builder.eqns, {out: builder.as_weak_as(out, result)}, frozenset((place,)))
 
 
-def _behind(rows: BasisRows, x: Atom) -> tuple[int, ...]:
-    """The places that make `x` of the identity."""
+def behind(rows: BasisRows, xs: Iterable[Atom], others: Collection[Var] = ()) -> tuple[int, ...]:
+    """The places that make `xs` of the matrix, and of other values with rows."""
+    roots = {*others, rows.root} if rows.entry is None else {*others}
     found: set[int] = set()
-    stack = [x]
+    stack = [*xs]
     while stack:
         y = stack.pop()
-        if not is_var(y) or y not in rows.axes or (y is rows.root and rows.entry is None):
+        if not is_var(y) or y not in rows.axes or y in roots:
             continue
         place = rows.level.made_by[y]
         if place not in found:
@@ -86,30 +92,37 @@ def _behind(rows: BasisRows, x: Atom) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _consts(rows: BasisRows, places: Sequence[int]) -> list[Var]:
+def reads(rows: BasisRows, places: Iterable[int]) -> list[Var]:
     """What the equations at `places` read besides rows."""
-    reads = (x for place in places for x in rows.level.eqns[place].invars)
-    return list(dict.fromkeys(x for x in reads if is_var(x) and x not in rows.axes))
+    read = (x for place in places for x in rows.level.eqns[place].invars)
+    return list(dict.fromkeys(x for x in read if is_var(x) and x not in rows.axes))
 
 
-def _through(rows: BasisRows, places: Sequence[int], x: Atom, t: Any, size: int, consts: Sequence[Any]) -> Any:
-    """The rows of `x` for `size` rows `t` in place of the identity's."""
-    env: dict[Any, Any] = dict(zip(_consts(rows, places), consts, strict=True))
-    if rows.entry is None:
-        env[rows.root] = t
+def through(
+    rows: BasisRows, places: Sequence[int], starts: Mapping[Var, Any], size: int, consts: Mapping[Var, Any]
+) -> dict[Var, Any]:
+    """`size` rows of what the equations at `places` make of as many in place of the matrix's.
+
+    Args:
+        starts: the rows of the matrix, and of other values that are not made here.
+        consts: the values of `reads(rows, places)`.
+    """
+    env = {**consts, **starts} if rows.entry is None else {**consts}
     for place in places:
         eqn, answer = rows.level.eqns[place], rows.made[place]
-        inputs = [y.val if isinstance(y, Literal) else env[y] for y in eqn.invars]
+        inputs = operands(rows, place, answer.ins, env, size)
         if rows.entry is not None and rows.entry[0] == place:
-            inputs[rows.entry[1]] = t
-        for k, axis in enumerate(answer.ins):
-            if axis is not None and k not in rows.read(place):
-                inputs[k] = repeated(inputs[k], axis, size)
+            inputs[rows.entry[1]] = starts[rows.root]
         env.update(zip(eqn.outvars, answer.block(0, size, *inputs), strict=True))
-    return env[x]
+    return env
 
 
-def repeated(x: Any, axis: Axis, size: int) -> Any:
-    """`size` rows of a value of which all are the same."""
-    one = lax.slice_in_dim(x, 0, 1, axis=axis.dim)
-    return lax.broadcast_in_dim(one, axis.resize(x.shape, size), range(x.ndim))
+def operands(rows: BasisRows, place: int, ins: Sequence[Axis | None], env: Mapping[Any, Any], size: int) -> list[Any]:
+    """The operands of an equation for `size` rows; `ins` is where it wants rows."""
+    found = [x.val if isinstance(x, Literal) else env[x] for x in rows.level.eqns[place].invars]
+    known = rows.read(place)
+    for k, axis in enumerate(ins):
+        if axis is not None and k not in known:  # of such a value all rows are the same
+            one = lax.slice_in_dim(found[k], 0, 1, axis=axis.dim)
+            found[k] = lax.broadcast_in_dim(one, axis.resize(found[k].shape, size), range(found[k].ndim))
+    return found

@@ -29,6 +29,7 @@ LARGEST_SHARE = 0.7
 # Bytes that it may take in any case: a pull stores what a push needs not.
 FREE_BYTES = 1 << 20
 MOST_ROUNDS = 8
+LONGEST_WAY = 400  # equations that are written again for each product
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class _Walk:
 
     def _without_one(self, jaxpr: Jaxpr) -> Jaxpr:
         for rows in basis_rows(Level(jaxpr), not self.context.before_differentiation):
-            edits = _edits(rows, not self.context.before_differentiation)
+            edits = _edits(rows, not self.context.before_differentiation) if len(rows.made) <= LONGEST_WAY else []
             if edits:
                 new = drop_dead(apply_edits(jaxpr, edits)[0])
                 refusal = self._refusal(jaxpr, new, edits)
