@@ -14,14 +14,13 @@ from jax import lax
 from aerogel._jax import JaxprEqn, Var
 
 from .axes import MONOIDS, Axis, Mapped, Reduced, along, linear_in
-from .basis_maps import behind, operands, reads, through
+from .basis_maps import Written, in_its_place, operands
 from .basis_rows import BasisRows, grow, is_one_map
 from .level import Edit, Level
 from .linear_values import linear_outs
 from .program import Builder, is_var
 
 MOST_OUTER = 4  # outer products of a level that are looked at
-MOST_WRITTEN = 1000  # equations for the sums of one: each is written from the start, 300 layers would be 90,000 times
 
 
 @dataclass
@@ -108,11 +107,7 @@ def gradient_sums(rows: BasisRows, after_differentiation: bool) -> Iterator[Edit
         grow(scaled, after_differentiation)
         products = _Products(rows, scaled, weights)
         products.grow(after_differentiation)
-        joint = products.joint()
-        ways = {place: behind(joint, products.level.eqns[place].invars, (scaled.root,)) for place in products.sums}
-        if sum(map(len, ways.values())) <= MOST_WRITTEN:
-            for place, places in ways.items():
-                yield _pushed(products, joint, place, places)
+        yield from _pushes(products)
 
 
 def _outer_products(rows: BasisRows) -> Iterator[tuple[BasisRows, tuple[Var, Var]]]:
@@ -131,16 +126,23 @@ def _outer_products(rows: BasisRows) -> Iterator[tuple[BasisRows, tuple[Var, Var
                 yield BasisRows(rows.level, out, dim), pair
 
 
-def _pushed(products: _Products, rows: BasisRows, place: int, places: Sequence[int]) -> Edit:
-    eqn, answer = rows.level.eqns[place], products.sums[place]
-    builder, scaled = Builder(eqn), products.scaled
-    read = reads(rows, (*places, place))
+def _pushes(products: _Products) -> Iterator[Edit]:
+    rows, scaled = products.joint(), products.scaled
+    written: Written | None = None
+    for place, answer in products.sums.items():
+        eqn = rows.level.eqns[place]
+        builder = Builder(eqn)
+        if written is None:
+            w, u = (
+                builder.call(lambda x, dim=one.dim: lax.expand_dims(x, [dim]), x)[0]
+                for one, x in zip((rows, scaled), products.weights, strict=True)
+            )
+            written = Written(rows, 1, w, {scaled.root: u})
+        written.write(builder, [x for x in eqn.invars if is_var(x)])
+        atoms = {x: written.values.get(x, x) for x in eqn.invars if is_var(x)}
 
-    def push(w: Any, u: Any, *consts: Any) -> Any:
-        starts = {rows.root: lax.expand_dims(w, [rows.dim]), scaled.root: lax.expand_dims(u, [scaled.dim])}
-        env = through(rows, places, starts, 1, dict(zip(read, consts, strict=True)))
-        return answer.finish(*answer.block(0, 1, *operands(rows, place, answer.ins, env, 1)))
+        def finish(*given: Any, place: int = place, answer: Reduced = answer, xs: Sequence[Var] = (*atoms,)) -> Any:
+            inputs = operands(rows, place, answer.ins, dict(zip(xs, given, strict=True)), 1)
+            return answer.finish(*answer.block(0, 1, *inputs))
 
-    results = builder.call(push, *products.weights, *read)
-    made = {v: builder.as_weak_as(v, x) for v, x in zip(eqn.outvars, results, strict=True)}
-    return Edit(place, frozenset((place,)), builder.eqns, dict(made), frozenset((place,)))
+        yield in_its_place(builder, place, builder.call(finish, *atoms.values()))

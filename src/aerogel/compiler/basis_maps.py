@@ -1,6 +1,7 @@
 """What is made of a basis, made without it: a sum of its rows is a push, and a value of short rows a few pulls."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aerogel._jax import Atom, Literal, Var
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes import Axis
 from .basis_rows import BasisRows
@@ -16,37 +17,100 @@ from .level import Edit
 from .program import Builder, is_var
 
 
-def pushed(rows: BasisRows, place: int) -> Edit:
-    """A weighted sum of rows as the map of the weights: L(t)."""
-    eqn, k = rows.level.eqns[place], rows.sums[place]
-    builder, (out,) = Builder(eqn), eqn.outvars
-    summed = eqn.invars[k]
-    assert is_var(summed)
-    weights, free, c = [], (), 0
-    if eqn.primitive.name == "dot_general":
-        weights = [eqn.invars[1 - k]]
-        (c,) = eqn.params["dimension_numbers"][0][1 - k]
-        free = tuple(n for d, n in enumerate(weights[0].aval.shape) if d != c)
-    size, count, dtype = prod(free), rows.count, rows.root.aval.dtype
-    places, precision = behind(rows, [summed]), eqn.params.get("precision")
-    read = reads(rows, places)
+@dataclass
+class Written:
+    """What is made of other rows in place of the matrix's, each value once.
 
-    def push(matrix: Any, *atoms: Any) -> Any:
-        given, consts = atoms[: len(weights)], atoms[len(weights) :]
-        t = lax.reshape(jnp.moveaxis(given[0], c, -1), (size, count)) if given else lax.full((1, count), 1, dtype)
+    Attributes:
+        size: how many rows there are.
+        start: what stands for the matrix.
+        values: what stands for values with rows: others to start from, and what is written.
+    """
+
+    rows: BasisRows
+    size: int
+    start: Atom
+    values: dict[Var, Atom] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rows.entry is None:
+            self.values[self.rows.root] = self.start
+
+    def write(self, builder: Builder, xs: Iterable[Var]) -> None:
+        """Writes what stands for `xs`, as far as it is not yet written."""
+        places = behind(self.rows, xs, self.values)
+        made = [v for place in places for v in self.rows.level.eqns[place].outvars]
+        read, earlier = reads(self.rows, places), self._earlier(places)
+
+        def make(start: Any, *atoms: Any) -> list[Any]:
+            env = through(self.rows, places, start, dict(zip((*read, *earlier), atoms, strict=True)), self.size)
+            return [env[v] for v in made]
+
+        if places:
+            atoms = builder.call(make, self.start, *read, *(self.values[x] for x in earlier))
+            self.values.update(zip(made, atoms, strict=True))
+
+    def _earlier(self, places: Iterable[int]) -> list[Var]:
+        read = (x for place in places for x in self.rows.level.eqns[place].invars)
+        return list(dict.fromkeys(x for x in read if is_var(x) and x in self.values))
+
+
+def pushes(rows: BasisRows, places: Iterable[int]) -> Iterator[Edit]:
+    """Weighted sums of rows as the map of the weights: L(t)."""
+    written: dict[Any, Written] = {}
+    for place in places:
+        eqn, k = rows.level.eqns[place], rows.sums[place]
+        builder, (out,), summed = Builder(eqn), eqn.outvars, eqn.invars[k]
+        assert is_var(summed)
+        weights, c, precision = _weights(eqn, k)
+        key = (weights, c, precision) if weights is None or is_var(weights) else place
+        free = () if weights is None else tuple(n for d, n in enumerate(weights.aval.shape) if d != c)
+        if key not in written:
+            start = _weighted(builder, rows, weights, c, precision)
+            written[key] = Written(rows, prod(free), start)
+        written[key].write(builder, [summed])
+        (result,) = builder.call(_laid_out(rows, summed, k, free, out), written[key].values[summed])
+        yield in_its_place(builder, place, [result])
+
+
+def _weights(eqn: JaxprEqn, k: int) -> tuple[Atom | None, int, Any]:
+    """What the rows in operand `k` are weighted with, along which of its dimensions, and the sum's precision."""
+    if eqn.primitive.name != "dot_general":
+        return None, 0, None
+    return eqn.invars[1 - k], eqn.params["dimension_numbers"][0][1 - k][0], eqn.params["precision"]
+
+
+def _weighted(builder: Builder, rows: BasisRows, weights: Atom | None, c: int, precision: Any) -> Atom:
+    """The sum of the matrix's own rows."""
+    size = 1 if weights is None else weights.aval.size // rows.count
+
+    def start(matrix: Any, *given: Any) -> Any:
+        t = jnp.moveaxis(given[0], c, -1) if given else lax.full((rows.count,), 1, matrix.dtype)
+        t = lax.reshape(t, (size, rows.count))
         if rows.entry is not None:
             t = lax.dot_general(t, matrix, (((1,), (rows.dim,)), ((), ())), precision=precision)
-        total = through(
-            rows, places, {rows.root: t if rows.dim == 0 else t.T}, size, dict(zip(read, consts, strict=True))
-        )[summed]
-        axis = rows.axes[summed].dim
+        return t if rows.dim == 0 else t.T
+
+    return builder.call(start, rows.root, *([] if weights is None else [weights]))[0]
+
+
+def _laid_out(rows: BasisRows, summed: Var, k: int, free: Sequence[int], out: Var) -> Callable[[Any], Any]:
+    axis = rows.axes[summed].dim
+
+    def lay_out(total: Any) -> Any:
         rest = [n for d, n in enumerate(total.shape) if d != axis]
         moved = jnp.moveaxis(total, axis, 0 if k else -1)
         shape = (*free, *rest) if k else (*rest, *free)
         return lax.convert_element_type(lax.reshape(moved, shape), out.aval.dtype)
 
-    (result,) = builder.call(push, rows.root, *weights, *read)
-    return Edit(place, frozenset((place,)), builder.eqns, {out: builder.as_weak_as(out, result)}, frozenset((place,)))
+    return lay_out
+
+
+def in_its_place(builder: Builder, place: int, results: Sequence[Atom]) -> Edit:
+    """The edit that puts what was built for the equation at `place` there."""
+    outs = builder.like.outvars
+    made: dict[Var, Atom] = {v: builder.as_weak_as(v, x) for v, x in zip(outs, results, strict=True)}
+    return Edit(place, frozenset((place,)), builder.eqns, made, frozenset((place,)))
 
 
 def pulled(rows: BasisRows, place: int) -> Edit:
@@ -63,7 +127,7 @@ def pulled(rows: BasisRows, place: int) -> Edit:
         # Of a linear map the derivative anywhere; JAX's transposes want what is linear in equations of its own.
         env = dict(zip(read, consts, strict=True))
         zeros = lax.full((1, count) if rows.dim == 0 else (count, 1), 0, rows.root.aval.dtype)
-        _, back = jax.vjp(lambda e: through(rows, places, {rows.root: e}, 1, env)[out], zeros)
+        _, back = jax.vjp(lambda e: through(rows, places, e, env, 1)[out], zeros)
         if width == 1:
             (columns,) = back(lax.full(cotangent, 1, out.aval.dtype))
         else:
@@ -73,17 +137,17 @@ def pulled(rows: BasisRows, place: int) -> Edit:
         return lax.convert_element_type(whole, out.aval.dtype)
 
     (result,) = builder.call(pull, *read)
-    return Edit(place, frozenset((place,)), builder.eqns, {out: builder.as_weak_as(out, result)}, frozenset((place,)))
+    return in_its_place(builder, place, [result])
 
 
 def behind(rows: BasisRows, xs: Iterable[Atom], others: Collection[Var] = ()) -> tuple[int, ...]:
     """The places that make `xs` of the matrix, and of other values with rows."""
-    roots = {*others, rows.root} if rows.entry is None else {*others}
+    root = rows.root if rows.entry is None else None
     found: set[int] = set()
     stack = [*xs]
     while stack:
         y = stack.pop()
-        if not is_var(y) or y not in rows.axes or y in roots:
+        if not is_var(y) or y not in rows.axes or y is root or y in others:
             continue
         place = rows.level.made_by[y]
         if place not in found:
@@ -98,21 +162,19 @@ def reads(rows: BasisRows, places: Iterable[int]) -> list[Var]:
     return list(dict.fromkeys(x for x in read if is_var(x) and x not in rows.axes))
 
 
-def through(
-    rows: BasisRows, places: Sequence[int], starts: Mapping[Var, Any], size: int, consts: Mapping[Var, Any]
-) -> dict[Var, Any]:
+def through(rows: BasisRows, places: Iterable[int], start: Any, read: Mapping[Var, Any], size: int) -> dict[Var, Any]:
     """`size` rows of what the equations at `places` make of as many in place of the matrix's.
 
     Args:
-        starts: the rows of the matrix, and of other values that are not made here.
-        consts: the values of `reads(rows, places)`.
+        start: the rows of the matrix.
+        read: the values of `reads(rows, places)`, and `size` rows of those that are not made here.
     """
-    env = {**consts, **starts} if rows.entry is None else {**consts}
+    env = {**read, rows.root: start} if rows.entry is None else {**read}
     for place in places:
         eqn, answer = rows.level.eqns[place], rows.made[place]
         inputs = operands(rows, place, answer.ins, env, size)
         if rows.entry is not None and rows.entry[0] == place:
-            inputs[rows.entry[1]] = starts[rows.root]
+            inputs[rows.entry[1]] = start
         env.update(zip(eqn.outvars, answer.block(0, size, *inputs), strict=True))
     return env
 

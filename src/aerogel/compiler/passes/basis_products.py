@@ -11,7 +11,7 @@ from typing import ClassVar
 from aerogel._jax import Jaxpr
 
 from ..basis_gradients import gradient_sums
-from ..basis_maps import pulled, pushed
+from ..basis_maps import behind, pulled, pushes
 from ..basis_rows import BasisRows, basis_rows, short_rows
 from ..cost import jaxpr_seconds
 from ..cost.account import jaxpr_cost
@@ -29,7 +29,7 @@ LARGEST_SHARE = 0.7
 # Bytes that it may take in any case: a pull stores what a push needs not.
 FREE_BYTES = 1 << 20
 MOST_ROUNDS = 8
-LONGEST_WAY = 400  # equations that are written again for each product
+MOST_PULLED = 2000  # equations: the way to each value of short rows is written anew, as it is pulled back alone
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _Walk:
 
     def _without_one(self, jaxpr: Jaxpr) -> Jaxpr:
         for rows in basis_rows(Level(jaxpr), not self.context.before_differentiation):
-            edits = _edits(rows, not self.context.before_differentiation) if len(rows.made) <= LONGEST_WAY else []
+            edits = self._edits(rows)
             if edits:
                 new = drop_dead(apply_edits(jaxpr, edits)[0])
                 refusal = self._refusal(jaxpr, new, edits)
@@ -74,6 +74,21 @@ class _Walk:
                 if refusal is None:
                     return new
         return jaxpr
+
+    def _edits(self, rows: BasisRows) -> list[Edit]:
+        """Sums of rows with weights of half as many columns as there are rows or fewer, and values of rows as short."""
+        edits: list[Edit] = []
+        if rows.entry is None:
+            short = list(short_rows(rows))
+            ways = sum(len(behind(rows, rows.level.eqns[place].outvars)) for place in short)
+            if ways <= MOST_PULLED:
+                edits += [pulled(rows, place) for place in short]
+            else:
+                self.decisions.append(_decision(rows, f"{len(short)} pulls would be {ways:,} equations to start with"))
+        edits += pushes(rows, (place for place in rows.sums if _is_narrow(rows, place)))
+        if rows.entry is None and not self.context.before_differentiation:
+            edits += gradient_sums(rows, after_differentiation=True)
+        return edits
 
     def _refusal(self, old: Jaxpr, new: Jaxpr, edits: list[Edit]) -> str | None:
         """Why what is written is not clearly better than what goes; None if it is."""
@@ -87,17 +102,9 @@ class _Walk:
         return None
 
 
-def _edits(rows: BasisRows, after_differentiation: bool) -> list[Edit]:
-    """Sums of rows with weights of half as many columns as there are rows or fewer, and values of rows as short."""
-    edits = [pulled(rows, place) for place in short_rows(rows)] if rows.entry is None else []
-    for place in rows.sums:
-        eqn = rows.level.eqns[place]
-        weights = [x.aval.size // rows.count for k, x in enumerate(eqn.invars) if k != rows.sums[place]]
-        if 2 * max(weights, default=1) <= rows.count:
-            edits.append(pushed(rows, place))
-    if rows.entry is None and after_differentiation:
-        edits += gradient_sums(rows, after_differentiation)
-    return edits
+def _is_narrow(rows: BasisRows, place: int) -> bool:
+    weights = (x.aval.size for k, x in enumerate(rows.level.eqns[place].invars) if k != rows.sums[place])
+    return 2 * max(weights, default=rows.count) <= rows.count**2
 
 
 def _decision(rows: BasisRows, refusal: str | None) -> Decision:
