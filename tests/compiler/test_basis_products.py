@@ -252,7 +252,7 @@ NEAR = {
     "it is inverted": lambda x, t: jnp.linalg.solve(jax.jacfwd(stencil)(x) + 9 * jnp.eye(N), t),
     "its diagonal is read": lambda x, t: jnp.diag(jax.jacfwd(stencil)(x)) * t,
     "it is small": lambda x, t: jax.hessian(rosenbrock)(x[:8]) @ t[:8],
-    "as many weights as rows": lambda x, t: jax.jacfwd(stencil)(x) @ (W @ U),
+    "as many weights as rows": lambda x, t: jax.jacfwd(stencil)(x) @ jnp.sin(W @ U),
     "other weights": lambda x, t: jax.jacfwd(stencil)(x.astype("bfloat16")) @ t,
 }
 
@@ -306,7 +306,7 @@ def test_many_pulls_are_left() -> None:
         return found
 
     refused = [d for d in ag.explain(jax.jacfwd(each))(X).refused if d.rule == NAME]
-    assert "60 pulls would be" in refused[0].reason
+    assert "pulls would be" in refused[0].reason
     assert_same(jax.jacfwd(each), X)
 
 

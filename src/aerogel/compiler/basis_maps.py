@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, JaxprEqn, Var
 
-from .axes import Axis
-from .basis_rows import BasisRows
+from .basis_rows import BasisRows, operands
 from .level import Edit
 from .program import Builder, is_var
 
@@ -37,7 +36,7 @@ class Written:
             self.values[self.rows.root] = self.start
 
     def write(self, builder: Builder, xs: Iterable[Var]) -> None:
-        """Writes what stands for `xs`, as far as it is not yet written."""
+        """Writes what stands for `xs`, as far as it is not yet written: rows, and sums over them."""
         places = behind(self.rows, xs, self.values)
         made = [v for place in places for v in self.rows.level.eqns[place].outvars]
         read, earlier = reads(self.rows, places), self._earlier(places)
@@ -140,17 +139,14 @@ def pulled(rows: BasisRows, place: int) -> Edit:
     return in_its_place(builder, place, [result])
 
 
-def behind(rows: BasisRows, xs: Iterable[Atom], others: Collection[Var] = ()) -> tuple[int, ...]:
-    """The places that make `xs` of the matrix, and of other values with rows."""
-    root = rows.root if rows.entry is None else None
+def behind(rows: BasisRows, xs: Iterable[Atom], written: Collection[Var] = ()) -> tuple[int, ...]:
+    """The places that make `xs` of the matrix, and of what is written."""
     found: set[int] = set()
     stack = [*xs]
     while stack:
         y = stack.pop()
-        if not is_var(y) or y not in rows.axes or y is root or y in others:
-            continue
-        place = rows.level.made_by[y]
-        if place not in found:
+        place = rows.level.made_by.get(y, -1) if is_var(y) and y not in written else -1
+        if place in rows.made and place not in found:
             found.add(place)
             stack += rows.level.eqns[place].invars
     return tuple(sorted(found))
@@ -172,19 +168,8 @@ def through(rows: BasisRows, places: Iterable[int], start: Any, read: Mapping[Va
     env = {**read, rows.root: start} if rows.entry is None else {**read}
     for place in places:
         eqn, answer = rows.level.eqns[place], rows.made[place]
-        inputs = operands(rows, place, answer.ins, env, size)
+        inputs = operands(eqn, rows.read(place), answer.ins, env, size)
         if rows.entry is not None and rows.entry[0] == place:
             inputs[rows.entry[1]] = start
         env.update(zip(eqn.outvars, answer.block(0, size, *inputs), strict=True))
     return env
-
-
-def operands(rows: BasisRows, place: int, ins: Sequence[Axis | None], env: Mapping[Any, Any], size: int) -> list[Any]:
-    """The operands of an equation for `size` rows; `ins` is where it wants rows."""
-    found = [x.val if isinstance(x, Literal) else env[x] for x in rows.level.eqns[place].invars]
-    known = rows.read(place)
-    for k, axis in enumerate(ins):
-        if axis is not None and k not in known:  # of such a value all rows are the same
-            one = lax.slice_in_dim(found[k], 0, 1, axis=axis.dim)
-            found[k] = lax.broadcast_in_dim(one, axis.resize(found[k].shape, size), range(found[k].ndim))
-    return found

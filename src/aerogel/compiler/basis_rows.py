@@ -6,13 +6,15 @@ entries in each row is made of as many pulls by L's transpose. A loop that multi
 map of the matrix that it starts from, an identity or not: L(a_b), and a sum of rows is L(t A).
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Var
+from aerogel._jax import Atom, JaxprEqn, Literal, Var, scan_counts
 
 from .axes import Axis, Mapped, Reduced, along
 from .axes.rebind import shape_of
@@ -92,8 +94,8 @@ def _starts(level: Level, place: int) -> list[BasisRows]:
     eqn = level.eqns[place]
     if eqn.primitive.name != "scan":
         return []
-    first = eqn.params["num_consts"]
-    carries = [(k, eqn.invars[k]) for k in range(first, first + eqn.params["num_carry"])]
+    first, count = scan_counts(eqn.params)
+    carries = [(k, eqn.invars[k]) for k in range(first, first + count)]
     return [BasisRows(level, x, dim, (place, k)) for k, x in carries if is_var(x) and _is_large(x) for dim in (0, 1)]
 
 
@@ -146,6 +148,18 @@ def _is_repeated(level: Level, x: Atom, axis: Axis) -> bool:
         return False
     inner, dims = shape_of(eqn.invars[0]), eqn.params["broadcast_dimensions"]
     return axis.dim not in dims or inner[list(dims).index(axis.dim)] == 1
+
+
+def operands(
+    eqn: JaxprEqn, known: Container[int], ins: Sequence[Axis | None], env: Mapping[Var, Any], size: int
+) -> list[Any]:
+    """The operands of an equation for `size` rows: at `known` they have rows, at other `ins` each row is the same."""
+    found = [x.val if isinstance(x, Literal) else env[x] for x in eqn.invars]
+    for k, axis in enumerate(ins):
+        if axis is not None and k not in known:
+            one = lax.slice_in_dim(found[k], 0, 1, axis=axis.dim)
+            found[k] = lax.broadcast_in_dim(one, axis.resize(found[k].shape, size), range(found[k].ndim))
+    return found
 
 
 def _sums_rows(rows: BasisRows, eqn: JaxprEqn, known: dict[int, Axis]) -> bool:

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from aerogel._jax import Atom, JaxprEqn, Var
+from aerogel._jax import Atom, JaxprEqn, Var, scan_counts
 
 from .axes import linear_in, linear_together
 from .level import Level
@@ -23,14 +23,14 @@ def linear_outs(level: Level, eqn: JaxprEqn, known: set[int]) -> set[int]:
         return set()
     together = linear_together(eqn)
     alone = len(known) == 1 and known <= set(linear_in(eqn))
-    if alone or (known <= set(together) and all(k in known or _is_zero(level, eqn.invars[k]) for k in together)):
+    if alone or (known <= set(together) and all(k in known or is_zero(level, eqn.invars[k]) for k in together)):
         return set(range(len(eqn.outvars)))
     return set()
 
 
 def _of_scan(level: Level, eqn: JaxprEqn, known: set[int]) -> set[int]:
     """Carries and outputs that each step makes linearly of linear carries and inputs, where the others read none."""
-    body, first, carries = eqn.params["jaxpr"].jaxpr, eqn.params["num_consts"], eqn.params["num_carry"]
+    body, (first, carries) = eqn.params["jaxpr"].jaxpr, scan_counts(eqn.params)
     inside, linear = Level(body), set(known)
     while True:
         values = _linear_values(inside, {body.invars[k] for k in linear})
@@ -43,8 +43,8 @@ def _of_scan(level: Level, eqn: JaxprEqn, known: set[int]) -> set[int]:
         linear = new
     for i in range(carries):
         if first + i in linear:
-            starts = first + i in known or _is_zero(level, eqn.invars[first + i])
-            if not starts or not (i in outs or _is_zero(inside, body.outvars[i])):
+            starts = first + i in known or is_zero(level, eqn.invars[first + i])
+            if not starts or not (i in outs or is_zero(inside, body.outvars[i])):
                 return set()
             outs.add(i)
     return outs
@@ -63,7 +63,7 @@ def _linear_values(level: Level, known: set[Var]) -> set[Var] | None:
     return values
 
 
-def _is_zero(level: Level, x: Atom) -> bool:
+def is_zero(level: Level, x: Atom) -> bool:
     """Whether a value is zeros, however often repeated."""
     while is_var(x):
         eqn = level.maker(x)
