@@ -33,7 +33,7 @@ def gradient_sums(rows: BasisRows, after_differentiation: bool) -> Iterator[Edit
 def _edits(rows: BasisRows, scaled: Var, outer: Outer, after_differentiation: bool) -> list[Edit]:
     level = rows.level
     kinds = {x: (Kind.PLAIN, axis) for x, axis in rows.axes.items()}
-    region = Region(level, rows.count, after_differentiation, kinds, dict(rows.made))
+    region = Region(level, rows.count, after_differentiation, kinds, made=dict(rows.made))
     region.add(scaled, Kind.SCALED, outer.dim)
     if not region.sums:
         return []

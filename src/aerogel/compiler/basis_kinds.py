@@ -39,6 +39,7 @@ class Region:
 
     Attributes:
         count: how many rows there are.
+        zeros: what is zero.
         kinds: of which kind the rows of a value are, and where they are in it.
         made: how an equation makes the same of other rows.
         sums: which of these sum up rows, or are loops that do: their results without rows are what is wanted.
@@ -49,6 +50,7 @@ class Region:
     count: int
     after_differentiation: bool
     kinds: dict[Var, Rows]
+    zeros: frozenset[Var] = frozenset()
     made: dict[int, Mapped] = field(default_factory=dict)
     sums: set[int] = field(default_factory=set)
     open: bool = False
@@ -87,12 +89,12 @@ class Region:
     def _made(self, eqn: JaxprEqn, known: Mapping[int, Rows]) -> Made | None:
         kinds, axes = {kind for kind, _ in known.values()}, {k: axis for k, (_, axis) in known.items()}
         if len(kinds) == 1:
-            (kind,), outs = kinds, linear_outs(self.level, eqn, set(known))
+            (kind,), outs = kinds, linear_outs(self.level, eqn, set(known), self.zeros)
         else:
             kind, outs = Kind.BOTH, {0} if _multiplies(eqn, known) else set[int]()
         if outs:
             found = along(eqn, axes, self.count, after_differentiation=self.after_differentiation)
-            if isinstance(found, Mapped) and is_one_map(self.level, eqn, found, axes, outs):
+            if isinstance(found, Mapped) and is_one_map(self.level, eqn, found, axes, outs, self.zeros):
                 return found, [None if axis is None else (kind, axis) for axis in found.outs], False
             if isinstance(found, Reduced) and kind is Kind.BOTH and _adds_rows(found, axes):
                 return _summed(found), [None] * len(eqn.outvars), True
@@ -105,20 +107,25 @@ class Region:
         if body.consts or any(k >= first and axis.dim == 0 for k, (_, axis) in known.items()):
             return None
         ins = {k: (kind, axis if k < first else _shift(axis, -1)) for k, (kind, axis) in known.items()}
-        level = Level(jaxpr)
+        level, zero = Level(jaxpr), {k for k, x in enumerate(eqn.invars) if is_zero(self.level, x, self.zeros)}
+        from_zero = zero & {*range(consts, first)}
+        tried = from_zero - ins.keys()  # zero at first: what they become shows what rows they have
         while True:
-            inside = Region(level, self.count, self.after_differentiation, {jaxpr.invars[k]: r for k, r in ins.items()})
+            known_inside = {jaxpr.invars[k]: r for k, r in ins.items()}
+            zeros = frozenset(jaxpr.invars[k] for k in (zero - from_zero) | tried)
+            inside = Region(level, self.count, self.after_differentiation, known_inside, zeros)
             inside.grow()
             outs = [inside.kinds.get(x) if is_var(x) else None for x in jaxpr.outvars]
-            if inside.open:
-                return None
-            starts = {consts + j: outs[j] for j in range(carries) if outs[j] != ins.get(consts + j)}
-            if not starts:
-                break
-            for k, rows in starts.items():
-                if rows is None or k in ins or not is_zero(self.level, eqn.invars[k]):
+            moved = {consts + j: rows for j, rows in enumerate(outs[:carries]) if rows != ins.get(consts + j)}
+            for k, rows in moved.items():
+                if rows is None or k in ins or k not in from_zero:
                     return None
                 ins[k] = rows
+            if not moved and not tried:
+                break
+            tried = from_zero - ins.keys() if moved else set[int]()
+        if inside.open:
+            return None
         places = tuple(
             None if (r := ins.get(k)) is None else r[1] if k < first else _shift(r[1], 1)
             for k in range(len(eqn.invars))

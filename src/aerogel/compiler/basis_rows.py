@@ -20,7 +20,7 @@ from .axes import Axis, Mapped, Reduced, along
 from .axes.rebind import shape_of
 from .identity import identity_axes
 from .level import Level
-from .linear_values import linear_outs
+from .linear_values import is_zero, linear_outs
 from .program import is_var
 
 FEWEST_ROWS = 16  # of a matrix that is looked at
@@ -131,13 +131,15 @@ def grow(rows: BasisRows, after_differentiation: bool) -> None:
             (rows.sums[place],) = known
 
 
-def is_one_map(level: Level, eqn: JaxprEqn, found: Mapped, known: dict[int, Axis], outs: set[int]) -> bool:
+def is_one_map(
+    level: Level, eqn: JaxprEqn, found: Mapped, known: Container[int], outs: set[int], zeros: Container[Var] = ()
+) -> bool:
     """Whether an equation makes of each row the same: it reads nothing else row by row, nor which row it is.
 
-    What it makes row by row are the results at `outs`, which are linear, and no others.
+    What it makes row by row are the results at `outs`, which are linear, and no others. Those in `zeros` are zero.
     """
     others = [(x, axis) for k, (x, axis) in enumerate(zip(eqn.invars, found.ins, strict=True)) if k not in known]
-    alike = all(axis is None or _is_repeated(level, x, axis) for x, axis in others)
+    alike = all(axis is None or is_zero(level, x, zeros) or _is_repeated(level, x, axis) for x, axis in others)
     return alike and not found.uses_start and outs == {i for i, axis in enumerate(found.outs) if axis is not None}
 
 

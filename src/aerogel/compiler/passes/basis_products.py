@@ -86,7 +86,7 @@ class _Walk:
             else:
                 self.decisions.append(_decision(rows, f"{len(short)} pulls would be {ways:,} equations to start with"))
         edits += pushes(rows, (place for place in rows.sums if _is_narrow(rows, place)))
-        if rows.entry is None and not self.context.before_differentiation:
+        if not self.context.before_differentiation:
             edits += gradient_sums(rows, after_differentiation=True)
         return edits
 
