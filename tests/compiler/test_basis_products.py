@@ -95,6 +95,10 @@ PRODUCTS = {
     "of a loop, from the left": lambda x, t: t @ jax.jacfwd(flow)(x),
     "in a loop": newton,
     "of a tree": of_parts,
+    "by entries": lambda x, t: jnp.sum(jax.hessian(loss)(x) * t, axis=1),
+    "by entries, along columns": lambda x, t: jnp.sum(t[:, None] * jax.jacrev(layers)(x), axis=0),
+    "with an outer product": lambda x, t: jnp.sum(jax.hessian(loss)(x) * jnp.outer(t, jnp.sin(t))) * t,
+    "with a matrix of small rank": lambda x, t: jax.jacfwd(layers)(x) @ (W @ U) @ t,
     "by vmap": lambda x, t: jax.vmap(lambda x: jax.hessian(loss)(x) @ t)(jnp.stack([x, 2 * x])),
     "by vmap of both": lambda x, t: jax.vmap(lambda x, t: jax.hessian(loss)(x) @ t)(x[None] * MANY.T, MANY.T),
 }
@@ -129,6 +133,19 @@ def test_a_loop_over_a_matrix_is_one_over_a_vector(name: str) -> None:
     (loop,) = (eqn for eqn in jax.make_jaxpr(ag.optimize(f))(A, T).jaxpr.eqns if eqn.primitive.name == "scan")
     first = loop.params["num_consts"]
     assert max(x.aval.size for x in loop.invars[first : first + loop.params["num_carry"]]) <= 3 * N
+
+
+@pytest.mark.parametrize("wrt", [0, 1])
+@pytest.mark.parametrize("name", LOOPS)
+def test_gradients_of_loops_over_a_matrix(name: str, wrt: int) -> None:
+    """By the vector it is a loop over a vector again; by the matrix an outer product at each step."""
+    gradient = jax.grad(lambda a, t: jnp.sum(jnp.sin(LOOPS[name](a, t))), wrt)
+    assert_same(gradient, A, T, rtol=1e-3)
+    if wrt == 1:
+        loops = [e for e in jax.make_jaxpr(ag.optimize(gradient))(A, T).jaxpr.eqns if e.primitive.name == "scan"]
+        firsts = [e.params["num_consts"] for e in loops]
+        carries = [e.invars[k : k + e.params["num_carry"]] for e, k in zip(loops, firsts, strict=True)]
+        assert max(x.aval.size for xs in carries for x in xs) <= 3 * N
 
 
 def shifted(a: jax.Array, t: jax.Array) -> jax.Array:
@@ -181,14 +198,63 @@ def test_nothing_of_two_axes_is_left(name: str) -> None:
     assert max(sizes) <= 3 * N
 
 
-@pytest.mark.parametrize("name", ["hessian", "from the left", "jacfwd", "jacrev", "jacfwd, from the left"])
+GRADIENTS = [
+    "hessian",
+    "from the left",
+    "jacfwd",
+    "jacrev",
+    "jacfwd, from the left",
+    "normal equations",
+    "of a loop",
+    "of a loop, backwards",
+    "of a loop, turned",
+    "of a loop, from the left",
+    "by entries",
+    "on both sides",
+]
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_nothing_of_two_axes_is_left_in_gradients(name: str) -> None:
     """The product's cotangent comes back as an outer product, whose sums over rows are pushes too."""
     gradient = jax.grad(lambda x, t: jnp.sum(jnp.sin(PRODUCTS[name](x, t))), (0, 1))
     jaxpr = jax.make_jaxpr(ag.optimize(gradient))(X, T).jaxpr
-    assert max(v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars) <= 3 * N
+    assert max(v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars) < N * N / 2
     for got, want in zip(jax.jit(ag.optimize(gradient))(X, T), jax.jit(gradient)(X, T), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * float(jnp.max(jnp.abs(want))))
+
+
+def two_carries(x: jax.Array) -> jax.Array:
+    """A loop with a second carry, which starts as zeros, and with results of each step."""
+
+    def step(c: Any, k: jax.Array) -> Any:
+        position, moment = c
+        moment = 0.9 * moment + jnp.sin(k * position)
+        return (position - 0.1 * moment * jnp.roll(position, 1), moment), position
+
+    (position, moment), path = lax.scan(step, (x, jnp.zeros_like(x)), jnp.linspace(0, 1, 5))
+    return position + moment + path.sum(0)
+
+
+def nested(x: jax.Array) -> jax.Array:
+    """A loop in a loop, with a choice."""
+    inner = lambda c, _: (c + 0.1 * jnp.where(c > 0, jnp.tanh(c @ W @ U), c), None)  # noqa: E731
+    return lax.scan(lambda c, _: (lax.scan(inner, jnp.cos(c), None, length=3)[0], None), x, None, length=2)[0]
+
+
+@pytest.mark.parametrize("taken", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("f", [two_carries, nested, flow])
+def test_gradients_through_loops(f: Any, taken: Any) -> None:
+    """Sums over rows within the steps of a loop, of a Jacobian that is taken forwards or backwards."""
+    for g in (
+        lambda x, t: jnp.sum(jnp.sin(taken(f)(x) @ t)),
+        lambda x, t: jnp.sum(jnp.sin(t @ taken(f)(x)) * t),
+        lambda x, t: jnp.sum((taken(f)(x) @ MANY) ** 2),
+    ):
+        gradient = jax.grad(g, (0, 1))
+        assert fired(gradient, X, T)
+        for got, want in zip(jax.jit(ag.optimize(gradient))(X, T), jax.jit(gradient)(X, T), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * float(jnp.max(jnp.abs(want))))
 
 
 TWICE = {
@@ -307,7 +373,7 @@ def test_many_pulls_are_left() -> None:
 
     refused = [d for d in ag.explain(jax.jacfwd(each))(X).refused if d.rule == NAME]
     assert "pulls would be" in refused[0].reason
-    assert_same(jax.jacfwd(each), X)
+    assert_same(lambda x: jnp.stack(jax.jacfwd(each)(x)), X)
 
 
 def test_strict_numbers_are_left() -> None:

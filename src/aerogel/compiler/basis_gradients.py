@@ -17,30 +17,35 @@ from .basis_maps import Written
 from .basis_rows import BasisRows
 from .level import Edit
 from .outer_products import Outer, outer_products
-from .program import Builder
+from .program import Builder, depends_on
 
 
 def gradient_sums(rows: BasisRows, after_differentiation: bool) -> Iterator[Edit]:
     """Edits for the sums over the rows of a Jacobian that are weighted as an outer product weights them."""
-    for x, outers in outer_products(rows.level, rows.count, rows.root.aval.dtype):
-        for outer in outers:
-            edits = _edits(rows, x, outer, after_differentiation)
-            yield from edits
-            if edits:
-                break
+    done: set[Var] = set()
+    for x, outer in outer_products(rows.level, rows.count, rows.root.aval.dtype, rows.axes):
+        if x not in done:
+            region = _region(rows, x, outer, after_differentiation)
+            if region.sums:
+                done |= {v for v, (kind, _) in region.kinds.items() if kind is Kind.SCALED}
+                yield from _edits(rows, region, x, outer)
 
 
-def _edits(rows: BasisRows, scaled: Var, outer: Outer, after_differentiation: bool) -> list[Edit]:
-    level = rows.level
-    kinds = {x: (Kind.PLAIN, axis) for x, axis in rows.axes.items()}
-    region = Region(level, rows.count, after_differentiation, kinds, made=dict(rows.made))
+def _region(rows: BasisRows, scaled: Var, outer: Outer, after_differentiation: bool) -> Region:
+    # Of a square Jacobian the product is as long as there are rows: what is made of it may look like rows again.
+    late = depends_on(rows.level.jaxpr, [scaled])
+    kinds = {x: (Kind.PLAIN, axis) for x, axis in rows.axes.items() if x not in late}
+    made = {p: m for p, m in rows.made.items() if not late.intersection(rows.level.eqns[p].outvars)}
+    region = Region(rows.level, rows.count, after_differentiation, kinds, made=made)
     region.add(scaled, Kind.SCALED, outer.dim)
-    if not region.sums:
-        return []
+    return region
+
+
+def _edits(rows: BasisRows, region: Region, scaled: Var, outer: Outer) -> Iterator[Edit]:
+    level = rows.level
     axes = {x: axis for x, (_, axis) in region.kinds.items()}
     joint = BasisRows(level, rows.root, rows.dim, rows.entry, axes, region.made)
     written: Written | None = None
-    edits = []
     for place, made in sorted(region.made.items()):
         outs = level.eqns[place].outvars
         xs = [v for v, axis in zip(outs, made.outs, strict=True) if axis is None and place in region.sums]
@@ -53,8 +58,7 @@ def _edits(rows: BasisRows, scaled: Var, outer: Outer, after_differentiation: bo
         written.write(builder, (*xs, *wanted))
         results = {v: builder.as_weak_as(v, written.values[v]) for v in xs}
         results |= {v: builder.as_weak_as(v, _whole(builder, joint, outer, v, written.values[v])) for v in wanted}
-        edits.append(Edit(place, frozenset(), builder.eqns, dict(results), frozenset((place,))))
-    return edits
+        yield Edit(place, frozenset(), builder.eqns, dict(results), frozenset((place,)))
 
 
 def _written(builder: Builder, rows: BasisRows, scaled: Var, outer: Outer) -> Written:

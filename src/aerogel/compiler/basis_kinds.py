@@ -58,11 +58,11 @@ class Region:
     def add(self, x: Var, kind: Kind, dim: int) -> None:
         """Follows what is made of another value with rows, too."""
         self.kinds[x] = (kind, Axis(dim))
-        self.grow()
+        self.grow([x])
 
-    def grow(self) -> None:
-        """Follows what is made of the rows, reader by reader."""
-        waiting = [k for x in self.kinds for k in self.level.readers(x) if k >= 0 and k not in self.made]
+    def grow(self, seeds: Iterable[Var]) -> None:
+        """Follows what is made of `seeds`, which have rows, reader by reader."""
+        waiting = [k for x in seeds for k in self.level.readers(x) if k >= 0]
         heapify(waiting)
         last = -1
         while waiting:
@@ -114,7 +114,7 @@ class Region:
             known_inside = {jaxpr.invars[k]: r for k, r in ins.items()}
             zeros = frozenset(jaxpr.invars[k] for k in (zero - from_zero) | tried)
             inside = Region(level, self.count, self.after_differentiation, known_inside, zeros)
-            inside.grow()
+            inside.grow(known_inside)
             outs = [inside.kinds.get(x) if is_var(x) else None for x in jaxpr.outvars]
             moved = {consts + j: rows for j, rows in enumerate(outs[:carries]) if rows != ins.get(consts + j)}
             for k, rows in moved.items():

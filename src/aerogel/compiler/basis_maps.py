@@ -11,6 +11,7 @@ from jax import lax
 
 from aerogel._jax import Atom, JaxprEqn, Var
 
+from .axes import Axis
 from .basis_rows import BasisRows, operands
 from .level import Edit
 from .program import Builder, is_var
@@ -118,24 +119,27 @@ def pulled(rows: BasisRows, place: int) -> Edit:
     builder, (out,) = Builder(eqn), eqn.outvars
     places = behind(rows, [out])
     read = reads(rows, places)
-    dim, width, count = rows.axes[out].dim, rows.width(out), rows.count
+    dim, width = rows.axes[out].dim, rows.width(out)
     entries = tuple(n for d, n in enumerate(out.aval.shape) if d != dim)
     cotangent = rows.axes[out].resize(out.aval.shape, 1)
 
-    def pull(*consts: Any) -> Any:
+    def pull(matrix: Any, *consts: Any) -> Any:
         # Of a linear map the derivative anywhere; JAX's transposes want what is linear in equations of its own.
         env = dict(zip(read, consts, strict=True))
-        zeros = lax.full((1, count) if rows.dim == 0 else (count, 1), 0, rows.root.aval.dtype)
+        zeros = lax.full(Axis(rows.dim).resize(matrix.shape, 1), 0, matrix.dtype)
         _, back = jax.vjp(lambda e: through(rows, places, e, env, 1)[out], zeros)
         if width == 1:
             (columns,) = back(lax.full(cotangent, 1, out.aval.dtype))
         else:
             basis = lax.reshape(jnp.eye(width, dtype=out.aval.dtype), (width, *cotangent))
             columns = jax.vmap(lambda ct: back(ct)[0])(basis)
-        whole = jnp.moveaxis(lax.reshape(columns, (*entries, count)), -1, dim)
+        columns = lax.reshape(columns, (*entries, zeros.size))
+        if rows.entry is not None:
+            columns = lax.dot_general(columns, matrix, (((len(entries),), (1 - rows.dim,)), ((), ())))
+        whole = jnp.moveaxis(columns, -1, dim)
         return lax.convert_element_type(whole, out.aval.dtype)
 
-    (result,) = builder.call(pull, *read)
+    (result,) = builder.call(pull, rows.root, *read)
     return in_its_place(builder, place, [result])
 
 

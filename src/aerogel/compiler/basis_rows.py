@@ -76,7 +76,7 @@ def basis_rows(level: Level, after_differentiation: bool) -> Iterator[BasisRows]
         followed += bool(roots)
         for rows in roots:
             grow(rows, after_differentiation)
-            if rows.sums or (rows.made and rows.entry is None):
+            if rows.sums or rows.made:
                 yield rows
 
 

@@ -4,7 +4,7 @@ The cotangent of a product `J @ v` is an outer product of that of its result and
 contracts a few numbers, and of several products a sum of such.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,6 +14,7 @@ from jax import lax
 
 from aerogel._jax import JaxprEqn, Var
 
+from .axes import Axis
 from .axes.rebind import shape_of
 from .level import Level
 from .program import is_var
@@ -39,19 +40,25 @@ class Outer:
     rows: Callable[..., Any]
 
 
-def outer_products(level: Level, count: int, dtype: Any) -> Iterator[tuple[Var, list[Outer]]]:
-    """The values of a rank up to `count / 2` along a dimension of `count`, the last first, without parts of others."""
+def outer_products(level: Level, count: int, dtype: Any, rows: Container[Var]) -> Iterator[tuple[Var, Outer]]:
+    """Values of a rank up to `count / 2` along a dimension of `count`, those of the least rank first, then the last.
+
+    Not those that others are made of, and of nothing else; repeated weights only where they multiply one of `rows`.
+    """
     found: dict[Var, list[Outer]] = {}
     for eqn in level.eqns:
         if len(eqn.outvars) == 1 and getattr(eqn.outvars[0].aval, "dtype", None) == dtype:
             outers = [o for o in _of(eqn, found, count) if 2 * o.rank <= count]
+            if eqn.primitive.name == "broadcast_in_dim" and _multiplies(level, eqn.outvars[0], rows):
+                outers = _repeated(eqn, count)
             if outers:
                 found[eqn.outvars[0]] = outers
-    ends = (
-        x for x in reversed(found) if not all(k >= 0 and level.eqns[k].outvars[0] in found for k in level.readers(x))
-    )
-    for x in islice(ends, MOST_OUTER):
-        yield x, found[x]
+
+    def is_end(x: Var) -> bool:
+        return not all(k >= 0 and level.eqns[k].outvars[0] in found for k in level.readers(x))
+
+    ends = [(x, outer) for x, outers in found.items() if is_end(x) for outer in outers]
+    yield from islice(sorted(reversed(ends), key=lambda end: end[1].rank), MOST_OUTER)
 
 
 def _of(eqn: JaxprEqn, found: dict[Var, list[Outer]], count: int) -> list[Outer]:
@@ -90,6 +97,24 @@ def _of_product(eqn: JaxprEqn, count: int) -> list[Outer]:
 
         outers.append(Outer(dim, rank, (w, u), weights, rows))
     return outers
+
+
+def _multiplies(level: Level, x: Var, rows: Container[Var]) -> bool:
+    readers = (level.eqns[k] for k in level.readers(x) if k >= 0)
+    return any(e.primitive.name == "mul" and any(is_var(y) and y in rows for y in e.invars) for e in readers)
+
+
+def _repeated(eqn: JaxprEqn, count: int) -> list[Outer]:
+    """Weights that are the same along all other dimensions: u is ones."""
+    (w,), (out,) = eqn.invars, eqn.outvars
+    if not is_var(w) or shape_of(w) != (count,) or shape_of(out)[eqn.params["broadcast_dimensions"][0]] != count:
+        return []
+    dim = int(eqn.params["broadcast_dimensions"][0])
+
+    def ones(w: Any) -> Any:
+        return lax.full(Axis(dim).resize(shape_of(out), 1), 1, w.dtype)
+
+    return [Outer(dim, 1, (w,), lambda w: lax.reshape(w, (1, count)), ones)]
 
 
 def _sum(a: Outer, b: Outer) -> Outer:

@@ -78,17 +78,14 @@ class _Walk:
     def _edits(self, rows: BasisRows) -> list[Edit]:
         """Sums of rows with weights of half as many columns as there are rows or fewer, and values of rows as short."""
         edits: list[Edit] = []
-        if rows.entry is None:
-            short = list(short_rows(rows))
-            ways = sum(len(behind(rows, rows.level.eqns[place].outvars)) for place in short)
-            if ways <= MOST_PULLED:
-                edits += [pulled(rows, place) for place in short]
-            else:
-                self.decisions.append(_decision(rows, f"{len(short)} pulls would be {ways:,} equations to start with"))
+        short = list(short_rows(rows))
+        ways = sum(len(behind(rows, rows.level.eqns[place].outvars)) for place in short)
+        if ways <= MOST_PULLED:
+            edits += [pulled(rows, place) for place in short]
+        else:
+            self.decisions.append(_decision(rows, f"{len(short)} pulls would be {ways:,} equations to start with"))
         edits += pushes(rows, (place for place in rows.sums if _is_narrow(rows, place)))
-        if not self.context.before_differentiation:
-            edits += gradient_sums(rows, after_differentiation=True)
-        return edits
+        return [*edits, *gradient_sums(rows, not self.context.before_differentiation)]
 
     def _refusal(self, old: Jaxpr, new: Jaxpr, edits: list[Edit]) -> str | None:
         """Why what is written is not clearly better than what goes; None if it is."""
