@@ -118,7 +118,7 @@ LOOPS = {
     "powers, from the other side": lambda a, t: t @ stepped(lambda m: m @ a, jnp.eye(N)),
     "powers, begun with the matrix": lambda a, t: stepped(lambda m: a @ m, a) @ t,
     "powers, begun with the matrix, from the left": lambda a, t: t @ stepped(lambda m: m @ a, a),
-    "powers times a few columns": lambda a, t: stepped(lambda m: m @ a, jnp.eye(N)).T @ MANY,
+    "powers times a few columns": lambda a, t: stepped(lambda m: m @ a, jnp.eye(N)).T @ (MANY * t[:, None]),
     "a polynomial": lambda a, t: stepped(lambda m: 0.5 * m + a @ m - m / 3, a) @ t,
     "products of many": lambda a, t: lax.scan(lambda m, b: (b @ m, None), a, MATRICES)[0] @ t,
 }

@@ -74,10 +74,10 @@ def _written(builder: Builder, rows: BasisRows, scaled: Var, outer: Outer) -> Wr
 
 def _leaves(region: Region, x: Var) -> bool:
     """Whether something else than rows is made of a value with rows of an outer product."""
-    kind, axis = region.kinds.get(x, (None, None))
-    if kind is not Kind.SCALED or not axis.is_plain:
+    if x not in region.kinds:
         return False
-    return any(place not in region.made for place in region.level.readers(x))
+    kind, axis = region.kinds[x]
+    return kind is Kind.SCALED and axis.is_plain and any(place not in region.made for place in region.level.readers(x))
 
 
 def _whole(builder: Builder, rows: BasisRows, outer: Outer, x: Var, few: Atom) -> Atom:

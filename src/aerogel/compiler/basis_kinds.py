@@ -5,7 +5,7 @@ products are). Summed up over b the last is L(w). Of several outer products w is
 is summed up. A loop in whose steps the sums are taken is the same loop over what stands for its rows.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -15,10 +15,12 @@ from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, scan_counts,
 
 from .axes import MONOIDS, Axis, Mapped, Reduced, along, linear_in
 from .axes.rebind import bind
-from .basis_rows import is_one_map, operands
+from .basis_rows import is_one_map
 from .level import Level
 from .linear_values import is_zero, linear_outs
 from .program import is_var
+from .repeated_rows import Asked, asked_outside, is_repeated, operands
+from .zeros import zero_outputs
 
 
 class Kind(Enum):
@@ -39,8 +41,9 @@ class Region:
 
     Attributes:
         count: how many rows there are.
-        zeros: what is zero.
         kinds: of which kind the rows of a value are, and where they are in it.
+        zeros: what is zero.
+        outside: whether all rows of what comes from outside are the same.
         made: how an equation makes the same of other rows.
         sums: which of these sum up rows, or are loops that do: their results without rows are what is wanted.
         open: whether an equation reads rows and is none of these.
@@ -50,7 +53,8 @@ class Region:
     count: int
     after_differentiation: bool
     kinds: dict[Var, Rows]
-    zeros: frozenset[Var] = frozenset()
+    zeros: Set[Var] = frozenset()
+    outside: Asked | None = None
     made: dict[int, Mapped] = field(default_factory=dict)
     sums: set[int] = field(default_factory=set)
     open: bool = False
@@ -86,6 +90,9 @@ class Region:
                         if reader >= 0:
                             heappush(waiting, reader)
 
+    def _is_same(self, x: Atom, axis: Axis) -> bool:
+        return is_zero(self.level, x, self.zeros) or is_repeated(self.level, x, axis, self.outside)
+
     def _made(self, eqn: JaxprEqn, known: Mapping[int, Rows]) -> Made | None:
         kinds, axes = {kind for kind, _ in known.values()}, {k: axis for k, (_, axis) in known.items()}
         if len(kinds) == 1:
@@ -94,7 +101,7 @@ class Region:
             kind, outs = Kind.BOTH, {0} if _multiplies(eqn, known) else set[int]()
         if outs:
             found = along(eqn, axes, self.count, after_differentiation=self.after_differentiation)
-            if isinstance(found, Mapped) and is_one_map(self.level, eqn, found, axes, outs, self.zeros):
+            if isinstance(found, Mapped) and is_one_map(eqn, found, axes, outs, self._is_same):
                 return found, [None if axis is None else (kind, axis) for axis in found.outs], False
             if isinstance(found, Reduced) and kind is Kind.BOTH and _adds_rows(found, axes):
                 return _summed(found), [None] * len(eqn.outvars), True
@@ -109,11 +116,12 @@ class Region:
         ins = {k: (kind, axis if k < first else _shift(axis, -1)) for k, (kind, axis) in known.items()}
         level, zero = Level(jaxpr), {k for k, x in enumerate(eqn.invars) if is_zero(self.level, x, self.zeros)}
         from_zero = zero & {*range(consts, first)}
+        outside = asked_outside(eqn, self._is_same)
         tried = from_zero - ins.keys()  # zero at first: what they become shows what rows they have
         while True:
             known_inside = {jaxpr.invars[k]: r for k, r in ins.items()}
-            zeros = frozenset(jaxpr.invars[k] for k in (zero - from_zero) | tried)
-            inside = Region(level, self.count, self.after_differentiation, known_inside, zeros)
+            zeros = zero_outputs(jaxpr, (jaxpr.invars[k] for k in (zero - from_zero) | tried))
+            inside = Region(level, self.count, self.after_differentiation, known_inside, zeros, outside)
             inside.grow(known_inside)
             outs = [inside.kinds.get(x) if is_var(x) else None for x in jaxpr.outvars]
             moved = {consts + j: rows for j, rows in enumerate(outs[:carries]) if rows != ins.get(consts + j)}

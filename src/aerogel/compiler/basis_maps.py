@@ -12,9 +12,10 @@ from jax import lax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from .axes import Axis
-from .basis_rows import BasisRows, operands
+from .basis_rows import BasisRows
 from .level import Edit
 from .program import Builder, is_var
+from .repeated_rows import operands
 
 
 @dataclass

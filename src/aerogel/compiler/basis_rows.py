@@ -6,15 +6,14 @@ entries in each row is made of as many pulls by L's transpose. A loop that multi
 map of the matrix that it starts from, an identity or not: L(a_b), and a sum of rows is L(t A).
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
-from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Literal, Var, scan_counts
+from aerogel._jax import Atom, JaxprEqn, Var, scan_counts
 
 from .axes import Axis, Mapped, Reduced, along
 from .axes.rebind import shape_of
@@ -22,6 +21,7 @@ from .identity import identity_axes
 from .level import Level
 from .linear_values import is_zero, linear_outs
 from .program import is_var
+from .repeated_rows import is_repeated
 
 FEWEST_ROWS = 16  # of a matrix that is looked at
 MOST_ROOTS = 8  # of a level
@@ -120,7 +120,7 @@ def grow(rows: BasisRows, after_differentiation: bool) -> None:
         if not outs:
             continue
         found = along(eqn, known, rows.count, after_differentiation=after_differentiation)
-        if isinstance(found, Mapped) and is_one_map(level, eqn, found, known, outs):
+        if isinstance(found, Mapped) and is_one_map(eqn, found, known, outs, partial(_is_same, level)):
             rows.made[place] = found
             for v, axis in zip(eqn.outvars, found.outs, strict=True):
                 if axis is not None:
@@ -131,37 +131,21 @@ def grow(rows: BasisRows, after_differentiation: bool) -> None:
             (rows.sums[place],) = known
 
 
+def _is_same(level: Level, x: Atom, axis: Axis) -> bool:
+    return is_zero(level, x) or is_repeated(level, x, axis)
+
+
 def is_one_map(
-    level: Level, eqn: JaxprEqn, found: Mapped, known: Container[int], outs: set[int], zeros: Container[Var] = ()
+    eqn: JaxprEqn, found: Mapped, known: Container[int], outs: set[int], is_same: Callable[[Atom, Axis], bool]
 ) -> bool:
     """Whether an equation makes of each row the same: it reads nothing else row by row, nor which row it is.
 
-    What it makes row by row are the results at `outs`, which are linear, and no others. Those in `zeros` are zero.
+    What it makes row by row are the results at `outs`, which are linear, and no others. `is_same` tells whether all
+    rows of a value are the same.
     """
     others = [(x, axis) for k, (x, axis) in enumerate(zip(eqn.invars, found.ins, strict=True)) if k not in known]
-    alike = all(axis is None or is_zero(level, x, zeros) or _is_repeated(level, x, axis) for x, axis in others)
+    alike = all(axis is None or is_same(x, axis) for x, axis in others)
     return alike and not found.uses_start and outs == {i for i, axis in enumerate(found.outs) if axis is not None}
-
-
-def _is_repeated(level: Level, x: Atom, axis: Axis) -> bool:
-    """Whether a value is the same at each index of a plain axis."""
-    eqn = level.maker(x)
-    if eqn is None or eqn.primitive.name != "broadcast_in_dim" or not axis.is_plain:
-        return False
-    inner, dims = shape_of(eqn.invars[0]), eqn.params["broadcast_dimensions"]
-    return axis.dim not in dims or inner[list(dims).index(axis.dim)] == 1
-
-
-def operands(
-    eqn: JaxprEqn, known: Container[int], ins: Sequence[Axis | None], env: Mapping[Var, Any], size: int
-) -> list[Any]:
-    """The operands of an equation for `size` rows: at `known` they have rows, at other `ins` each row is the same."""
-    found = [x.val if isinstance(x, Literal) else env[x] for x in eqn.invars]
-    for k, axis in enumerate(ins):
-        if axis is not None and k not in known:
-            one = lax.slice_in_dim(found[k], 0, 1, axis=axis.dim)
-            found[k] = lax.broadcast_in_dim(one, axis.resize(found[k].shape, size), range(found[k].ndim))
-    return found
 
 
 def _sums_rows(rows: BasisRows, eqn: JaxprEqn, known: dict[int, Axis]) -> bool:

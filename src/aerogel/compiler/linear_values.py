@@ -10,6 +10,7 @@ from aerogel._jax import Atom, JaxprEqn, Var, scan_counts
 from .axes import linear_in, linear_together
 from .level import Level
 from .program import is_var
+from .zeros import zero_outputs
 
 
 def linear_outs(level: Level, eqn: JaxprEqn, known: set[int], zeros: Container[Var] = ()) -> set[int]:
@@ -40,7 +41,7 @@ def _of_scan(level: Level, eqn: JaxprEqn, known: set[int], zeros: Container[Var]
     # A carry that starts as zero may turn out to be linear: until then it is taken as zero.
     tried = from_zero - linear
     while True:
-        known_zeros = {body.invars[k] for k in (zero - from_zero) | tried}
+        known_zeros = zero_outputs(body, (body.invars[k] for k in (zero - from_zero) | tried))
         values = _linear_values(inside, {body.invars[k] for k in linear}, known_zeros)
         if values is None:
             return set()
