@@ -71,6 +71,17 @@ def gauss_newton_by_hand(w, x, v):
     return jax.vjp(partial(layers, w), x)[1](pushed)[0]
 
 
+def by_entries(w, x, v):
+    return jnp.sum(jax.hessian(partial(loss, w))(x) * v, axis=1)
+
+
+def deep(w, x):
+    """Many layers, written out."""
+    for k in range(40):
+        x = jnp.sin(x) + 0.01 * k * jnp.roll(x, 1)
+    return x
+
+
 def few(w, x, v):
     return jax.jacfwd(lambda x: layers(w, x)[:4] * v[:4])(x)
 
@@ -104,6 +115,8 @@ CASES = [
     case("jacfwd of a loop times a vector", forwards(flow), push(flow), 400),
     case("jacrev of a loop times a vector", backwards(flow), push(flow), 400),
     case("Gauss-Newton matrix times a vector", gauss_newton, gauss_newton_by_hand),
+    case("Hessian times a vector, by entries", by_entries, curvature_by_hand),
+    case("jacfwd of many layers times a vector", forwards(deep), push(deep), 400, 1),
     case("a power in a loop times a vector", power, power_by_hand, 400),
     case("jacfwd of four results", few, few_by_hand),
 ]

@@ -65,7 +65,7 @@ def _written(builder: Builder, rows: BasisRows, scaled: Var, outer: Outer) -> Wr
     def starts(matrix: Any, *xs: Any) -> list[Any]:
         w = outer.weights(*xs)
         if rows.entry is not None:
-            w = lax.dot_general(w, matrix, (((1,), (rows.dim,)), ((), ())))
+            w = lax.dot_general(w, matrix, (((1,), (rows.dim,)), ((), ())), precision=lax.Precision.HIGHEST)
         return [w if rows.dim == 0 else w.T, outer.rows(*xs)]
 
     w, u = builder.call(starts, rows.root, *outer.atoms)
@@ -86,7 +86,8 @@ def _whole(builder: Builder, rows: BasisRows, outer: Outer, x: Var, few: Atom) -
 
     def make(few: Any, *xs: Any) -> Any:
         w = outer.weights(*xs)
-        whole = lax.dot_general(w, lax.convert_element_type(few, w.dtype), (((0,), (axis.dim,)), ((), ())))
+        few = lax.convert_element_type(few, w.dtype)
+        whole = lax.dot_general(w, few, (((0,), (axis.dim,)), ((), ())), precision=lax.Precision.HIGHEST)
         order = [*range(1, axis.dim + 1), 0, *range(axis.dim + 1, len(shape))]
         return lax.convert_element_type(lax.transpose(whole, order), x.aval.dtype)
 

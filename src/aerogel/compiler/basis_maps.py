@@ -136,7 +136,8 @@ def pulled(rows: BasisRows, place: int) -> Edit:
             columns = jax.vmap(lambda ct: back(ct)[0])(basis)
         columns = lax.reshape(columns, (*entries, zeros.size))
         if rows.entry is not None:
-            columns = lax.dot_general(columns, matrix, (((len(entries),), (1 - rows.dim,)), ((), ())))
+            both = (((len(entries),), (1 - rows.dim,)), ((), ()))
+            columns = lax.dot_general(columns, matrix, both, precision=lax.Precision.HIGHEST)
         whole = jnp.moveaxis(columns, -1, dim)
         return lax.convert_element_type(whole, out.aval.dtype)
 
