@@ -5,7 +5,7 @@ rows w_b u', and its product with a row L(e_b) is w_b L'(e_b). Summed up over b,
 else is made of the outer product is another one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax import lax
@@ -13,22 +13,25 @@ from jax import lax
 from aerogel._jax import Atom, Var
 
 from .basis_kinds import Kind, Region
-from .basis_maps import Written
+from .basis_maps import Written, starting
 from .basis_rows import BasisRows
 from .level import Edit
 from .outer_products import Outer, outer_products
 from .program import Builder, depends_on
 
 
-def gradient_sums(rows: BasisRows, after_differentiation: bool) -> Iterator[Edit]:
-    """Edits for the sums over the rows of a Jacobian that are weighted as an outer product weights them."""
+def gradient_sums(rows: BasisRows, written: Mapping[Any, Written], after_differentiation: bool) -> Iterator[Edit]:
+    """Edits for the sums over the rows of a Jacobian that are weighted as an outer product weights them.
+
+    `written` is what is already made of weights, as of `pushes`.
+    """
     done: set[Var] = set()
     for x, outer in outer_products(rows.level, rows.count, rows.root.aval.dtype, rows.axes):
         if x not in done:
             region = _region(rows, x, outer, after_differentiation)
             if region.sums:
                 done |= {v for v, (kind, _) in region.kinds.items() if kind is Kind.SCALED}
-                yield from _edits(rows, region, x, outer)
+                yield from _edits(rows, region, x, outer, written)
 
 
 def _region(rows: BasisRows, scaled: Var, outer: Outer, after_differentiation: bool) -> Region:
@@ -41,7 +44,7 @@ def _region(rows: BasisRows, scaled: Var, outer: Outer, after_differentiation: b
     return region
 
 
-def _edits(rows: BasisRows, region: Region, scaled: Var, outer: Outer) -> Iterator[Edit]:
+def _edits(rows: BasisRows, region: Region, scaled: Var, outer: Outer, before: Mapping[Any, Written]) -> Iterator[Edit]:
     level = rows.level
     axes = {x: axis for x, (_, axis) in region.kinds.items()}
     joint = BasisRows(level, rows.root, rows.dim, rows.entry, axes, region.made)
@@ -54,21 +57,22 @@ def _edits(rows: BasisRows, region: Region, scaled: Var, outer: Outer) -> Iterat
             continue
         builder = Builder(level.eqns[place])
         if written is None:
-            written = _written(builder, joint, scaled, outer)
+            written = _written(builder, region, joint, scaled, outer, before.get((outer.vector, 0)))
         written.write(builder, (*xs, *wanted))
         results = {v: builder.as_weak_as(v, written.values[v]) for v in xs}
         results |= {v: builder.as_weak_as(v, _whole(builder, joint, outer, v, written.values[v])) for v in wanted}
         yield Edit(place, frozenset(), builder.eqns, dict(results), frozenset((place,)))
 
 
-def _written(builder: Builder, rows: BasisRows, scaled: Var, outer: Outer) -> Written:
-    def starts(matrix: Any, *xs: Any) -> list[Any]:
-        w = outer.weights(*xs)
-        if rows.entry is not None:
-            w = lax.dot_general(w, matrix, (((1,), (rows.dim,)), ((), ())), precision=lax.Precision.HIGHEST)
-        return [w if rows.dim == 0 else w.T, outer.rows(*xs)]
-
-    w, u = builder.call(starts, rows.root, *outer.atoms)
+def _written(
+    builder: Builder, region: Region, rows: BasisRows, scaled: Var, outer: Outer, before: Written | None
+) -> Written:
+    """What is written of the outer product's weights: where there is such, what is already written of them."""
+    (u,) = builder.call(outer.rows, *outer.atoms)
+    if before is not None:
+        plain = {x for x, (kind, _) in region.kinds.items() if kind is Kind.PLAIN}
+        return Written(rows, 1, before.start, {x: a for x, a in before.values.items() if x in plain} | {scaled: u})
+    (w,) = builder.call(lambda matrix, *xs: starting(rows, matrix, outer.weights(*xs)), rows.root, *outer.atoms)
     return Written(rows, outer.rank, w, {scaled: u})
 
 

@@ -56,43 +56,48 @@ class Written:
         return list(dict.fromkeys(x for x in read if is_var(x) and x in self.values))
 
 
-def pushes(rows: BasisRows, places: Iterable[int]) -> Iterator[Edit]:
-    """Weighted sums of rows as the map of the weights: L(t)."""
-    written: dict[Any, Written] = {}
+def pushes(rows: BasisRows, places: Iterable[int], written: dict[Any, Written]) -> Iterator[Edit]:
+    """Weighted sums of rows as the map of the weights: L(t).
+
+    `written` gets what is written for each t: by the variable and the dimension that is summed up.
+    """
     for place in places:
         eqn, k = rows.level.eqns[place], rows.sums[place]
         builder, (out,), summed = Builder(eqn), eqn.outvars, eqn.invars[k]
         assert is_var(summed)
-        weights, c, precision = _weights(eqn, k)
-        key = (weights, c, precision) if weights is None or is_var(weights) else place
+        weights, c = _weights(eqn, k)
+        key = (weights, c) if weights is None or is_var(weights) else place
         free = () if weights is None else tuple(n for d, n in enumerate(weights.aval.shape) if d != c)
         if key not in written:
-            start = _weighted(builder, rows, weights, c, precision)
-            written[key] = Written(rows, prod(free), start)
+            written[key] = Written(rows, prod(free), _weighted(builder, rows, weights, c))
         written[key].write(builder, [summed])
         (result,) = builder.call(_laid_out(rows, summed, k, free, out), written[key].values[summed])
         yield in_its_place(builder, place, [result])
 
 
-def _weights(eqn: JaxprEqn, k: int) -> tuple[Atom | None, int, Any]:
-    """What the rows in operand `k` are weighted with, along which of its dimensions, and the sum's precision."""
+def _weights(eqn: JaxprEqn, k: int) -> tuple[Atom | None, int]:
+    """What the rows in operand `k` are weighted with, and along which of its dimensions."""
     if eqn.primitive.name != "dot_general":
-        return None, 0, None
-    return eqn.invars[1 - k], eqn.params["dimension_numbers"][0][1 - k][0], eqn.params["precision"]
+        return None, 0
+    return eqn.invars[1 - k], eqn.params["dimension_numbers"][0][1 - k][0]
 
 
-def _weighted(builder: Builder, rows: BasisRows, weights: Atom | None, c: int, precision: Any) -> Atom:
+def _weighted(builder: Builder, rows: BasisRows, weights: Atom | None, c: int) -> Atom:
     """The sum of the matrix's own rows."""
     size = 1 if weights is None else weights.aval.size // rows.count
 
     def start(matrix: Any, *given: Any) -> Any:
         t = jnp.moveaxis(given[0], c, -1) if given else lax.full((rows.count,), 1, matrix.dtype)
-        t = lax.reshape(t, (size, rows.count))
-        if rows.entry is not None:
-            t = lax.dot_general(t, matrix, (((1,), (rows.dim,)), ((), ())), precision=precision)
-        return t if rows.dim == 0 else t.T
+        return starting(rows, matrix, lax.reshape(t, (size, rows.count)))
 
     return builder.call(start, rows.root, *([] if weights is None else [weights]))[0]
+
+
+def starting(rows: BasisRows, matrix: Any, weights: Any) -> Any:
+    """What stands for the matrix when its rows are summed up with each row of `weights`."""
+    if rows.entry is not None:
+        weights = lax.dot_general(weights, matrix, (((1,), (rows.dim,)), ((), ())), precision=lax.Precision.HIGHEST)
+    return weights if rows.dim == 0 else weights.T
 
 
 def _laid_out(rows: BasisRows, summed: Var, k: int, free: Sequence[int], out: Var) -> Callable[[Any], Any]:

@@ -31,6 +31,7 @@ class Outer:
         atoms: what `weights` and `rows` are made of.
         weights: w, of shape [rank, rows].
         rows: u, as a value with `rank` rows.
+        vector: what the weights are, where that is one vector of the program.
     """
 
     dim: int
@@ -38,6 +39,7 @@ class Outer:
     atoms: tuple[Var, ...]
     weights: Callable[..., Any]
     rows: Callable[..., Any]
+    vector: Var | None = None
 
 
 def outer_products(level: Level, count: int, dtype: Any, rows: Container[Var]) -> Iterator[tuple[Var, Outer]]:
@@ -95,7 +97,7 @@ def _of_product(eqn: JaxprEqn, count: int) -> list[Outer]:
             sizes = [u.shape[d] for d in kept]
             return jnp.moveaxis(lax.reshape(lax.transpose(u, order), (w.size // count, *sizes)), 0, dim)
 
-        outers.append(Outer(dim, rank, (w, u), weights, rows))
+        outers.append(Outer(dim, rank, (w, u), weights, rows, None if own else w))
     return outers
 
 
@@ -114,7 +116,7 @@ def _repeated(eqn: JaxprEqn, count: int) -> list[Outer]:
     def ones(w: Any) -> Any:
         return lax.full(Axis(dim).resize(shape_of(out), 1), 1, w.dtype)
 
-    return [Outer(dim, 1, (w,), lambda w: lax.reshape(w, (1, count)), ones)]
+    return [Outer(dim, 1, (w,), lambda w: lax.reshape(w, (1, count)), ones, w)]
 
 
 def _sum(a: Outer, b: Outer) -> Outer:
@@ -130,4 +132,6 @@ def _sum(a: Outer, b: Outer) -> Outer:
 
 
 def _turned(a: Outer, order: tuple[int, ...]) -> Outer:
-    return Outer(order.index(a.dim), a.rank, a.atoms, a.weights, lambda *xs: lax.transpose(a.rows(*xs), order))
+    return Outer(
+        order.index(a.dim), a.rank, a.atoms, a.weights, lambda *xs: lax.transpose(a.rows(*xs), order), a.vector
+    )

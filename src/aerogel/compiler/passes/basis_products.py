@@ -6,12 +6,12 @@ the push of v alone. `jax.jacfwd` of a function of few results is as many pulls 
 
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from aerogel._jax import Jaxpr
 
 from ..basis_gradients import gradient_sums
-from ..basis_maps import behind, pulled, pushes
+from ..basis_maps import Written, behind, pulled, pushes
 from ..basis_rows import BasisRows, basis_rows, short_rows
 from ..cost import jaxpr_seconds
 from ..cost.account import jaxpr_cost
@@ -84,8 +84,9 @@ class _Walk:
             edits += [pulled(rows, place) for place in short]
         else:
             self.decisions.append(_decision(rows, f"{len(short)} pulls would be {ways:,} equations to start with"))
-        edits += pushes(rows, (place for place in rows.sums if _is_narrow(rows, place)))
-        return [*edits, *gradient_sums(rows, not self.context.before_differentiation)]
+        written: dict[Any, Written] = {}
+        edits += pushes(rows, (place for place in rows.sums if _is_narrow(rows, place)), written)
+        return [*edits, *gradient_sums(rows, written, not self.context.before_differentiation)]
 
     def _refusal(self, old: Jaxpr, new: Jaxpr, edits: list[Edit]) -> str | None:
         """Why what is written is not clearly better than what goes; None if it is."""
