@@ -56,13 +56,13 @@ def numbers() -> Iterator[np.ndarray]:
 
 
 def near_numbers() -> Iterator[np.ndarray]:
-    """Those up to 2^16, and some up to 2^27, in arrays whose squares add up to less than 2^54."""
+    """Those up to 2^9, and some up to 2^20, in arrays whose squares add up to less than 2^40."""
     for every in numbers():
         size = np.abs(every)
-        yield every[size < 2**16]
-        for exponent in range(16, 27):
+        yield every[size < 2**9]
+        for exponent in range(9, 20):
             large = every[(size >= 2**exponent) & (size < 2 ** (exponent + 1))]
-            fit = min(4 ** (26 - exponent), max(1, len(large)))
+            fit = min(4 ** (19 - exponent), max(1, len(large)))
             parts = large[: len(large) // fit * fit].reshape(-1, fit)
             yield from parts[:: max(1, len(parts) // 8)]
 
