@@ -57,6 +57,10 @@ def library(covariance, y):
     return multivariate_normal.logpdf(y, jnp.zeros_like(y), covariance)
 
 
+def library_by_hand(covariance, y):
+    return density_by_hand(covariance, y) - 0.5 * len(y) * jnp.log(2 * jnp.pi)
+
+
 def points(n):
     return jnp.arange(n) * 0.2, normal(0, n), jnp.float32(1.3), jnp.float32(0.5)
 
@@ -82,5 +86,5 @@ CASES = (
         for n, which in ((128, (0, 1, 2, 3)), (300, (2, 3)), (600, (2, 3)))
     ),
     case("a covariance of 300", density, density_by_hand, lambda: covariance(300), (0, 1)),
-    case("a covariance of 300, JAX's density", library, density_by_hand, lambda: covariance(300), (0, 1)),
+    case("a covariance of 300, JAX's density", library, library_by_hand, lambda: covariance(300), (0, 1)),
 )
