@@ -239,3 +239,12 @@ def test_small_factors_and_strict_numerics_are_left() -> None:
     assert reasons(jax.grad(likelihood), K[:small, :small], Y[:small]) == []
     assert reasons(jax.grad(likelihood), K, Y, numerics="strict") == []
     assert len(reasons(jax.grad(likelihood), K, Y)) == 1
+
+
+def test_what_is_not_positive_definite_is_nan() -> None:
+    """As with JAX: the factor is nan, and so is the gradient on and below the diagonal."""
+    g = jax.grad(likelihood)
+    bad = (K - 3 * np.eye(N)).astype("float32")
+    want, got = jax.jit(g)(bad, Y), jax.jit(ag.optimize(g))(bad, Y)
+    assert np.isnan(want).all()
+    assert np.isnan(got).all()

@@ -9,6 +9,8 @@ the lower triangle of an outer product u w^T with u = L^-T v, a log determinant 
 of n^2 operations each in place of 2 n^3. What stands above the diagonal of the cotangent does not matter there.
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, Jaxpr, JaxprEqn
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
@@ -150,13 +152,14 @@ class _Reader:
         precision = eqn.params["precision"]
 
         def product(factor: Any, *values: Any) -> Any:
-            rest = iter(values)
-            total = None
+            rest, made = iter(values), []
             for t in terms:
-                made = _outer(factor, t, next(rest), next(rest), precision) if isinstance(t, _Outer) else None
-                made = _diagonal(factor, next(rest), n) if made is None else made
-                made = made if t.sign > 0 else -made
-                total = made if total is None else total + made
+                if isinstance(t, _Outer):
+                    one = _outer(factor, t, next(rest), next(rest), precision)
+                else:
+                    one = _diagonal(factor, next(rest), n)
+                made.append(one if t.sign > 0 else -one)
+            total = functools.reduce(operator.add, made)
             return total.T if is_turned else total
 
         builder, here = Builder(eqn), frozenset({place})
@@ -184,7 +187,7 @@ class _Reader:
         by = self._mask(self.level.maker(x))
         return by is not None and by >= 0
 
-    def _is_read_below(self, x: Atom, is_turned: bool) -> bool:
+    def _is_read_below(self, x: Var, is_turned: bool) -> bool:
         """Whether nobody reads what stands above the diagonal; where a value `is_turned`, below it."""
         waiting = [(x, is_turned)]
         while waiting:
