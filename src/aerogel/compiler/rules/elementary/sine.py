@@ -7,7 +7,8 @@ take as many products less as they take selections more: a third more time with 
 closest to a multiple of pi / 2 leaves 2^-33 of it, which the last part still resolves to 2^-61.
 
 That takes twice as long as what follows it. Of many numbers the squares are added up first: where that says that none
-is beyond 2^20, as is usual, whole multiples of pi are subtracted from them all, in two parts as Cody and Waite do.
+is beyond 2^20, as is usual, whole multiples of pi are subtracted from them all, in two parts as Cody and Waite do; up
+to 2^27 the first two parts of the first window serve them all.
 """
 
 import math
@@ -46,6 +47,9 @@ _WINDOWS = _window(1), _window(1 + _BORDER - 24)
 # is nearest leaves 2^-33 at the least, which these resolve to 2^-65.
 _PI = (6746518852 * 2.0**-31, 1.2154201013012384e-10)
 _LARGEST_NEAR = 2.0**20
+# The first window in two parts, in half turns: of a number below 2^27 the product with the second is right to 2^-57.
+_PARTS = (2 * _WINDOWS[0][0], 2 * _WINDOWS[0][1] + _WINDOWS[0][2] + _WINDOWS[0][3])
+_LARGEST_MIDDLE = 2.0**27
 
 
 Angle = tuple[Wide, Any]
@@ -92,6 +96,14 @@ def _far(x: Narrow, offset: float, doubled: int) -> Angle:
     return f * float64(0.5**doubled), _parity(n)
 
 
+def _middle(x: Narrow, offset: float, doubled: int) -> Angle:
+    """Of a number below 2^27, in half turns."""
+    wide = widen(x)
+    p, q = (wide * float64(math.ldexp(part, doubled)) for part in _PARTS)
+    n = rounded(p + q + float64(offset))
+    return (p - (n - float64(offset)) + q) * float64(0.5**doubled), _parity(n)
+
+
 def _near(x: Narrow, offset: float, doubled: int) -> Angle:
     """Of a number below 2^20, in radians."""
     wide = widen(x)
@@ -111,7 +123,7 @@ def _chosen(beyond: Any, parts: tuple[float, float], doubled: int) -> Wide:
     return lax.select(beyond, large, small)
 
 
-_FAR, _NEAR = _reduction(_far, 1.0), _reduction(_near, np.pi)
+_FAR, _MIDDLE, _NEAR = _reduction(_far, 1.0), _reduction(_middle, 1.0), _reduction(_near, np.pi)
 
 
 def _sine(x: Narrow, offset: float, by: Reduction) -> Narrow:
@@ -156,8 +168,11 @@ def tan(x: Any) -> Any:
 
 
 def _by_size(x: Narrow, function: Callable[[Narrow, Reduction], Narrow]) -> Narrow:
-    near = lax.lt(jnp.sum(x * x), np.float32(_LARGEST_NEAR**2))  # not so of inf and nan
-    return lax.cond(near, lambda x: function(x, _NEAR), lambda x: function(x, _FAR), x)
+    square = jnp.sum(x * x)
+    # Of nan all is beyond.
+    beyond = (~lax.lt(square, np.float32(most**2)) for most in (_LARGEST_NEAR, _LARGEST_MIDDLE))
+    which = sum(lax.convert_element_type(each, np.int32) for each in beyond)
+    return lax.switch(which, [lambda x, by=by: function(x, by) for by in (_NEAR, _MIDDLE, _FAR)], x)
 
 
 @elementary(lax.sin)
