@@ -42,6 +42,7 @@ CLAIMS = (
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "other_spellings_cost_the_same",
     "an_inverse_in_a_product_costs_a_solve",
+    "a_gradient_of_a_factor_multiplies_few_columns",
     "small_matrices_cost_a_few_loops",
     "a_short_last_axis_costs_what_its_entries_cost",
     "causal_attention_costs_what_its_mask_leaves",

@@ -66,6 +66,7 @@ ELSEWHERE = {
     "batch-last",
     "block-sums",
     "early-picks",
+    "factor-products",
     "fused-attention",
     "late-values",
     "late-writes",

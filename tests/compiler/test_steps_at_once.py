@@ -120,10 +120,20 @@ def nested(x: Any) -> Any:
     return lax.scan(lambda s, x: ((s := lax.fori_loop(0, 9, lambda _, s: 0.5 * jnp.sin(s) + x, s)), s), 0.0, x)[1]
 
 
-@pytest.mark.parametrize("f", [table, wide, nested, lambda x: average(x, unroll=2), lambda x: average(x[:999])])
+def pair(x: Any) -> Any:
+    """The sine and the cosine of one number, which are one call of the C library in a step that stands alone."""
+    return lax.scan(lambda s, x: (s + jnp.sin(x), jnp.cos(x)), 0.0, x)
+
+
+@pytest.mark.parametrize("f", [table, wide, nested, pair, lambda x: average(x, unroll=2), lambda x: average(x[:999])])
 def test_near_misses(f: Any) -> None:
     """What would gain nothing stays, and what the user has unrolled."""
     assert not said(f, X)
+
+
+def test_sines_and_cosines_of_two_numbers_stand_one_after_the_other() -> None:
+    """They are two calls anyway."""
+    assert said(lambda x: lax.scan(lambda s, x: (s + jnp.sin(x), jnp.cos(2 * x)), 0.0, x), X)
 
 
 def test_elsewhere_it_is_the_loop() -> None:

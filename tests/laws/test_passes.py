@@ -230,6 +230,16 @@ def forces(p: Any) -> Any:
     return jax.value_and_grad(lambda p: jnp.sum(jnp.sqrt(jnp.sum((p[:, None] - p[None]) ** 2, -1) + 0.1)))(p)
 
 
+def of_a_factor(a: Any, y: Any) -> Any:
+    """The gradient of a squared distance by its covariance."""
+
+    def distance(covariance: Any) -> Any:
+        white = jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(covariance), y, lower=True)
+        return white @ white
+
+    return jax.grad(distance)(a @ a.T / len(a) + jnp.eye(len(a), dtype=a.dtype))
+
+
 def by_inverse(a: Any, xs: Any, ys: Any) -> Any:
     """Products of two sets by an inverse that is not symmetric."""
     return jnp.einsum("ni,ij,nj->n", xs, jnp.linalg.inv(a), ys)
@@ -383,6 +393,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["trajectories"] = trajectories, (normal(0, 4096),)
     found["pairs"] = pairs, (normal(0, 1031, 3), normal(1, 4099, 3), normal(2, 4099))
     found["forces"] = forces, (normal(0, 40, 3),)
+    found["factor"] = of_a_factor, (normal(0, 36, 36), normal(1, 36))
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["spectra"] = jax.value_and_grad(convolved, (0, 1)), (normal(0, 16, 4096), normal(1, 4096))
     found["trained"] = trained, ([normal(k, 64, 64) / 8 for k in range(3)], normal(3, 32, 64))

@@ -13,6 +13,7 @@ from jax import lax
 
 import aerogel as ag
 from aerogel.compiler.cost.machine import of_processor, table
+from aerogel.compiler.kept import Kept
 from aerogel.compiler.pipeline import Context
 from aerogel.compiler.rules import turned_products
 from rules.rules_under_test import normal, refusals, report_of
@@ -246,3 +247,24 @@ def test_small_matrices_of_a_batch_stay_whatever_they_cost(monkeypatch: pytest.M
     assert "XLA may abort: its matrices are too small to be kept from their transposes" in refusals(both, RULE, *args)
     for got, want in zip(jax.jit(ag.optimize(both, rules=[RULE]))(*args), both(*args), strict=True):
         assert jnp.allclose(got, want, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("terms", "wide", "narrow", "cores", "left"),
+    [
+        (128, 784, 32, 2, True),
+        (128, 784, 32, 1, False),
+        (128, 784, 24, 2, False),
+        (128, 256, 32, 2, False),
+        (512, 1024, 32, 2, False),
+    ],
+)
+def test_what_several_cores_share_is_left(
+    terms: int, wide: int, narrow: int, cores: int, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many multiplications with more than 24 columns: another thread takes as long to wake as turning saves."""
+    monkeypatch.setattr(turned_products._jax, "usable_cores", lambda: cores)
+    monkeypatch.setattr(RULE, "kept", Kept(RULE.kept.most))  # what is remembered of sites
+    (decision,) = report_of(rows, [RULE], normal(0, terms, wide), normal(1, terms, narrow)).decisions
+    assert decision.fired == (not left)
+    assert (decision.reason == "several cores would share it, and waking them takes as long as it saves") == left

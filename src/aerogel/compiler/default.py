@@ -8,6 +8,7 @@ from .passes.contraction import ContractionOrder
 from .passes.early_picks import EarlyPicks
 from .passes.equal_cases import EqualCases
 from .passes.excerpts import Excerpts
+from .passes.factor_products import FactorProducts
 from .passes.full_sums import FullSums
 from .passes.fused_attention import FusedAttention
 from .passes.half_spectra import HalfSpectra
@@ -64,6 +65,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     ContractionOrder(),
     EarlyPicks(),
     InverseProducts(),
+    FactorProducts(),
     HalfSpectra(),
     InPlace(),
     LoopSlots(),

@@ -6,15 +6,14 @@ in float64 and a fourth one whose rounding is far below the result. Two windows 
 take as many products less as they take selections more: a third more time with AVX2). The float32 number that is
 closest to a multiple of pi / 2 leaves 2^-33 of it, which the last part still resolves to 2^-61.
 
-The digits beyond the first two parts of the first window cost half of the time. Of many numbers the squares are added
-up first: where that says that none is beyond 2^27, as is usual, these two serve them all.
+That takes twice as long as what follows it. Of many numbers the squares are added up first: where that says that none
+is beyond 2^20, as is usual, whole multiples of pi are subtracted from them all, in two parts as Cody and Waite do; up
+to 2^27 the first two parts of the first window serve them all.
 """
 
-import functools
 import math
-import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,44 +43,78 @@ def _window(start: int) -> tuple[float, ...]:
 
 
 _WINDOWS = _window(1), _window(1 + _BORDER - 24)
+# pi in two parts: 33 bits, whose multiples by up to 20 bits are exact, and 53. Of a number below 2^20 the multiple that
+# is nearest leaves 2^-33 at the least, which these resolve to 2^-65.
+_PI = (6746518852 * 2.0**-31, 1.2154201013012384e-10)
+_LARGEST_NEAR = 2.0**20
 # The first window in two parts, in half turns: of a number below 2^27 the product with the second is right to 2^-57.
 _PARTS = (2 * _WINDOWS[0][0], 2 * _WINDOWS[0][1] + _WINDOWS[0][2] + _WINDOWS[0][3])
-_SQUARE = 2.0**54  # of the largest number that they serve
-
-# sin(pi f) / f and cos(pi f) of f^2, relative error 2^-35; the latter on a quarter turn only.
-_SINE = polynomial(lambda u: np.pi * np.sinc(np.sqrt(u)), 0, 1 / 4, 6)
-_QUARTER_SINE = polynomial(lambda u: np.pi * np.sinc(np.sqrt(u)), 0, 1 / 16, 5)
-_QUARTER_COSINE = polynomial(lambda u: np.cos(np.pi * np.sqrt(u)), 0, 1 / 16, 5)
+_LARGEST_MIDDLE = 2.0**27
 
 
-Turns = tuple[Wide, Any]
-Reduction = Callable[[Narrow, float, int], Turns]
+Angle = tuple[Wide, Any]
 
 
-def _far(x: Narrow, offset: float, doubled: int) -> Turns:
-    """f in [-1/2, 1/2] and n with 2^doubled * x / pi + offset = f + n, n being given as 2^52 times 3/2 + n, modulo two.
+class Reduction(NamedTuple):
+    """How whole half turns are taken off, and the polynomials for what is left.
 
-    The magnitude of f is right to 2^-28 of itself at the least.
+    Attributes:
+        angle: f and n with x + offset half turns = f + n half turns, 2^doubled of which are one; f is at most half of
+            one and is given in a unit of the reduction's own, n as 2^52 times 3/2 + n, modulo two.
+        sine: sin(f) / f of f^2, relative error 2^-35.
+        quarter_sine: the same on a quarter turn only, as is
+        quarter_cosine: cos(f) of f^2.
     """
+
+    angle: Callable[[Narrow, float, int], Angle]
+    sine: tuple[float, ...]
+    quarter_sine: tuple[float, ...]
+    quarter_cosine: tuple[float, ...]
+
+
+def _reduction(angle: Callable[[Narrow, float, int], Angle], half_turn: float) -> Reduction:
+    """The reduction with its polynomials, for angles of which so much is half a turn."""
+    unit = np.pi / half_turn
+    return Reduction(
+        angle,
+        polynomial(lambda u: unit * np.sinc(np.sqrt(u) / half_turn), 0, (half_turn / 2) ** 2, 6),
+        polynomial(lambda u: unit * np.sinc(np.sqrt(u) / half_turn), 0, (half_turn / 4) ** 2, 5),
+        polynomial(lambda u: np.cos(unit * np.sqrt(u)), 0, (half_turn / 4) ** 2, 5),
+    )
+
+
+def _far(x: Narrow, offset: float, doubled: int) -> Angle:
+    """Of any number, in half turns; right to 2^-28 of itself at the least."""
     wide = widen(x)
     beyond = lax.ge(lax.abs(wide), like(wide, 2.0 ** (_BORDER - doubled)))
     p, q, r, rest = (wide * _chosen(beyond, pair, doubled) for pair in zip(*_WINDOWS, strict=True))
     p, q = p - rounded(p), q - rounded(q)
-    return _nearest(p + p, q + q, r, rest, offset=offset)
-
-
-def _near(x: Narrow, offset: float, doubled: int) -> Turns:
-    """The same of numbers below 2^27."""
-    wide = widen(x)
-    return _nearest(*(wide * float64(math.ldexp(part, doubled)) for part in _PARTS), offset=offset)
-
-
-def _nearest(*parts: Wide, offset: float) -> Turns:
-    """f and n of a sum plus the offset; its parts become smaller."""
-    n = rounded(functools.reduce(operator.add, parts[:3]) + float64(offset))
+    p, q = p + p, q + q
+    n = rounded(p + q + r + float64(offset))
     # n is subtracted before the smaller parts are added: near a multiple of pi nothing of them is lost.
-    f = functools.reduce(operator.add, parts[1:], parts[0] - (n - float64(offset)))
-    return f, lax.bitcast_convert_type(n + float64(1.5 * 2**52), np.uint64)
+    f = p - (n - float64(offset)) + q + r + rest
+    return f * float64(0.5**doubled), _parity(n)
+
+
+def _middle(x: Narrow, offset: float, doubled: int) -> Angle:
+    """Of a number below 2^27, in half turns."""
+    wide = widen(x)
+    p, q = (wide * float64(math.ldexp(part, doubled)) for part in _PARTS)
+    n = rounded(p + q + float64(offset))
+    return (p - (n - float64(offset)) + q) * float64(0.5**doubled), _parity(n)
+
+
+def _near(x: Narrow, offset: float, doubled: int) -> Angle:
+    """Of a number below 2^20, in radians."""
+    wide = widen(x)
+    n = rounded(wide * float64(2**doubled / np.pi) + float64(offset))
+    k = n - float64(offset)
+    return wide - k * float64(_PI[0] / 2**doubled) - k * float64(_PI[1] / 2**doubled), _parity(n)
+
+
+def _parity(n: Wide) -> Any:
+    """The integer in whose last bit stands whether n, of less than 52 bits, is odd."""
+    return lax.bitcast_convert_type(n + float64(1.5 * 2**52), np.uint64)
 
 
 def _chosen(beyond: Any, parts: tuple[float, float], doubled: int) -> Wide:
@@ -90,24 +123,27 @@ def _chosen(beyond: Any, parts: tuple[float, float], doubled: int) -> Wide:
     return lax.select(beyond, large, small)
 
 
-def _sine(f: Wide, n: Any) -> Narrow:
-    """sin(pi * (f + n))."""
-    value = f * horner(f * f, _SINE)
+_FAR, _MIDDLE, _NEAR = _reduction(_far, 1.0), _reduction(_middle, 1.0), _reduction(_near, np.pi)
+
+
+def _sine(x: Narrow, offset: float, by: Reduction) -> Narrow:
+    """The sine of x and so many half turns."""
+    f, n = by.angle(x, offset, 0)
+    value = f * horner(f * f, by.sine)
     return narrow(lax.bitcast_convert_type(lax.bitcast_convert_type(value, np.uint64) ^ (n << np.uint64(63)), float64))
 
 
-def _sin(x: Narrow, half_turns: Reduction) -> Narrow:
-    return unless_tiny(x, _sine(*half_turns(x, 0.0, 0)))
+def _sin(x: Narrow, by: Reduction) -> Narrow:
+    return unless_tiny(x, _sine(x, 0.0, by))
 
 
-def _cos(x: Narrow, half_turns: Reduction) -> Narrow:
-    return _sine(*half_turns(x, 0.5, 0))
+def _cos(x: Narrow, by: Reduction) -> Narrow:
+    return _sine(x, 0.5, by)
 
 
-def _tan(x: Narrow, half_turns: Reduction) -> Narrow:
-    f, n = half_turns(x, 0.0, 1)
-    f = f * float64(0.5)
-    sine, cosine = f * horner(f * f, _QUARTER_SINE), horner(f * f, _QUARTER_COSINE)
+def _tan(x: Narrow, by: Reduction) -> Narrow:
+    f, n = by.angle(x, 0.0, 1)
+    sine, cosine = f * horner(f * f, by.quarter_sine), horner(f * f, by.quarter_cosine)
     odd = lax.ne(n & np.uint64(1), np.uint64(0))
     over, under = lax.select(odd, -cosine, sine), lax.select(odd, sine, cosine)
     return unless_tiny(x, narrow(over / under))
@@ -116,24 +152,27 @@ def _tan(x: Narrow, half_turns: Reduction) -> Narrow:
 @elementary(lax.sin)
 def sin(x: Any) -> Any:
     """Sine."""
-    return _sin(x, _far)
+    return _sin(x, _FAR)
 
 
 @elementary(lax.cos)
 def cos(x: Any) -> Any:
     """Cosine: the sine of half a turn more, so that both are one function."""
-    return _cos(x, _far)
+    return _cos(x, _FAR)
 
 
 @elementary(lax.tan)
 def tan(x: Any) -> Any:
     """Tangent: of the nearest quarter turn, the sine over the cosine, or less the inverse of that."""
-    return _tan(x, _far)
+    return _tan(x, _FAR)
 
 
 def _by_size(x: Narrow, function: Callable[[Narrow, Reduction], Narrow]) -> Narrow:
-    near = lax.lt(jnp.sum(x * x), np.float32(_SQUARE))  # not so of inf and nan
-    return lax.cond(near, lambda x: function(x, _near), lambda x: function(x, _far), x)
+    square = jnp.sum(x * x)
+    # Of nan all is beyond.
+    beyond = (~lax.lt(square, np.float32(most**2)) for most in (_LARGEST_NEAR, _LARGEST_MIDDLE))
+    which = sum(lax.convert_element_type(each, np.int32) for each in beyond)
+    return lax.switch(which, [lambda x, by=by: function(x, by) for by in (_NEAR, _MIDDLE, _FAR)], x)
 
 
 @elementary(lax.sin)
