@@ -23,7 +23,7 @@ from .level import Level
 from .overlaps import BANDED, DOUBLED, FEWEST, LONGEST, LONGEST_FOLD, WindowSum, added_windows, is_plain, replacing
 from .program import Builder, is_var
 from .rules.once import once
-from .sliding import Fold, folded, weighted, weights_of
+from .sliding import Fold, folded, is_worth_it, weighted, weights_of
 from .windowed import Windowed
 from .windows import Slide, slide_of
 
@@ -156,8 +156,12 @@ def _weighted(level: Level, windowed: Windowed, place: int, k: int) -> WindowSum
     slide = slide_of(windowed.shapes[x], axis) if x in windowed.shapes and windowed.finite else None
     fits = slide is not None and BANDED <= count <= min(LONGEST_FOLD, slide.moves)
     if slide is not None and fits and x.aval.size >= FEWEST and _is_float(x):
+        if not is_worth_it(x.aval.size, count):
+            return f"{x.aval.size} products with {count} weights are as fast row by row"
         base = windowed.base(builder, x, count)
-        out = builder.call(lambda v, w: slide.back(weighted(slide.line(v), w, precision)), base, weights)[0]
+        out = builder.call(
+            lambda v, w: slide.back(weighted(slide.line(v), slide.in_order(w), precision)), base, weights
+        )[0]
         return replacing(level, place, builder, out, Exactness.FINITE)
     found = _components(level, windowed, x, axis)
     if not isinstance(found, Components):
@@ -180,7 +184,7 @@ def _weights(level: Level, windowed: Windowed, place: int, k: int, slide: Slide)
     order = [contract[1 - k][ours.index(d)] for d in range(len(ours))]
 
     def sums(v: Any, y: Any) -> Any:
-        return weights_of(slide.line(v), slide.turned(lax.transpose(y, order)), precision)
+        return slide.in_order(weights_of(slide.line(v), slide.turned(lax.transpose(y, order)), precision))
 
     (out,) = builder.call(sums, windowed.base(builder, x, 2), other)
     return replacing(level, place, builder, out, Exactness.FINITE)
