@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,13 @@ class LaidOut:
         dim: the dimension.
         maker: the equation that makes a value; None where it is from outside.
         constant: the one number that a value of integers repeats, if that is known.
+        zeros: whether a value is known to be zeros.
     """
 
     dim: int
     maker: Maker
     constant: Constant
+    zeros: Callable[[Atom], bool]
     _known: dict[Var, tuple[Stretch, ...]] = field(init=False, default_factory=dict)
 
     def of(self, x: Atom) -> tuple[Stretch, ...]:
@@ -54,11 +57,10 @@ class LaidOut:
 
     def _whole(self, x: Atom) -> tuple[Stretch, ...]:
         n = shape_of(x)[self.dim]
-        return (Stretch(None if is_zero_number(x) else x, 0, n),)
+        return (Stretch(None if self.zeros(x) else x, 0, n),)
 
     def _made(self, eqn: JaxprEqn) -> Sequence[Stretch] | None:
         makes = {
-            "broadcast_in_dim": self._broadcast,
             "concatenate": self._concatenated,
             "slice": self._sliced,
             "pad": self._padded,
@@ -68,10 +70,6 @@ class LaidOut:
             "dynamic_update_slice": self._updated,
         }.get(eqn.primitive.name)
         return None if makes is None else makes(eqn)
-
-    def _broadcast(self, eqn: JaxprEqn) -> Sequence[Stretch] | None:
-        zero = is_zero_number(eqn.invars[0])
-        return (Stretch(None, 0, shape_of(eqn.outvars[0])[self.dim]),) if zero else None
 
     def _concatenated(self, eqn: JaxprEqn) -> Sequence[Stretch] | None:
         return [one for x in eqn.invars for one in self.of(x)] if eqn.params["dimension"] == self.dim else None
@@ -95,10 +93,12 @@ class LaidOut:
 
     def _added(self, eqn: JaxprEqn) -> Sequence[Stretch] | None:
         """A sum of values that overlap nowhere."""
+        if any(shape_of(x) != shape_of(eqn.outvars[0]) for x in eqn.invars):
+            return None
         a, b = (self.of(x) for x in eqn.invars)
         edges = sorted({*_edges(a), *_edges(b)})
         found: list[Stretch] = []
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges):
             one, other = _cut(a, low, high)[0], _cut(b, low, high)[0]
             if one.source is not None and other.source is not None:
                 return None
@@ -115,7 +115,7 @@ class LaidOut:
             return None
         if eqn.params["update_jaxpr"] is not None or at is None or not 0 <= at < shape[self.dim]:
             return None
-        return self._with(into, at, Stretch(None if is_zero_number(update) else update, 0, 1))
+        return self._with(into, at, Stretch(None if self.zeros(update) else update, 0, 1))
 
     def _updated(self, eqn: JaxprEqn) -> Sequence[Stretch] | None:
         into, update, *starts = eqn.invars
@@ -125,7 +125,7 @@ class LaidOut:
         at = places[self.dim]
         if at is None or not 0 <= at <= shape[self.dim] - size[self.dim]:
             return None
-        return self._with(into, at, Stretch(None if is_zero_number(update) else update, 0, size[self.dim]))
+        return self._with(into, at, Stretch(None if self.zeros(update) else update, 0, size[self.dim]))
 
     def _with(self, into: Atom, at: int, one: Stretch) -> Sequence[Stretch]:
         n = shape_of(into)[self.dim]
@@ -157,7 +157,11 @@ def _merged(parts: Sequence[Stretch]) -> tuple[Stretch, ...]:
         last: Any = found[-1] if found else None
         if not one.size:
             continue
-        if last is not None and last.source is one.source and (one.source is None or last.start + last.size == one.start):
+        if (
+            last is not None
+            and last.source is one.source
+            and (one.source is None or last.start + last.size == one.start)
+        ):
             found[-1] = replace(last, size=last.size + one.size)
         else:
             found.append(one)

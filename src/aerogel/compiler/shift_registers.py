@@ -50,6 +50,7 @@ class Outlet:
         move: by how many places; as many zeros come in at the other end.
         added: what is added.
         at_front: whether the first places are moved out; else the last.
+        total: the carry and what is added to it.
         out: values of the body that are what is moved out, in their shape.
     """
 
@@ -57,6 +58,7 @@ class Outlet:
     dim: int
     move: int
     added: Var
+    total: Var
     at_front: bool
     out: tuple[Var, ...]
 
@@ -133,7 +135,7 @@ class Carries:
         return sum(x is var for x in maker.invars) == 1
 
     def _laid_out(self, dim: int) -> LaidOut:
-        return LaidOut(dim, self.maker, self.constant)
+        return LaidOut(dim, self.maker, self.constant, self._is_zeros)
 
     def _register(self, k: int) -> Register | None:
         var, nxt = self.loop.body_carry[k], self.loop.next_carry[k]
@@ -154,7 +156,12 @@ class Carries:
     def _input(self, new: Stretch, dim: int, shape: tuple[int, ...]) -> int | None:
         """Which input of the loop a stretch is, whole and in its order."""
         source = new.source
-        if source is None or not is_var(source) or new.start or source.aval.size * shape[dim] != _size(shape) * new.size:
+        if (
+            source is None
+            or not is_var(source)
+            or new.start
+            or source.aval.size * shape[dim] != _size(shape) * new.size
+        ):
             return None
         wanted = [n for n in (*shape[:dim], new.size, *shape[dim + 1 :]) if n != 1]
         while is_var(source) and source not in self.loop.body_xs:
@@ -164,9 +171,10 @@ class Carries:
             if maker.primitive.name == "broadcast_in_dim" and _is_turned(maker):
                 return None
             source = maker.invars[0]
-        same = is_var(source) and [n for n in shape_of(source) if n != 1] == wanted
-        where = self.loop.body_xs.index(source) if same else None
-        return where if where is not None and is_var(self.loop.xs[where]) else None
+        if not is_var(source) or [n for n in shape_of(source) if n != 1] != wanted:
+            return None
+        where = self.loop.body_xs.index(source)
+        return where if is_var(self.loop.xs[where]) else None
 
     def _outlet(self, k: int) -> Outlet | None:
         var, nxt = self.loop.body_carry[k], self.loop.next_carry[k]
@@ -189,7 +197,7 @@ class Carries:
             found = self._moved_out(u, laid, Stretch(u, 0 if at_front else kept.size, zeros.size), nxt)
             out = None if found is None else self._outputs(found)
             if out is not None:
-                return Outlet(k, dim, zeros.size, added, at_front, out)
+                return Outlet(k, dim, zeros.size, added, u, at_front, out)
         return None
 
     def _moved_out(self, u: Var, laid: LaidOut, end: Stretch, nxt: Atom) -> tuple[Var, ...] | None:
@@ -241,17 +249,12 @@ class Carries:
 
     def _sum(self, k: int) -> Sum | None:
         var, total = self.loop.body_carry[k], self.maker(self.loop.next_carry[k])
-        if total is None or len(self.readers.get(var, ())) != 1:
+        if total is None:
             return None
-        added = None
-        if total.primitive.name in ("add", "add_any") and var in total.invars:
-            (other,) = [x for x in total.invars if x is not var] or [var]
-            write = self.maker(other)
-            if write is not None and write.primitive.name == "dynamic_update_slice" and self._is_zeros(write.invars[0]):
-                added = (write.invars[1], write.invars[2:])
-        if added is None or not is_var(added[0]):
+        added = self._added(var, total) if total.primitive.name in ("add", "add_any") else self._added_there(var, total)
+        update, starts = added or (None, [])
+        if update is None or not is_var(update):
             return None
-        update, starts = added
         shape, size = shape_of(var), shape_of(update)
         moving = [d for d, at in enumerate(starts) if self.constant(at) != 0]
         if len(moving) != 1 or any(n != shape[d] for d, n in enumerate(size) if d != moving[0]):
@@ -263,7 +266,33 @@ class Carries:
         inside = low >= 0 and high + size[moving[0]] <= shape[moving[0]]
         return Sum(k, moving[0], place, update) if inside else None
 
+    def _added(self, var: Var, total: JaxprEqn) -> tuple[Atom, list[Atom]] | None:
+        """What is written into zeros that are added to the carry, and where."""
+        others = [x for x in total.invars if x is not var]
+        write = self.maker(others[0]) if len(others) == 1 and len(self.readers[var]) == 1 else None
+        if write is None or write.primitive.name != "dynamic_update_slice" or not self._is_zeros(write.invars[0]):
+            return None
+        return write.invars[1], write.invars[2:]
+
+    def _added_there(self, var: Var, total: JaxprEqn) -> tuple[Atom, list[Atom]] | None:
+        """What is added to a part of the carry that is read, and written back; and where that is."""
+        if total.primitive.name != "dynamic_update_slice" or total.invars[0] is not var or len(self.readers[var]) != 2:
+            return None
+        adds = self.maker(total.invars[1])
+        if adds is None or adds.primitive.name not in ("add", "add_any") or adds.invars[0] is adds.invars[1]:
+            return None
+        for part, other in (adds.invars, adds.invars[::-1]):
+            read = self.maker(part)
+            if read is None or not is_var(part) or read.primitive.name != "dynamic_slice":
+                continue
+            same = read.invars[0] is var and read.invars[1:] == total.invars[2:]
+            if same and len(self.readers[part]) == 1:
+                return other, total.invars[2:]
+        return None
+
     def _is_zeros(self, x: Atom) -> bool:
+        if isinstance(x, Literal):
+            return is_zero_number(x)
         maker = self.maker(x)
         if maker is None and x in self.outside:
             maker = self.level.maker(self.outside[x])

@@ -53,7 +53,7 @@ def _in_rows(x: Any, rows: int, size: int) -> Any:
 
 
 def is_worth_it(products: int, count: int) -> bool:
-    """Whether `weighted` takes less than to gather the windows and multiply them: so many products of `count` weights."""
+    """Whether `weighted` takes less than to gather windows and multiply them: so many products of `count` weights."""
     return products >= LARGE or (products <= SMALL and count <= MOST_SLICES)
 
 

@@ -1,4 +1,4 @@
-"""Loop windows: what a loop shifts, or adds to at places in turn, are windows of one array (see `shift_registers.py`)."""
+"""Loop windows: what a loop shifts, or adds to at places in turn, are windows of an array (`shift_registers.py`)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,24 +8,25 @@ import numpy as np
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import Atom, DropVar, Jaxpr, Var
+from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..axes.rebind import shape_of
 from ..exactness import Exactness
 from ..facts import body_facts, level_counters
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
-from ..loop import Loop, LoopBuilder, as_loop
-from ..pipeline import Context
+from ..loop import Loop, LoopBuilder, as_loop, with_body
 from ..normalize import drop_dead
-from ..program import Program, copy_equation, is_var, substitute, where, with_equations
+from ..pipeline import Context
+from ..program import Builder, Program, copy_equation, is_var, substitute, where, with_equations
 from ..report import Decision
 from ..shift_registers import Carried, Carries, Outlet, Register, Sum
 
 NAME = "loop-windows"
-# Numbers in all windows. With fewer, XLA makes one kernel of the loop that takes some microseconds (8,000 of a gradient:
-# 39 us, and 62 as sums of windows); what is made of them is several kernels.
+# Numbers in all windows. With fewer, XLA makes one kernel of the loop that takes some microseconds (8,000 of a
+# gradient: 39 us, and 62 as sums of windows); what is made of them is several kernels.
 FEWEST_READ, FEWEST_ADDED = 1 << 12, 1 << 14
+SIMPLER = "what a step shifts out is cut off"
 WHAT: dict[type[Carried], str] = {
     Register: "what each step shifts is a window of the inputs",
     Outlet: "what each step shifts out is a sum of windows",
@@ -69,7 +70,38 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
             decisions.append(Decision(NAME, WHAT[type(one)], where(eqn), not few, reason, exactness=exact))
         if carries and not few:
             edits.append(_rewrite(place, loop, carries))
+        elif few:
+            simpler = _simpler(loop, [one for one in carries if isinstance(one, Outlet)])
+            if simpler is not None:
+                decisions.append(Decision(NAME, SIMPLER, where(eqn), True, "fewer operations do it"))
+                edits.append(Edit(place, frozenset({place}), [simpler], {}, frozenset({place})))
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
+
+
+def _simpler(loop: Loop, outlets: list[Outlet]) -> JaxprEqn | None:
+    """The loop with what leaves these carries cut from them, and zeros put behind it; None if that is no less."""
+    body, made = loop.body, Builder(loop.eqn)
+    env: dict[Var, Atom] = {}
+    for one in outlets:
+        dim, n, nxt = one.dim, shape_of(one.total)[one.dim], loop.next_carry[one.carry]
+        kept, end = (one.move, n) if one.at_front else (0, n - one.move)
+        first = 0 if one.at_front else n - one.move
+
+        def moved(u: Any, dim: int = dim, kept: int = kept, end: int = end, at_front: bool = one.at_front) -> Any:
+            around = [(0, 0, 0)] * u.ndim
+            around[dim] = (0, u.shape[dim] + kept - end, 0) if at_front else (u.shape[dim] + kept - end, 0, 0)
+            return lax.pad(lax.slice_in_dim(u, kept, end, axis=dim), lax.full((), 0, u.dtype), around)
+
+        assert is_var(nxt), "it is computed"
+        env[nxt] = made.as_weak_as(nxt, made.call(moved, one.total)[0])
+        for v in one.out:
+
+            def out(u: Any, v: Var = v, dim: int = dim, first: int = first, move: int = one.move) -> Any:
+                return lax.reshape(lax.slice_in_dim(u, first, first + move, axis=dim), shape_of(v))
+
+            env[v] = made.as_weak_as(v, made.call(out, one.total)[0])
+    new = drop_dead(with_equations(body, [*body.eqns, *made.eqns], [substitute(x, env) for x in body.outvars]))
+    return with_body(loop.eqn, lambda _: new) if len(new.eqns) < len(body.eqns) else None
 
 
 def _window_size(loop: Loop, one: Carried) -> int:
