@@ -124,10 +124,12 @@ def _rewrite(place: int, loop: Loop, carries: list[Carried]) -> Edit:
     env.update((v, new.const(c)) for v, c in zip(loop.body_consts, loop.consts, strict=True))
     env.update((v, new.x(x) if is_var(x) else x) for v, x in zip(loop.body_xs, loop.xs, strict=True))
     moved = {v for one in carries if isinstance(one, Outlet) for v in one.out}
-    ys = [v for v in loop.body_ys if v not in moved]
+    ys = [v for v in loop.body_ys if not (is_var(v) and v in moved)]
     needed = [*(loop.next_carry[k] for k in setters), *ys, *(c.added for c in carries if not isinstance(c, Register))]
     left = [eqn for eqn in loop.body.eqns if not any(v in env for v in eqn.outvars)]
-    new.body.eqns += [copy_equation(eqn, env) for eqn in drop_dead(with_equations(loop.body, left, needed)).eqns]
+    given = [*loop.body.invars, *(v for eqn in loop.body.eqns for v in eqn.outvars if v in env)]
+    live = drop_dead(_jax.new_jaxpr(loop.body, given, needed, left))
+    new.body.eqns += [copy_equation(eqn, env) for eqn in live.eqns]
     for k, set_next in setters.items():
         set_next(substitute(loop.next_carry[k], env))
     outs: dict[Var, Atom] = {}
