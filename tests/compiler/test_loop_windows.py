@@ -136,14 +136,25 @@ def overlapped(y: Any, w: Any) -> Any:
 
 def test_windows_that_are_read_have_a_gradient_of_sums() -> None:
     """The cotangent of the array is one sum of windows."""
-    args = normal(3 * N), normal(K)
+    args = normal(6 * N), normal(K)
     made = decisions(gradient(sliding, *args), *args)
     assert [(d.what, d.fired) for d in made] == [(ADDED, True)]
 
 
+@pytest.mark.parametrize("length", [500, 900])
+def test_a_loop_that_is_one_kernel_stays(length: int) -> None:
+    """XLA makes one kernel of a gradient's loop: nothing of that is computed outside."""
+    args = normal(length), normal(K)
+    optimised = traced(ag.optimize(gradient(sliding, *args)), *args).jaxpr
+    names = [eqn.primitive.name for eqn in optimised.eqns]
+    assert names.count("scan") == 1
+    assert not {"dot_general", "scatter-add"} & {*names}
+    assert [d.fired for d in decisions(gradient(sliding, *args), *args)] == [False]
+
+
 def test_frames_are_added_at_once() -> None:
     """Read, added to and written back."""
-    made = decisions(overlapped, normal(3 * N), normal(K))
+    made = decisions(overlapped, normal(6 * N), normal(K))
     assert [(d.what, d.fired) for d in made] == [(ADDED, True)]
 
 
@@ -161,7 +172,7 @@ NEAR: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "it only turns round": (filtered(lambda h, x: jnp.roll(h, 1) + 0 * x), ARGS),
     "another carry is a state": (
         lambda x, w, first: lax.scan(
-            lambda c, x: ((SHIFTS["rolled"](c[0], x), jnp.tanh(c[1] + w @ c[0])), c[1]), (first, 0.5), x
+            lambda c, x: ((SHIFTS["rolled"](c[0], x), jnp.tanh(c[1] + w @ c[0])), c[1]), (first, jnp.zeros(()) + 0.5), x
         ),
         ARGS,
     ),

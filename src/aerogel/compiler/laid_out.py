@@ -134,7 +134,7 @@ class LaidOut:
 
 def is_zero_number(x: Atom) -> bool:
     """Whether an atom is a literal zero, and no negative one."""
-    return isinstance(x, Literal) and np.ndim(x.val) == 0 and x.val == 0 and not np.signbit(np.asarray(x.val).real)
+    return isinstance(x, Literal) and np.ndim(x.val) == 0 and x.val == 0 and not np.signbit(np.real(x.val))
 
 
 def _edges(parts: Sequence[Stretch]) -> list[int]:

@@ -11,6 +11,8 @@ from aerogel import _jax
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..axes.rebind import shape_of
+from ..cost import Machine
+from ..cost.seconds import moves_few
 from ..exactness import Exactness
 from ..facts import body_facts, level_counters
 from ..level import Edit, Level, apply_edits
@@ -23,9 +25,10 @@ from ..report import Decision
 from ..shift_registers import Carried, Carries, Outlet, Register, Sum
 
 NAME = "loop-windows"
-# Numbers in all windows. With fewer, XLA makes one kernel of the loop that takes some microseconds (8,000 of a
-# gradient: 39 us, and 62 as sums of windows); what is made of them is several kernels.
-FEWEST_READ, FEWEST_ADDED = 1 << 12, 1 << 14
+# Numbers in all windows. With fewer, what is made of them is several kernels for some microseconds of work. More where
+# a step shifts something out (8,000 took 62 us, and 39 as a loop), or where XLA makes one kernel of a loop that adds
+# (24,000 took 150 us, and 85).
+FEWEST, FEWEST_OUT, FEWEST_IN_ONE_KERNEL = 1 << 12, 1 << 14, 1 << 15
 SIMPLER = "what a step shifts out is cut off"
 WHAT: dict[type[Carried], str] = {
     Register: "what each step shifts is a window of the inputs",
@@ -49,10 +52,10 @@ class LoopWindows:
         decisions: list[Decision] = []
         if Exactness.REASSOCIATES not in context.allowed:
             return program, decisions
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions, context.machine)), decisions
 
 
-def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
+def _level(jaxpr: Jaxpr, decisions: list[Decision], machine: Machine) -> Jaxpr:
     if all(eqn.primitive.name != "scan" for eqn in jaxpr.eqns):
         return jaxpr
     level, counters, edits = Level(jaxpr), level_counters(jaxpr), list[Edit]()
@@ -62,7 +65,7 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
             continue
         carries = Carries(level, loop, body_facts(loop, counters)).found
         windows = {one.carry: loop.length * _window_size(loop, one) for one in carries}
-        fewest = FEWEST_READ if all(isinstance(one, Register) for one in carries) else FEWEST_ADDED
+        fewest = _fewest(loop, carries, machine)
         few = bool(windows) and max(windows.values()) < fewest
         for one in carries:
             reason = f"{windows[one.carry]} numbers are fewer than {fewest}" if few else "no step waits for another"
@@ -76,6 +79,14 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
                 decisions.append(Decision(NAME, SIMPLER, where(eqn), True, "fewer operations do it"))
                 edits.append(Edit(place, frozenset({place}), [simpler], {}, frozenset({place})))
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
+
+
+def _fewest(loop: Loop, carries: list[Carried], machine: Machine) -> int:
+    """How many numbers all windows must hold."""
+    if any(isinstance(one, Outlet) for one in carries):
+        return FEWEST_OUT
+    adds = any(isinstance(one, Sum) for one in carries)
+    return FEWEST_IN_ONE_KERNEL if adds and moves_few(loop.eqn, machine) else FEWEST
 
 
 def _simpler(loop: Loop, outlets: list[Outlet]) -> JaxprEqn | None:
