@@ -6,7 +6,7 @@ one of w slices of the cotangent: long loops, and no array of n x w.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -23,7 +23,7 @@ from .level import Level
 from .overlaps import BANDED, DOUBLED, FEWEST, LONGEST, LONGEST_FOLD, WindowSum, added_windows, is_plain, replacing
 from .program import Builder, is_var
 from .rules.once import once
-from .sliding import Fold, folded, is_worth_it, weighted, weights_of
+from .sliding import SMALL, Fold, folded, is_worth_it, weighted, weights_of
 from .windowed import Windowed
 from .windows import Slide, slide_of
 
@@ -135,12 +135,21 @@ def _multiplied(level: Level, windowed: Windowed, place: int) -> WindowSum | str
             slide = slide_of(windowed.shapes[x], free[0])
             fits = slide is not None and slide.places <= min(LONGEST_FOLD, slide.moves)
             if slide is not None and fits and x.aval.size >= FEWEST and _is_float(x):
+                if x.aval.size <= SMALL and _are_rows(level, x, contract[k]):
+                    return "few numbers, which are read row by row"
                 return _weights(level, windowed, place, k, slide)
         if len(contract[k]) == 1:
             found = _weighted(level, windowed, place, k)
             if found is not None:
                 return found
     return None
+
+
+def _are_rows(level: Level, x: Var, dims: Sequence[int]) -> bool:
+    """Whether a value is gathered by one index for each row along these dimensions."""
+    maker = level.maker(x)
+    gathered = maker is not None and maker.primitive.name == "gather"
+    return gathered and maker is not None and {*dims} <= {*maker.params["dimension_numbers"].offset_dims}
 
 
 def _is_float(x: Atom) -> bool:
