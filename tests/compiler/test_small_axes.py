@@ -69,6 +69,14 @@ SITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (normal(N, 3),),
     ),
     "of pairs": (distances, (normal(40, 3),)),
+    "of pairs, repeated and tiled": (
+        lambda p: jnp.sum((jnp.repeat(p, 40, 0) - jnp.tile(p, (40, 1))) ** 2, -1),
+        (normal(40, 3),),
+    ),
+    "of pairs, repeated and tiled, in more dimensions": (
+        lambda p: jnp.sum((jnp.repeat(p, 40, 0) - jnp.tile(p, (40, 1))) ** 2, -1).reshape(40, 40),
+        (normal(40, 10),),
+    ),
     "of pairs, by einsum": (lambda p: rowwise(p[:, None] - p[None], p[:, None] + p[None]), (normal(64, 3),)),
     "of pairs, with one of their own for each point": (
         lambda p, c: jnp.einsum("ijk,ik->ij", p[:, None] - p[None], c),
@@ -291,3 +299,36 @@ def test_what_is_read_at_shifted_places_is_still_stored(prepare: Callable[..., A
     names = [eqn.primitive.name for eqn in after.eqns]
     assert "reduce_sum" not in names
     assert names.count("bitcast_convert_type") == 2 * stored
+
+
+POWERS: dict[str, Callable[..., Any]] = {
+    "polynomial": lambda x, c: jnp.vander(x, 5) @ c,
+    "rising": lambda x, c: jnp.vander(x, 5, increasing=True) @ c,
+    "summed up": lambda x, c: jnp.sum(x[:, None] ** jnp.arange(5.0) * c, -1),
+    "negative": lambda x, c: jnp.sum(x[:, None] ** (-2 * jnp.arange(5.0) + 3) * c, -1),
+    "masked by a counter": lambda x, c: jnp.sum(jnp.where(jnp.arange(5) < 3, x[:, None], 1.0) * c, -1),
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+def test_entries_of_counters_are_numbers(name: str) -> None:
+    """No power is left whose exponent is an array, and no counter."""
+    f, args = POWERS[name], (jnp.clip(jnp.abs(normal(2 * N)), 0.5, 1.5), normal(5))
+    reports: list[Report] = []
+    optimised = ag.optimize(f, rules=[], passes=(SmallAxes(),), on_report=reports.append)
+    names = {eqn.primitive.name for eqn in jax.make_jaxpr(optimised)(*args).eqns}
+    assert reports[-1].fired
+    assert names.isdisjoint(("pow", "iota", "lt", "select_n"))
+    report_of(f, *args)
+    report_of(jax.grad(lambda x, c: jnp.sum(jnp.sin(f(x, c))), (0, 1)), *args)
+
+
+def test_powers_of_zeros_and_of_what_is_no_number() -> None:
+    """As JAX has them: a number to the power of zero is one, whatever it is."""
+    x = jnp.asarray([0.0, -0.0, jnp.inf, -jnp.inf, jnp.nan, -2.0] * 500)
+
+    def f(x: Any) -> Any:
+        powers = x[:, None] ** (jnp.arange(4.0) - 2)
+        return jnp.sum(jnp.clip(jnp.nan_to_num(powers, nan=5.0), -99, 99), -1)
+
+    np.testing.assert_array_equal(jax.jit(ag.optimize(f, rules=[], passes=(SmallAxes(),)))(x), jax.jit(f)(x))

@@ -73,6 +73,16 @@ def softened(a: Any, x: Any) -> Any:
     return jax.lax.scan(lambda x, _: (jax.nn.softmax(a, -1) @ x, None), x, None, length=50)[0].sum()
 
 
+def shifted(x: Any, w: Any) -> Any:
+    """A filter whose last inputs stand in a register, as a number to differentiate."""
+
+    def step(held: Any, x: Any) -> Any:
+        held = jnp.roll(held, 1).at[0].set(x)
+        return held, jnp.sin(w @ held)
+
+    return jax.lax.scan(step, jnp.zeros_like(w), x)[1].sum()
+
+
 def added(w: Any, start: Any, xs: Any) -> Any:
     """A loop that adds a product with the same weights in every step to what it was given."""
     return jax.lax.scan(lambda total, x: (total + w @ x, None), start, xs)[0]
@@ -411,6 +421,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
     found["lanes"] = jax.vmap(filled), (jnp.array([0, 20, 55]), normal(0, 3, 64))
     found["linear"] = jax.grad(softened), (normal(0, 48, 48), normal(1, 48))
+    found["shifted"] = jax.grad(shifted, (0, 1)), (normal(0, 2000), normal(1, 9))
     found["added"] = added, (normal(0, 48, 48), normal(1, 48), normal(2, 50, 48))
     found["written"] = written, (normal(0, 64), normal(1, 9, 64))
     found["thinned"] = thinned, (normal(0, 8, 1024), normal(1, 64, 8, 1024), normal(2, 64, 8, 1024))

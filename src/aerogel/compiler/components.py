@@ -11,18 +11,21 @@ from typing import Any
 
 from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Var
+from aerogel import _jax
+from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from .axes.elementwise import NAMES
 from .axes.rebind import bind, shape_of
 from .cost import nbytes
 from .cost.primitives import DEAR
+from .identities import simplify_equation
 from .level import Level
 from .program import Builder, is_var
 from .windowed import Windowed
 
 ELEMENTWISE = frozenset(NAMES) - {"threefry2x32"}
 FUSED = ELEMENTWISE | {"broadcast_in_dim", "transpose", "squeeze", "reshape"}
+HIGHEST_POWER = 32
 MOST_EQUATIONS = 32  # seen through for one reduction: each is written once for every entry
 
 
@@ -47,6 +50,7 @@ class Components:
     stands: dict[Var, Atom] = field(init=False, default_factory=dict)
     made: dict[tuple[Var, int, int], Atom] = field(init=False, default_factory=dict)
     rows: dict[Var, Atom] = field(init=False, default_factory=dict)
+    numbers: dict[Var, Literal] = field(init=False, default_factory=dict)  # that entries repeat
 
     def __post_init__(self) -> None:
         whole: set[Var] = set()
@@ -91,10 +95,12 @@ class Components:
             return None
         if self._is_window(x, axis):
             return eqn
-        if name == "concatenate":
+        if name in ("concatenate", "iota"):
             return eqn if eqn.params["dimension"] == axis else None
         if name == "dot_general":
             return eqn if self.windows is not None and _is_outer(eqn) else None
+        if name in ("reshape", "tile"):
+            return eqn if _keeps_last(eqn, axis) else None
         return eqn if name in ELEMENTWISE or name in ("broadcast_in_dim", "transpose", "squeeze") else None
 
     def _is_window(self, x: Var, axis: int) -> bool:
@@ -119,14 +125,17 @@ class Components:
 
     def _operands(self, eqn: JaxprEqn, axis: int) -> Iterator[tuple[Atom, int | None]]:
         """The operands of an equation that is seen through, and which axis of each is ours; None if none is."""
-        name, operand = eqn.primitive.name, eqn.invars[0]
-        if self._is_window(eqn.outvars[0], axis):
+        name = eqn.primitive.name
+        if self._is_window(eqn.outvars[0], axis) or name == "iota":
             return  # they are no entries of its operands
+        operand = eqn.invars[0]
         if name == "broadcast_in_dim":
             dims = list(eqn.params["broadcast_dimensions"])
             yield operand, _where_as_long(operand, dims.index(axis) if axis in dims else None, eqn, axis)
         elif name == "transpose":
             yield operand, eqn.params["permutation"][axis]
+        elif name in ("reshape", "tile"):
+            yield operand, len(shape_of(operand)) - 1
         elif name == "squeeze":
             rest = [d for d in range(len(shape_of(operand))) if d not in eqn.params["dimensions"]]
             yield operand, rest[axis]
@@ -191,6 +200,8 @@ class Components:
         name = eqn.primitive.name
         if name == "concatenate":
             return self._piece(builder, eqn, axis, index)
+        if name == "iota":
+            return self._repeated(builder, eqn, axis, _jax.literal(index, _number_type(eqn)))
         if self.windows is not None and self._is_window(eqn.outvars[0], axis):
             return self.windows.entry(builder, eqn.outvars[0], axis, index)
         if name == "dot_general":
@@ -200,17 +211,57 @@ class Components:
         unit = axis if name in ELEMENTWISE else dims.index(axis) if axis in dims else None
         xs = [self._taken(builder, x, at, unit, index) for x, at in self._operands(eqn, axis)]
         if name in ELEMENTWISE:
-            return builder.call(lambda *xs: bind(eqn, xs, eqn.params), *xs)[0]
+            return self._entrywise(builder, eqn, axis, xs)
         shape = shape_of(eqn.outvars[0])
         rest = (*shape[:axis], *shape[axis + 1 :])
-        if name == "squeeze":
+        number = self._number(xs[0])
+        if number is not None:
+            return self._repeated(builder, eqn, axis, number)
+        if name in ("squeeze", "reshape"):
             return builder.call(lambda x: lax.reshape(x, rest), *xs)[0]
+        if name == "tile":
+            return builder.call(lambda x: lax.tile(x, eqn.params["reps"][:-1]), *xs)[0]
         order = eqn.params["permutation"] if name == "transpose" else dims
         gone = order[axis] if name == "transpose" else axis
         kept = [d - (d > gone) for d in order if d != gone]
         if name == "transpose":
             return builder.call(lambda x: lax.transpose(x, kept), *xs)[0]
         return builder.call(lambda x: lax.broadcast_in_dim(x, rest, kept), *xs)[0]
+
+    def _entrywise(self, builder: Builder, eqn: JaxprEqn, axis: int, xs: list[Atom]) -> Atom:
+        """An entry of an entrywise equation, from those of its operands."""
+        numbers = [self._number(x) for x in xs]
+        known = [n for n in numbers if n is not None]
+        if len(known) == len(xs):
+            alone = eqn.replace(invars=known, outvars=[_jax.new_var(_number_type(eqn))])
+            found = simplify_equation(alone)
+            if isinstance(found, Literal):
+                return self._repeated(builder, eqn, axis, found)
+        if eqn.primitive.name == "select_n" and numbers[0] is not None:
+            chosen, shape = xs[1 + int(numbers[0].val)], shape_of(eqn.outvars[0])
+            if shape_of(chosen) == (*shape[:axis], *shape[axis + 1 :]):
+                return chosen
+        power = _power(numbers[1]) if eqn.primitive.name == "pow" else None
+        if power is not None and xs[0].aval.dtype == eqn.outvars[0].aval.dtype:
+            return builder.call(lambda x: lax.integer_pow(x, power), xs[0])[0]
+        return builder.call(lambda *xs: bind(eqn, xs, eqn.params), *xs)[0]
+
+    def _number(self, x: Atom) -> Literal | None:
+        """The number that an entry is, or repeats."""
+        if isinstance(x, Literal):
+            return x if not shape_of(x) else None
+        return self.numbers.get(x)
+
+    def _repeated(self, builder: Builder, eqn: JaxprEqn, axis: int, number: Literal) -> Atom:
+        """A number as an entry of what an equation makes."""
+        shape = shape_of(eqn.outvars[0])
+        rest = (*shape[:axis], *shape[axis + 1 :])
+        if not rest:
+            return number
+        (out,) = builder.call(lambda x: lax.broadcast_in_dim(x, rest, ()), number)
+        if is_var(out):
+            self.numbers[out] = number
+        return out
 
     def _piece(self, builder: Builder, eqn: JaxprEqn, axis: int, index: int) -> Atom:
         for piece, at in self._operands(eqn, axis):
@@ -230,10 +281,26 @@ class Components:
         return builder.call(lambda x: lax.squeeze(x, [unit]), x)[0]
 
 
+def _number_type(eqn: JaxprEqn) -> Any:
+    return eqn.outvars[0].aval.update(shape=())
+
+
+def _power(x: Literal | None) -> int | None:
+    """The exponent that a number is, if it is a small whole one: XLA calls a library for others, number by number."""
+    value = None if x is None else float(x.val)
+    return int(value) if value is not None and value.is_integer() and abs(value) <= HIGHEST_POWER else None
+
+
 def _is_dear(eqn: JaxprEqn) -> bool:
     """Whether an equation is dear. A quotient by a number is none: XLA multiplies by its inverse."""
     by_number = eqn.primitive.name == "div" and not is_var(eqn.invars[1])
     return eqn.primitive.name in DEAR and not by_number
+
+
+def _keeps_last(eqn: JaxprEqn, axis: int) -> bool:
+    """Whether a reshape, or a repetition, leaves the last dimension as it is, and that is our axis."""
+    shape, before = shape_of(eqn.outvars[0]), shape_of(eqn.invars[0])
+    return len(eqn.invars) == 1 and axis == len(shape) - 1 > 0 and len(before) > 1 and before[-1] == shape[-1]
 
 
 def _where_as_long(operand: Atom, at: int | None, eqn: JaxprEqn, axis: int) -> int | None:

@@ -32,6 +32,7 @@ from .passes.loop_shifts import LoopShifts
 from .passes.loop_slots import LoopSlots
 from .passes.loop_split import LoopSplit
 from .passes.loop_unroll import LoopUnroll
+from .passes.loop_windows import LoopWindows
 from .passes.loop_words import LoopWords
 from .passes.masked_columns import MaskedColumns
 from .passes.masks_of_results import MasksOfResults
@@ -69,6 +70,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     HalfSpectra(),
     InPlace(),
     LoopSlots(),
+    LoopWindows(),
     LoopLinear(),
     LoopCommoning(),
     LoopHoist(),

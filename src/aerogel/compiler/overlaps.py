@@ -69,6 +69,9 @@ def added_windows(level: Level, windowed: Windowed, place: int) -> WindowSum | s
         return None
     if updates.aval.dtype != eqn.outvars[0].aval.dtype:
         return None
+    maker = level.maker(updates)
+    if maker is not None and maker.primitive.name == "rev" and is_var(maker.invars[0]):
+        windows, updates = windows.reversed(maker.params["dimensions"]), maker.invars[0]
     fits = [d for d, n in enumerate(windows.shape) if n > 1 and windows.at(d, 0).is_slice]
     if not fits:
         return "windows in several dimensions"
@@ -120,7 +123,7 @@ def _is_computed(level: Level, x: Var) -> bool:
 
 def _overlapped(parts: Sequence[Windows], dim: int, laid: Sequence[Any]) -> Any:
     """The sum of slices in their places along a dimension: where all overlap, and on both sides of that."""
-    places, length = [part.start[dim] for part in parts], parts[0].counts[dim]
+    places, length = [part.first[dim] for part in parts], parts[0].counts[dim]
     first, last = min(places), max(places)
     if len(parts) < PADDED or parts[0].strides[dim] != 1 or last - first >= length:
         return reduce(lax.add, (part.padded(x, range(x.ndim)) for part, x in zip(parts, laid, strict=True)))
@@ -165,8 +168,9 @@ def _slid(level: Level, windows: Windows, axis: int, builder: Builder, updates: 
 def _summed(slide: Slide, rest: tuple[int, ...], numbers: Any, weights: Any = None) -> Any:
     y, count = slide.turned(lax.reshape(numbers, rest)), slide.places
     y = _between(y, y.ndim - 1, count - 1, count - 1)
-    summed = folded(y, y.ndim - 1, count, 1, lax.add) if weights is None else weighted(y, lax.rev(weights, (0,)))
-    return slide.around(summed)
+    if weights is None:
+        return slide.around(folded(y, y.ndim - 1, count, 1, lax.add))
+    return slide.around(weighted(y, lax.rev(slide.in_order(weights), (0,))))
 
 
 def _numbers(level: Level, eqn: JaxprEqn | None, axis: int) -> tuple[Atom, Atom | None] | None:

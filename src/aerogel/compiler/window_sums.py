@@ -6,7 +6,7 @@ one of w slices of the cotangent: long loops, and no array of n x w.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -23,7 +23,7 @@ from .level import Level
 from .overlaps import BANDED, DOUBLED, FEWEST, LONGEST, LONGEST_FOLD, WindowSum, added_windows, is_plain, replacing
 from .program import Builder, is_var
 from .rules.once import once
-from .sliding import Fold, folded, weighted, weights_of
+from .sliding import SMALL, Fold, folded, is_worth_it, weighted, weights_of
 from .windowed import Windowed
 from .windows import Slide, slide_of
 
@@ -135,12 +135,21 @@ def _multiplied(level: Level, windowed: Windowed, place: int) -> WindowSum | str
             slide = slide_of(windowed.shapes[x], free[0])
             fits = slide is not None and slide.places <= min(LONGEST_FOLD, slide.moves)
             if slide is not None and fits and x.aval.size >= FEWEST and _is_float(x):
+                if x.aval.size <= SMALL and _are_rows(level, x, contract[k]):
+                    return "few numbers, which are read row by row"
                 return _weights(level, windowed, place, k, slide)
         if len(contract[k]) == 1:
             found = _weighted(level, windowed, place, k)
             if found is not None:
                 return found
     return None
+
+
+def _are_rows(level: Level, x: Var, dims: Sequence[int]) -> bool:
+    """Whether a value is gathered by one index for each row along these dimensions."""
+    maker = level.maker(x)
+    gathered = maker is not None and maker.primitive.name == "gather"
+    return gathered and maker is not None and {*dims} <= {*maker.params["dimension_numbers"].offset_dims}
 
 
 def _is_float(x: Atom) -> bool:
@@ -156,8 +165,12 @@ def _weighted(level: Level, windowed: Windowed, place: int, k: int) -> WindowSum
     slide = slide_of(windowed.shapes[x], axis) if x in windowed.shapes and windowed.finite else None
     fits = slide is not None and BANDED <= count <= min(LONGEST_FOLD, slide.moves)
     if slide is not None and fits and x.aval.size >= FEWEST and _is_float(x):
+        if not is_worth_it(x.aval.size, count):
+            return f"{x.aval.size} products with {count} weights are as fast row by row"
         base = windowed.base(builder, x, count)
-        out = builder.call(lambda v, w: slide.back(weighted(slide.line(v), w, precision)), base, weights)[0]
+        out = builder.call(
+            lambda v, w: slide.back(weighted(slide.line(v), slide.in_order(w), precision)), base, weights
+        )[0]
         return replacing(level, place, builder, out, Exactness.FINITE)
     found = _components(level, windowed, x, axis)
     if not isinstance(found, Components):
@@ -180,7 +193,7 @@ def _weights(level: Level, windowed: Windowed, place: int, k: int, slide: Slide)
     order = [contract[1 - k][ours.index(d)] for d in range(len(ours))]
 
     def sums(v: Any, y: Any) -> Any:
-        return weights_of(slide.line(v), slide.turned(lax.transpose(y, order)), precision)
+        return slide.in_order(weights_of(slide.line(v), slide.turned(lax.transpose(y, order)), precision))
 
     (out,) = builder.call(sums, windowed.base(builder, x, 2), other)
     return replacing(level, place, builder, out, Exactness.FINITE)

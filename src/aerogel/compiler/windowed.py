@@ -4,7 +4,7 @@ The square of each window of an array holds windows of the squared array, which 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -24,6 +24,10 @@ from .windows import Windows, windows_of
 
 ELEMENTWISE = frozenset(NAMES) - {"threefry2x32"}
 SUMS = frozenset("reduce_sum reduce_prod reduce_max reduce_min dot_general scatter-add".split())
+TURNS: dict[str, Callable[[Windows, JaxprEqn], Windows]] = {
+    "transpose": lambda windows, eqn: windows.turned(eqn.params["permutation"]),
+    "rev": lambda windows, eqn: windows.reversed(eqn.params["dimensions"]),
+}
 MANY = 8  # entries that read a value which is cheap to compute, from which on it is stored for them
 
 
@@ -48,8 +52,8 @@ class Windowed:
         for eqn in self.level.eqns:
             if eqn.primitive.name == "gather":
                 seen = self._gathered(eqn)
-            elif eqn.primitive.name == "transpose":
-                seen = found[eqn.invars[0]].turned(eqn.params["permutation"]) if eqn.invars[0] in found else None
+            elif eqn.primitive.name in TURNS:
+                seen = TURNS[eqn.primitive.name](found[eqn.invars[0]], eqn) if eqn.invars[0] in found else None
             else:
                 seen = self._made_of(eqn, found)
             if seen is not None:
@@ -92,7 +96,7 @@ class Windowed:
         while waiting:
             for place in self.level.readers(waiting.pop()):
                 eqn = self.level.eqns[place] if place >= 0 else None
-                if eqn is None or eqn.primitive.name not in (*ELEMENTWISE, *SUMS, "broadcast_in_dim", "transpose"):
+                if eqn is None or eqn.primitive.name not in (*ELEMENTWISE, *SUMS, "broadcast_in_dim", *TURNS):
                     return False
                 if eqn.primitive.name not in SUMS:
                     waiting += [v for v in eqn.outvars if v not in seen]
@@ -110,7 +114,7 @@ class Windowed:
         if key not in self._bases:
             eqn = self.level.eqns[self.level.made_by[x]]
             name, source = eqn.primitive.name, eqn.invars[0]
-            if name == "transpose":
+            if name in TURNS:
                 assert is_var(source), "windows are made"
                 self._bases[key] = self.base(builder, source, readers)
             else:

@@ -56,13 +56,20 @@ class Windows:
         steps = tuple(tuple(one[d] for d in order) for one in self.steps)
         return replace(self, shape=tuple(self.shape[d] for d in order), steps=steps)
 
+    def reversed(self, dims: Iterable[int]) -> "Windows":
+        """The windows with dimensions in the opposite order of their indices."""
+        start = tuple(
+            at + sum(s[d] * (self.shape[d] - 1) for d in dims) for at, s in zip(self.start, self.steps, strict=True)
+        )
+        steps = tuple(tuple(-n if d in dims else n for d, n in enumerate(s)) for s in self.steps)
+        return replace(self, start=start, steps=steps)
+
     @property
     def is_slice(self) -> bool:
-        """Whether the value is a slice, but for dimensions of length one and their order."""
+        """Whether the value is a slice, but for dimensions of length one, their order, and that of their indices."""
         moving = [d for d in self.along if d is not None]
-        forward = all(s >= 0 for steps in self.steps for s in steps)
         long = [d for d, n in enumerate(self.shape) if n > 1]
-        return forward and not self.overlap and sorted(moving) == long
+        return not self.overlap and sorted(moving) == long
 
     @property
     def along(self) -> list[int | None]:
@@ -77,12 +84,26 @@ class Windows:
     @property
     def strides(self) -> list[int]:
         """How far they are from each other."""
-        return [1 if d is None else s[d] for d, s in zip(self.along, self.steps, strict=True)]
+        return [1 if d is None else abs(s[d]) for d, s in zip(self.along, self.steps, strict=True)]
+
+    @property
+    def backward(self) -> tuple[int, ...]:
+        """The dimensions of the array in which the places fall."""
+        return tuple(
+            a for a, (d, s) in enumerate(zip(self.along, self.steps, strict=True)) if d is not None and s[d] < 0
+        )
+
+    @property
+    def first(self) -> list[int]:
+        """The lowest place of each dimension of the array that is read."""
+        far = [(n - 1) * s for n, s in zip(self.counts, self.strides, strict=True)]
+        return [at - far[a] if a in self.backward else at for a, at in enumerate(self.start)]
 
     def cut(self, x: Any) -> Any:
         """The value, which is a slice, of the array."""
-        ends = [a + (n - 1) * s + 1 for a, n, s in zip(self.start, self.counts, self.strides, strict=True)]
-        part = lax.slice(x, self.start, ends, self.strides)
+        ends = [a + (n - 1) * s + 1 for a, n, s in zip(self.first, self.counts, self.strides, strict=True)]
+        part = lax.slice(x, self.first, ends, self.strides)
+        part = lax.rev(part, self.backward) if self.backward else part
         moving = [d for d in self.along if d is not None]
         part = lax.reshape(part, [self.shape[d] for d in moving])
         return lax.reshape(lax.transpose(part, sorted(range(len(moving)), key=moving.__getitem__)), self.shape)
@@ -91,21 +112,25 @@ class Windows:
         """A value, which is a slice, with the dimensions of the array."""
         moving = [d for d in self.along if d is not None]
         y = lax.reshape(y, [self.shape[d] for d in sorted(moving)])
-        return lax.reshape(lax.transpose(y, [sorted(moving).index(d) for d in moving]), self.counts)
+        y = lax.reshape(lax.transpose(y, [sorted(moving).index(d) for d in moving]), self.counts)
+        return lax.rev(y, self.backward) if self.backward else y
 
     def padded(self, y: Any, dims: Iterable[int]) -> Any:
         """What is `laid`, with zeros around it along dimensions of the array."""
         around = [(0, 0, 0)] * len(self.array)
         for a in dims:
-            stride = self.strides[a]
-            end = self.start[a] + (self.counts[a] - 1) * stride + 1
-            around[a] = (self.start[a], self.array[a] - end, stride - 1)
+            stride, start = self.strides[a], self.first[a]
+            end = start + (self.counts[a] - 1) * stride + 1
+            around[a] = (start, self.array[a] - end, stride - 1)
         return lax.pad(y, lax.full((), 0, y.dtype), around) if any(map(any, around)) else y
 
 
 @dataclass(frozen=True)
 class Slide:
-    """Windows that move by one along one dimension of an array, and hold neighbours along it.
+    """Windows that move by one along one dimension of an array, either way, and hold neighbours along it.
+
+    `line` has what they read so that all move forward, and hold their neighbours in the order of their places; `turned`
+    and `back` see to the first of that, `in_order` to the second.
 
     Attributes:
         windows: what they are.
@@ -128,6 +153,17 @@ class Slide:
         return self.windows.at(self.axis, 0).counts[self.dim]
 
     @property
+    def _is_backward(self) -> bool:
+        """Whether each window lies before the one before it."""
+        return self.dim in self.windows.at(self.axis, 0).backward
+
+    @property
+    def _start(self) -> int:
+        """The lowest place along the dimension."""
+        behind = self.places - 1 if self.windows.steps[self.dim][self.axis] < 0 else 0
+        return self.windows.at(self.axis, 0).first[self.dim] - behind
+
+    @property
     def _order(self) -> list[int]:
         """The dimensions of the value at one place of the windows, as `line` has them: that of the moves last."""
         along = self.windows.at(self.axis, 0).along
@@ -138,25 +174,28 @@ class Slide:
 
     def line(self, x: Any) -> Any:
         """What all windows read of an array, with the dimension along which they move last."""
-        first = self.windows.at(self.axis, 0)
-        start = first.start[self.dim]
-        part = lax.slice_in_dim(x, start, start + first.counts[self.dim] + self.places - 1, axis=self.dim)
+        part = lax.slice_in_dim(x, self._start, self._start + self.moves + self.places - 1, axis=self.dim)
         return jnp.moveaxis(part, self.dim, -1)
+
+    def in_order(self, weights: Any) -> Any:
+        """Numbers for the places of a window, as `line` has these; the same of what is in that order."""
+        return lax.rev(weights, (0,)) if self.windows.steps[self.dim][self.axis] < 0 else weights
 
     def around(self, y: Any) -> Any:
         """An array that has what `line` would read of it in its place, and zeros around."""
         first, around = self.windows.at(self.axis, 0), [(0, 0, 0)] * y.ndim
         y = jnp.moveaxis(y, -1, self.dim)
-        start = first.start[self.dim]
-        around[self.dim] = (start, first.array[self.dim] - start - y.shape[self.dim], 0)
+        around[self.dim] = (self._start, first.array[self.dim] - self._start - y.shape[self.dim], 0)
         return lax.pad(y, lax.full((), 0, y.dtype), around) if any(around[self.dim]) else y
 
     def turned(self, y: Any) -> Any:
         """A value at one place of the windows with its dimensions as `line` has them."""
-        return lax.transpose(y, self._order)
+        y = lax.transpose(y, self._order)
+        return lax.rev(y, (y.ndim - 1,)) if self._is_backward else y
 
     def back(self, y: Any) -> Any:
         """The opposite of `turned`."""
+        y = lax.rev(y, (y.ndim - 1,)) if self._is_backward else y
         return lax.transpose(y, sorted(range(y.ndim), key=self._order.__getitem__))
 
 
@@ -164,12 +203,14 @@ def slide_of(windows: Windows, axis: int) -> Slide | None:
     """The windows along `axis` if they slide, and read all else in full."""
     moved = [a for a, steps in enumerate(windows.steps) if steps[axis]]
     first = windows.at(axis, 0)
-    if len(moved) != 1 or windows.steps[moved[0]][axis] != 1 or not first.is_slice or any(n == 1 for n in first.shape):
+    if len(moved) != 1 or abs(windows.steps[moved[0]][axis]) != 1 or not first.is_slice or 1 in first.shape:
         return None
     (dim,) = moved
+    if first.along[dim] is None or any(a != dim for a in first.backward):
+        return None
     whole = all(
         (start, count) == (0, n)
-        for a, (start, count, n) in enumerate(zip(first.start, first.counts, first.array, strict=True))
+        for a, (start, count, n) in enumerate(zip(first.first, first.counts, first.array, strict=True))
         if a != dim
     )
     return Slide(windows, axis, dim) if whole and first.strides == [1] * len(first.array) else None

@@ -33,6 +33,7 @@ from .kernels import Kernel
 from .machine import Machine
 from .primitives import CUMULATIVE, ELEMENTWISE_FLOPS, LINALG, RANDOM, REDUCE, UPDATE, WINDOWS, Kind
 from .sizes import elements, nbytes
+from .sums_in_place import without_sums_in_place
 from .work import (
     copied_operands,
     dot_shape,
@@ -48,7 +49,10 @@ HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 SHORT_AXIS = 16
 # What stands in the steps of a loop that may be one kernel.
 SHAPING = "broadcast_in_dim reshape squeeze expand_dims transpose slice concatenate pad rev iota".split()
-STEPS_OF_FEW = frozenset((*ELEMENTWISE_FLOPS, *REDUCE, *SHAPING, "dot_general", "convert_element_type", "copy"))
+STEPS_OF_FEW = frozenset(
+    (*ELEMENTWISE_FLOPS, *REDUCE, *SHAPING, "dot_general", "convert_element_type", "copy", "dynamic_slice")
+)
+STEPS_OF_FEW_IN_PLACE = STEPS_OF_FEW | {"dynamic_update_slice"}
 
 
 def jaxpr_seconds(jaxpr: Any, machine: Machine) -> float:
@@ -186,15 +190,17 @@ def step_launches(scan: JaxprEqn, machine: Machine) -> Launches:
 
 def _seconds_of_few(body: Jaxpr, carry: slice, machine: Machine) -> float | None:
     """Seconds of a step that moves few bytes, where such a loop is one kernel: nothing is started; else None."""
-    if not machine.one_kernel_bytes or not STEPS_OF_FEW.issuperset(eqn.primitive.name for eqn in body.eqns):
+    if not machine.one_kernel_bytes or not STEPS_OF_FEW_IN_PLACE.issuperset(eqn.primitive.name for eqn in body.eqns):
         return None
     known = _seconds.setdefault(body, {})
     key = (carry.start, carry.stop, machine, "few")
     if key not in known:
-        moved = step_bytes(body, carry.start, carry.stop - carry.start)
-        widest = max((elements(eqn.outvars[0].aval) for eqn in body.eqns), default=0)
+        rest, carries = without_sums_in_place(body, carry.start, carry.stop - carry.start)
+        moved = step_bytes(rest, carry.start, carries)
+        widest = max((elements(eqn.outvars[0].aval) for eqn in rest.eqns), default=0)
         is_one = moved < machine.one_kernel_bytes and widest <= machine.unrolled_elements
-        seconds = sum(_seconds_in_one_kernel(eqn, machine) for eqn in body.eqns)
+        is_one = is_one and STEPS_OF_FEW.issuperset(eqn.primitive.name for eqn in rest.eqns)
+        seconds = sum(_seconds_in_one_kernel(eqn, machine) for eqn in rest.eqns)
         known[key] = machine.seconds_per_step_of_few + seconds if is_one else float("nan")
     return None if math.isnan(known[key]) else known[key]
 
