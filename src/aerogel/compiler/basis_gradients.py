@@ -57,21 +57,19 @@ def _edits(rows: BasisRows, region: Region, scaled: Var, outer: Outer, before: M
             continue
         builder = Builder(level.eqns[place])
         if written is None:
-            written = _written(builder, region, joint, scaled, outer, before.get((outer.vector, 0)))
+            written = _written(builder, joint, scaled, outer, before.get((outer.vector, 0)))
         written.write(builder, (*xs, *wanted))
         results = {v: builder.as_weak_as(v, written.values[v]) for v in xs}
         results |= {v: builder.as_weak_as(v, _whole(builder, joint, outer, v, written.values[v])) for v in wanted}
         yield Edit(place, frozenset(), builder.eqns, dict(results), frozenset((place,)))
 
 
-def _written(
-    builder: Builder, region: Region, rows: BasisRows, scaled: Var, outer: Outer, before: Written | None
-) -> Written:
+def _written(builder: Builder, rows: BasisRows, scaled: Var, outer: Outer, before: Written | None) -> Written:
     """What is written of the outer product's weights: where there is such, what is already written of them."""
     (u,) = builder.call(outer.rows, *outer.atoms)
     if before is not None:
-        plain = {x for x, (kind, _) in region.kinds.items() if kind is Kind.PLAIN}
-        return Written(rows, 1, before.start, {x: a for x, a in before.values.items() if x in plain} | {scaled: u})
+        others = depends_on(rows.level.jaxpr, [scaled])
+        return Written(rows, 1, before.start, {x: a for x, a in before.values.items() if x not in others} | {scaled: u})
     (w,) = builder.call(lambda matrix, *xs: starting(rows, matrix, outer.weights(*xs)), rows.root, *outer.atoms)
     return Written(rows, outer.rank, w, {scaled: u})
 
