@@ -81,6 +81,7 @@ ELSEWHERE = {
     "loop-shifts",
     "loop-split",
     "loop-unroll",
+    "loop-windows",
     "loop-words",
     "masked-columns",
     "masks-of-results",

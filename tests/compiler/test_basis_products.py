@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel._jax import JaxprEqn, scan_counts
 from aerogel.compiler.passes.basis_products import NAME, BasisProducts
 
 N = 256
@@ -124,6 +125,12 @@ LOOPS = {
 }
 
 
+def carries_of(loop: JaxprEqn) -> list[Any]:
+    """What a loop starts from."""
+    consts, carries = scan_counts(loop.params)
+    return loop.invars[consts : consts + carries]
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_over_a_matrix_is_one_over_a_vector(name: str) -> None:
     """What multiplies a matrix in each step multiplies what the matrix is multiplied with in the end."""
@@ -131,8 +138,7 @@ def test_a_loop_over_a_matrix_is_one_over_a_vector(name: str) -> None:
     assert fired(f, A, T)
     assert_same(f, A, T)
     (loop,) = (eqn for eqn in jax.make_jaxpr(ag.optimize(f))(A, T).jaxpr.eqns if eqn.primitive.name == "scan")
-    first = loop.params["num_consts"]
-    assert max(x.aval.size for x in loop.invars[first : first + loop.params["num_carry"]]) <= 3 * N
+    assert max(x.aval.size for x in carries_of(loop)) <= 3 * N
 
 
 @pytest.mark.parametrize("wrt", [0, 1])
@@ -143,9 +149,7 @@ def test_gradients_of_loops_over_a_matrix(name: str, wrt: int) -> None:
     assert_same(gradient, A, T, rtol=1e-3)
     if wrt == 1:
         loops = [e for e in jax.make_jaxpr(ag.optimize(gradient))(A, T).jaxpr.eqns if e.primitive.name == "scan"]
-        firsts = [e.params["num_consts"] for e in loops]
-        carries = [e.invars[k : k + e.params["num_carry"]] for e, k in zip(loops, firsts, strict=True)]
-        assert max(x.aval.size for xs in carries for x in xs) <= 3 * N
+        assert max(x.aval.size for loop in loops for x in carries_of(loop)) <= 3 * N
 
 
 def shifted(a: jax.Array, t: jax.Array) -> jax.Array:
@@ -399,3 +403,51 @@ def temporary_bytes(f: Any) -> int:
     found = jax.jit(f).lower(X).compile().memory_analysis()
     assert found is not None
     return found.temp_size_in_bytes
+
+
+SMALL = 40
+MIXED = jax.random.normal(jax.random.key(7), (SMALL, SMALL)) / SMALL**0.5
+STEPS: list[Any] = [
+    lambda x: jnp.tanh(MIXED @ x),
+    lambda x: x * jnp.roll(x, 1) + jnp.sin(x),
+    lambda x: jnp.where(x > 0.1, x, jnp.cos(x)),
+    lambda x: jnp.cumsum(x) / SMALL + x,
+    lambda x: jnp.concatenate([x[5:], jnp.tanh(x[:5])]),
+    lambda x: jax.nn.softmax(x) * x.sum() + x,
+    lambda x: lax.scan(lambda c, k: (jnp.tanh(MIXED @ c) + k * c, None), x, jnp.arange(3.0))[0],
+    lambda x: lax.scan(lambda c, k: (c * 0.9 + 0.1 * jax.nn.relu(c - k), c), x, jnp.arange(4.0))[1].mean(0),
+    lambda x: lax.fori_loop(0, 3, lambda i, c: c + 0.1 * jnp.sin(c) * jnp.flip(c), x),
+    lambda x: lax.scan(lambda c, _: ((c[0] + 0.1 * c[1], 0.9 * c[1] - 0.1 * c[0]), None), (x, x * 0), None, 3)[0][0],
+    lambda x: jnp.linalg.solve(MIXED + 3 * jnp.eye(SMALL), x),
+]
+USES: list[Any] = [
+    lambda j, t: j @ t,
+    lambda j, t: t @ j,
+    lambda j, t: j.T @ (j @ t),
+    lambda j, t: jnp.sum(j * t, 1),
+    lambda j, t: jnp.sum(t[:, None] * j, 0) + j @ t,
+    lambda j, t: j @ jnp.stack([t, t**2], 1),
+    lambda j, t: (j + j.T) @ t,
+    lambda j, t: j @ (j @ t) + jnp.trace(j),
+    lambda j, t: jnp.sum(j * jnp.outer(t, jnp.cos(t))) * t,
+]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_products(seed: int) -> None:
+    """Products with Jacobians of random chains of layers and loops, and gradients of them, are those of plain JAX."""
+    rng = np.random.default_rng(seed)
+    steps = [STEPS[k] for k in rng.integers(len(STEPS), size=rng.integers(1, 5))]
+    use, taken = USES[rng.integers(len(USES))], (jax.jacfwd, jax.jacrev, jax.hessian)[rng.integers(3)]
+
+    def chain(x: jax.Array) -> jax.Array:
+        for step in steps:
+            x = step(x)
+        return jnp.sum(jnp.sin(x) * x) if taken is jax.hessian else x
+
+    value = lambda x, t: use(taken(chain)(x), t)  # noqa: E731
+    total = lambda x, t: jnp.sum(jnp.sin(value(x, t)))  # noqa: E731
+    args = X[:SMALL] / 2, T[:SMALL]
+    for f in (value, jax.grad(total), jax.grad(total, 1)):
+        assert_same(f, *args, rtol=2e-3)
+    assert_same(jax.vmap(jax.grad(total), (0, None)), jnp.stack([args[0], 2 * args[0]]), args[1], rtol=2e-3)
