@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel._jax import scan_counts
 from aerogel.compiler.passes.streaming import Streaming
 from aerogel.compiler.program import inner_jaxprs
 from aerogel.compiler.stream_plan import Sizes
@@ -57,7 +58,7 @@ def large_constants(program: Any) -> int:
     found = 0
     for eqn in program.eqns:
         if eqn.primitive.name == "scan":
-            found += sum(v.aval.size >= N * M for v in eqn.invars[: eqn.params["num_consts"]])
+            found += sum(v.aval.size >= N * M for v in eqn.invars[: scan_counts(eqn.params)[0]])
         found += sum(map(large_constants, inner_jaxprs(eqn)))
     return found
 

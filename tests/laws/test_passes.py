@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from aerogel import _jax
-from aerogel._jax import ClosedJaxpr, evaluate, evaluate_around
+from aerogel._jax import ClosedJaxpr, evaluate, evaluate_around, scan_counts
 from aerogel.compiler import attention_layout
 from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.check import check_program
@@ -613,8 +613,8 @@ def with_prints(name: str, in_loops: bool) -> ClosedJaxpr:
 
     def run(jaxpr: ClosedJaxpr, *args: Any) -> list[Any]:
         def scan(eqn: Any, *values: Any) -> list[Any]:
-            consts, p = values[: eqn.params["num_consts"]], eqn.params
-            carry, xs = values[len(consts) :][: p["num_carry"]], values[len(consts) + p["num_carry"] :]
+            (first, carries), p = scan_counts(eqn.params), eqn.params
+            consts, carry, xs = values[:first], values[first : first + carries], values[first + carries :]
 
             def body(carry: Any, x: Any) -> Any:
                 outs = run(p["jaxpr"], *consts, *carry, *x)
