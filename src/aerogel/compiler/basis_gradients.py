@@ -28,15 +28,18 @@ def gradient_sums(rows: BasisRows, written: Mapping[Any, Written], after_differe
     done: set[Var] = set()
     for x, outer in outer_products(rows.level, rows.count, rows.root.aval.dtype, rows.axes):
         if x not in done:
-            region = _region(rows, x, outer, after_differentiation)
+            # A square Jacobian's product is as long as there are rows: what is made of it may look like rows again.
+            late = depends_on(rows.level.jaxpr, [x])
+            region = _region(rows, x, outer, late, after_differentiation)
             if region.sums:
                 done |= {v for v, (kind, _) in region.kinds.items() if kind is Kind.SCALED}
-                yield from _edits(rows, region, x, outer, written)
+                before = written.get((outer.vector, 0))
+                known = {} if before is None else {v: a for v, a in before.values.items() if v not in late}
+                yield from _edits(rows, region, x, outer, before and Written(rows, 1, before.start, known))
 
 
-def _region(rows: BasisRows, scaled: Var, outer: Outer, after_differentiation: bool) -> Region:
-    # Of a square Jacobian the product is as long as there are rows: what is made of it may look like rows again.
-    late = depends_on(rows.level.jaxpr, [scaled])
+def _region(rows: BasisRows, scaled: Var, outer: Outer, late: set[Var], after_differentiation: bool) -> Region:
+    """What is made of an outer product, and with it of rows that are not made of it, which is what is `late`."""
     kinds = {x: (Kind.PLAIN, axis) for x, axis in rows.axes.items() if x not in late}
     made = {p: m for p, m in rows.made.items() if not late.intersection(rows.level.eqns[p].outvars)}
     region = Region(rows.level, rows.count, after_differentiation, kinds, made=made)
@@ -44,7 +47,8 @@ def _region(rows: BasisRows, scaled: Var, outer: Outer, after_differentiation: b
     return region
 
 
-def _edits(rows: BasisRows, region: Region, scaled: Var, outer: Outer, before: Mapping[Any, Written]) -> Iterator[Edit]:
+def _edits(rows: BasisRows, region: Region, scaled: Var, outer: Outer, before: Written | None) -> Iterator[Edit]:
+    """The edits of one region; where its weights are a vector with which rows were summed up `before`, from that on."""
     level = rows.level
     axes = {x: axis for x, (_, axis) in region.kinds.items()}
     joint = BasisRows(level, rows.root, rows.dim, rows.entry, axes, region.made)
@@ -57,7 +61,7 @@ def _edits(rows: BasisRows, region: Region, scaled: Var, outer: Outer, before: M
             continue
         builder = Builder(level.eqns[place])
         if written is None:
-            written = _written(builder, joint, scaled, outer, before.get((outer.vector, 0)))
+            written = _written(builder, joint, scaled, outer, before)
         written.write(builder, (*xs, *wanted))
         results = {v: builder.as_weak_as(v, written.values[v]) for v in xs}
         results |= {v: builder.as_weak_as(v, _whole(builder, joint, outer, v, written.values[v])) for v in wanted}
@@ -65,11 +69,9 @@ def _edits(rows: BasisRows, region: Region, scaled: Var, outer: Outer, before: M
 
 
 def _written(builder: Builder, rows: BasisRows, scaled: Var, outer: Outer, before: Written | None) -> Written:
-    """What is written of the outer product's weights: where there is such, what is already written of them."""
     (u,) = builder.call(outer.rows, *outer.atoms)
     if before is not None:
-        others = depends_on(rows.level.jaxpr, [scaled])
-        return Written(rows, 1, before.start, {x: a for x, a in before.values.items() if x not in others} | {scaled: u})
+        return Written(rows, 1, before.start, before.values | {scaled: u})
     (w,) = builder.call(lambda matrix, *xs: starting(rows, matrix, outer.weights(*xs)), rows.root, *outer.atoms)
     return Written(rows, outer.rank, w, {scaled: u})
 

@@ -8,18 +8,17 @@ is summed up. A loop in whose steps the sums are taken is the same loop over wha
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from heapq import heapify, heappop, heappush
 from typing import Any
 
-from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, scan_counts, scan_params, trace_small
+from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Var, scan_counts, scan_params, trace_small
 
 from .axes import MONOIDS, Axis, Mapped, Reduced, along, linear_in
 from .axes.rebind import bind
-from .basis_rows import is_one_map
+from .basis_rows import follow, is_one_map
 from .level import Level
 from .linear_values import is_zero, linear_outs
 from .program import is_var
-from .repeated_rows import Asked, asked_outside, is_repeated, operands
+from .repeated_rows import Asked, asked_outside, is_repeated, operands, values_of
 from .zeros import zero_outputs
 
 
@@ -66,29 +65,22 @@ class Region:
 
     def grow(self, seeds: Iterable[Var]) -> None:
         """Follows what is made of `seeds`, which have rows, reader by reader."""
-        waiting = [k for x in seeds for k in self.level.readers(x) if k >= 0]
-        heapify(waiting)
-        last = -1
-        while waiting:
-            place = heappop(waiting)
-            if place <= last:
-                continue
-            last, eqn = place, self.level.eqns[place]
-            found = self._made(
-                eqn, {k: self.kinds[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in self.kinds}
-            )
+
+        def visit(place: int) -> list[Var]:
+            eqn = self.level.eqns[place]
+            known = {k: self.kinds[x] for k, x in enumerate(eqn.invars) if is_var(x) and x in self.kinds}
+            found = self._made(eqn, known)
             if found is None:
                 self.open = True
-                continue
+                return []
             self.made[place], kinds, sums = found
             if sums:
                 self.sums.add(place)
-            for v, rows in zip(eqn.outvars, kinds, strict=True):
-                if rows is not None:
-                    self.kinds[v] = rows
-                    for reader in self.level.readers(v):
-                        if reader >= 0:
-                            heappush(waiting, reader)
+            new = {v: rows for v, rows in zip(eqn.outvars, kinds, strict=True) if rows is not None}
+            self.kinds.update(new)
+            return [*new]
+
+        follow(self.level, (k for x in seeds for k in self.level.readers(x)), visit)
 
     def _is_same(self, x: Atom, axis: Axis) -> bool:
         return is_zero(self.level, x, self.zeros) or is_repeated(self.level, x, axis, self.outside)
@@ -113,7 +105,7 @@ class Region:
         jaxpr, first = body.jaxpr, consts + carries
         if body.consts or any(k >= first and axis.dim == 0 for k, (_, axis) in known.items()):
             return None
-        ins = {k: (kind, axis if k < first else _shift(axis, -1)) for k, (kind, axis) in known.items()}
+        ins = {k: (kind, axis if k < first else axis.moved(-1)) for k, (kind, axis) in known.items()}
         level, zero = Level(jaxpr), {k for k, x in enumerate(eqn.invars) if is_zero(self.level, x, self.zeros)}
         from_zero = zero & {*range(consts, first)}
         outside = asked_outside(eqn, self._is_same)
@@ -135,10 +127,9 @@ class Region:
         if inside.open:
             return None
         places = tuple(
-            None if (r := ins.get(k)) is None else r[1] if k < first else _shift(r[1], 1)
-            for k in range(len(eqn.invars))
+            None if (r := ins.get(k)) is None else r[1] if k < first else r[1].moved(1) for k in range(len(eqn.invars))
         )
-        results = [r if r is None or j < carries else (r[0], _shift(r[1], 1)) for j, r in enumerate(outs)]
+        results = [r if r is None or j < carries else (r[0], r[1].moved(1)) for j, r in enumerate(outs)]
 
         def block(start: Any, size: int, *inputs: Any) -> list[Any]:
             avals = [
@@ -157,9 +148,9 @@ class Region:
             if place in self.made:
                 outs = self.made[place].block(0, size, *self._operands(place, env, size))
             else:
-                outs = bind(eqn, [_value(x, env) for x in eqn.invars], eqn.params)
+                outs = bind(eqn, values_of(eqn.invars, env), eqn.params)
             env.update(zip(eqn.outvars, outs, strict=True))
-        return [_value(x, env) for x in body.jaxpr.outvars]
+        return values_of(body.jaxpr.outvars, env)
 
     def _operands(self, place: int, env: Mapping[Var, Any], size: int) -> list[Any]:
         eqn = self.level.eqns[place]
@@ -185,11 +176,3 @@ def _summed(found: Reduced) -> Mapped:
         return found.finish(*found.block(start, size, *inputs))
 
     return Mapped(found.ins, (None,), block)
-
-
-def _shift(axis: Axis, by: int) -> Axis:
-    return Axis(axis.dim + by, axis.outer, axis.inner)
-
-
-def _value(x: Atom, env: Mapping[Var, Any]) -> Any:
-    return x.val if isinstance(x, Literal) else env[x]

@@ -6,10 +6,10 @@ entries in each row is made of as many pulls by L's transpose. A loop that multi
 map of the matrix that it starts from, an identity or not: L(a_b), and a sum of rows is L(t A).
 """
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import jax.numpy as jnp
 
@@ -107,28 +107,39 @@ def _is_large(x: Var) -> bool:
 def grow(rows: BasisRows, after_differentiation: bool) -> None:
     """Follows what is made of the rows, reader by reader."""
     level = rows.level
-    if rows.entry is None:
-        rows.axes[rows.root] = Axis(rows.dim)
-    waiting = sorted(set(level.readers(rows.root))) if rows.entry is None else [rows.entry[0]]
-    last = -1
-    while waiting:
-        place = heappop(waiting)
-        if place <= last:
-            continue
-        last, eqn, known = place, level.eqns[place], rows.read(place)
+
+    def visit(place: int) -> list[Var]:
+        eqn, known = level.eqns[place], rows.read(place)
         outs = linear_outs(level, eqn, set(known))
         if not outs:
-            continue
+            return []
         found = along(eqn, known, rows.count, after_differentiation=after_differentiation)
         if isinstance(found, Mapped) and is_one_map(eqn, found, known, outs, partial(_is_same, level)):
             rows.made[place] = found
-            for v, axis in zip(eqn.outvars, found.outs, strict=True):
-                if axis is not None:
-                    rows.axes[v] = axis
-                    for reader in level.readers(v):
-                        heappush(waiting, reader)
-        elif isinstance(found, Reduced) and _sums_rows(rows, eqn, known):
+            new = {v: axis for v, axis in zip(eqn.outvars, found.outs, strict=True) if axis is not None}
+            rows.axes.update(new)
+            return [*new]
+        if isinstance(found, Reduced) and _sums_rows(rows, eqn, known):
             (rows.sums[place],) = known
+        return []
+
+    if rows.entry is None:
+        rows.axes[rows.root] = Axis(rows.dim)
+    follow(level, level.readers(rows.root) if rows.entry is None else [rows.entry[0]], visit)
+
+
+def follow(level: Level, places: Iterable[int], visit: Callable[[int], Iterable[Var]]) -> None:
+    """Visits equations in their order, each once, and then those that read the variables which a visit returns."""
+    waiting = [place for place in places if place >= 0]
+    heapify(waiting)
+    last = -1
+    while waiting:
+        place = heappop(waiting)
+        if place > last:
+            last = place
+            for x in visit(place):
+                for reader in level.readers(x):
+                    heappush(waiting, reader)
 
 
 def _is_same(level: Level, x: Atom, axis: Axis) -> bool:

@@ -1,6 +1,6 @@
 """Values with rows that are all the same: what is repeated along the axis of the rows, in loops too."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax import lax
@@ -36,7 +36,7 @@ def _is_repeated_in(level: Level, eqn: JaxprEqn, k: int, axis: Axis, outside: As
     if k < carries or axis.dim == 0:
         return False
     asked = asked_outside(eqn, lambda x, axis: is_repeated(level, x, axis, outside))
-    return is_repeated(Level(body), body.outvars[k], Axis(axis.dim - 1), asked)
+    return is_repeated(Level(body), body.outvars[k], axis.moved(-1), asked)
 
 
 def asked_outside(eqn: JaxprEqn, is_same: Callable[[Atom, Axis], bool]) -> Asked:
@@ -48,7 +48,7 @@ def asked_outside(eqn: JaxprEqn, is_same: Callable[[Atom, Axis], bool]) -> Asked
         k = at.get(x, consts)
         if consts <= k < consts + carries:
             return False
-        return is_same(eqn.invars[k], axis if k < consts else Axis(axis.dim + 1))
+        return is_same(eqn.invars[k], axis if k < consts else axis.moved(1))
 
     return asked
 
@@ -57,9 +57,14 @@ def operands(
     eqn: JaxprEqn, known: Container[int], ins: Sequence[Axis | None], env: Mapping[Var, Any], size: int
 ) -> list[Any]:
     """The operands of an equation for `size` rows: at `known` they have rows, at other `ins` each row is the same."""
-    found = [x.val if isinstance(x, Literal) else env[x] for x in eqn.invars]
+    found = values_of(eqn.invars, env)
     for k, axis in enumerate(ins):
         if axis is not None and k not in known:
             one = lax.slice_in_dim(found[k], 0, 1, axis=axis.dim)
             found[k] = lax.broadcast_in_dim(one, axis.resize(found[k].shape, size), range(found[k].ndim))
     return found
+
+
+def values_of(atoms: Iterable[Atom], env: Mapping[Var, Any]) -> list[Any]:
+    """What stands for atoms."""
+    return [x.val if isinstance(x, Literal) else env[x] for x in atoms]

@@ -6,6 +6,7 @@ its front and moves the rest up: what comes out are sums of windows that overlap
 each to a carry of the size of the array. Both are one sum of windows after the loop.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -160,7 +161,7 @@ class Carries:
             source is None
             or not is_var(source)
             or new.start
-            or source.aval.size * shape[dim] != _size(shape) * new.size
+            or source.aval.size * shape[dim] != math.prod(shape) * new.size
         ):
             return None
         wanted = [n for n in (*shape[:dim], new.size, *shape[dim + 1 :]) if n != 1]
@@ -303,13 +304,6 @@ def _only_shapes(eqn: JaxprEqn) -> bool:
     """Whether an equation gives its operand another shape: JAX sums over a dimension of length one to drop it."""
     same = eqn.invars[0].aval.size == eqn.outvars[0].aval.size if eqn.outvars and eqn.invars else False
     return same and eqn.primitive.name in ("reshape", "squeeze", "expand_dims", "reduce_sum")
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
 
 
 def _is_turned(eqn: JaxprEqn) -> bool:

@@ -34,6 +34,10 @@ class Axis:
         resized[self.dim] = self.outer * size * self.inner
         return tuple(resized)
 
+    def moved(self, by: int) -> "Axis":
+        """The same axis, so many dimensions further: in the values that a loop stacks, and in those of its steps."""
+        return Axis(self.dim + by, self.outer, self.inner)
+
     def fits(self, shape: Sequence[int], length: int) -> bool:
         """Whether a value of this shape can hold an axis of this length here."""
         return 0 <= self.dim < len(shape) and shape[self.dim] == self.outer * length * self.inner

@@ -42,10 +42,6 @@ def settle(
             return answer
 
 
-def _shift(axis: Axis, by: int) -> Axis:
-    return Axis(axis.dim + by, axis.outer, axis.inner)
-
-
 _OWN = No("the axis is the one that the loop runs over")
 
 
@@ -62,8 +58,8 @@ def _scan(
         params["jaxpr"],
         length,
         {consts + j: j for j in range(carries)},
-        {i: axis if i < first_x else _shift(axis, -1) for i, axis in ins.items()},
-        {j: axis if j < carries else _shift(axis, -1) for j, axis in outs.items()},
+        {i: axis if i < first_x else axis.moved(-1) for i, axis in ins.items()},
+        {j: axis if j < carries else axis.moved(-1) for j, axis in outs.items()},
         after_differentiation,
     )
     if isinstance(body, No):
@@ -75,8 +71,8 @@ def _scan(
         traced = trace_block(body, avals, size, body.uses_start)
         return bind(eqn, [*extra, *inputs], _jax.scan_params(params, traced, consts + len(extra), carries))
 
-    places = tuple(a and (a if i < first_x else _shift(a, 1)) for i, a in enumerate(body.ins))
-    results = tuple(a and (a if j < carries else _shift(a, 1)) for j, a in enumerate(body.outs))
+    places = tuple(a and (a if i < first_x else a.moved(1)) for i, a in enumerate(body.ins))
+    results = tuple(a and (a if j < carries else a.moved(1)) for j, a in enumerate(body.outs))
     return Mapped(places, results, block, body.uses_start)
 
 
