@@ -48,6 +48,7 @@ CLAIMS = (
     "causal_attention_costs_what_its_mask_leaves",
     "a_product_with_a_jacobian_is_one_push",
     "windows_cost_what_slices_cost",
+    "a_shift_register_is_a_window",
     "short_rows_cost_what_long_rows_cost",
     "an_odd_number_of_entries_costs_what_an_even_one_costs",
     "seams_are_computed_once",
