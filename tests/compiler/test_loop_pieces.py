@@ -113,6 +113,8 @@ LEFT: dict[str, Step] = {
     "every other": lambda h, x, w: h * x[:, : 2 * H : 2],
     "overlapping": lambda h, x, w: h * x[:, : 3 * H].sum() + x[:, H:].sum(),
     "a product": lambda h, x, w: gated(h, x @ jnp.ones((4 * H, 4 * H))),
+    "repeated": lambda h, x, w: h + (x[:, 1:H, None] * w[1:, :H]).sum() + (x[:, H + 1 :, None] * w[:1, :3]).sum(),
+    "repeated and cut": lambda h, x, w: h + ((x[:, None] * w)[..., 1:] ** 2).sum(),
 }
 
 
