@@ -180,14 +180,15 @@ def short_rows(rows: BasisRows) -> Iterator[int]:
     """
     for place in rows.made:
         x = rows.level.eqns[place].outvars[0]
-        if _is_short(rows, x) and not all(
-            k in rows.made and all(_is_short(rows, v) for v in rows.level.eqns[k].outvars)
+        if is_short(rows, x) and not all(
+            k in rows.made and all(is_short(rows, v) for v in rows.level.eqns[k].outvars)
             for k in rows.level.readers(x)
         ):
             yield place
 
 
-def _is_short(rows: BasisRows, x: Var) -> bool:
+def is_short(rows: BasisRows, x: Var) -> bool:
+    """Whether a value, made alone, has rows of half as many entries as there are rows, or fewer."""
     axis = rows.axes.get(x)
     alone = len(rows.level.eqns[rows.level.made_by[x]].outvars) == 1
     return alone and axis is not None and axis.is_plain and 0 < 2 * rows.width(x) <= rows.count

@@ -4,6 +4,7 @@
 the push of v alone. `jax.jacfwd` of a function of few results is as many pulls as it has results.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar
@@ -20,8 +21,10 @@ from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import drop_dead, normalize
 from ..pipeline import Context
-from ..program import Program, where, with_equations
+from ..program import Program, is_var, where, with_equations
 from ..report import Decision
+from ..rows_inside import loops_with_rows, with_rows_inside
+from ..tangent_loops import with_loops_in_two
 
 NAME = "basis-products"
 # What is written may be predicted to take this share of what goes.
@@ -65,15 +68,50 @@ class _Walk:
         return jaxpr
 
     def _without_one(self, jaxpr: Jaxpr) -> Jaxpr:
-        for rows in basis_rows(Level(jaxpr), not self.context.before_differentiation):
-            edits = self._edits(rows)
-            if edits:
-                new = drop_dead(apply_edits(jaxpr, edits)[0])
-                refusal = self._refusal(jaxpr, new, edits)
+        for rows in self._rows(jaxpr):
+            for old, edits in self._candidates(rows):
+                new, refusal = self._made(jaxpr, old, edits)
                 self.decisions.append(_decision(rows, refusal))
                 if refusal is None:
                     return new
         return jaxpr
+
+    def _candidates(self, rows: BasisRows) -> Iterator[tuple[BasisRows, list[Edit]]]:
+        """Edits to try, of rows that may be another level's; the best first."""
+        if any(True for _ in loops_with_rows(rows)):
+            apart = next((x for x in self._rows(with_loops_in_two(rows)) if _same(x, rows)), rows)
+            inside = self._inside(apart)
+            if inside:
+                yield apart, [*self._edits(apart), *inside]
+        edits = self._edits(rows)
+        if edits:
+            yield rows, edits
+
+    def _inside(self, rows: BasisRows) -> list[Edit]:
+        """The loops that multiply with a Jacobian, with such products in their steps."""
+        within = _Walk(self.context)
+        found = (with_rows_inside(rows, place, within.level) for place in loops_with_rows(rows))
+        return [edit for edit in found if edit is not None]
+
+    def _rows(self, jaxpr: Jaxpr) -> Iterator[BasisRows]:
+        return basis_rows(Level(jaxpr), not self.context.before_differentiation)
+
+    def _made(self, old: Jaxpr, rows: BasisRows, edits: list[Edit]) -> tuple[Jaxpr, str | None]:
+        """The level with edits made, and why it is left; those that they make way for may be what pays.
+
+        (`J.T @ (J @ v)`: as long as its product with J is not made otherwise, J stays.)
+        """
+        new = rows.level.jaxpr
+        written: list[Edit] = []
+        refusal: str | None = None
+        for _ in range(MOST_ROUNDS):
+            new = drop_dead(apply_edits(new, edits)[0])
+            written += edits
+            refusal = self._refusal(old, new, written)
+            edits = [] if refusal is None else next((self._edits(x) for x in self._rows(new) if _same(x, rows)), [])
+            if not edits:
+                break
+        return new, refusal
 
     def _edits(self, rows: BasisRows) -> list[Edit]:
         """Sums of rows with weights of half as many columns as there are rows or fewer, and values of rows as short."""
@@ -91,13 +129,20 @@ class _Walk:
     def _refusal(self, old: Jaxpr, new: Jaxpr, edits: list[Edit]) -> str | None:
         """Why what is written is not clearly better than what goes; None if it is."""
         machine = self.context.machine
-        added = jaxpr_seconds(with_equations(new, list(chain.from_iterable(e.eqns for e in edits))), machine)
+        results = dict.fromkeys(x for e in edits for x in e.results.values() if is_var(x))
+        eqns = list(chain.from_iterable(e.eqns for e in edits))
+        added = jaxpr_seconds(with_equations(new, eqns, list(results)), machine)
         gone = jaxpr_seconds(old, machine) - jaxpr_seconds(new, machine) + added
         if added > LARGEST_SHARE * gone:
             return "that is predicted to take about as long"
         if jaxpr_cost(new).peak_bytes > max(FREE_BYTES, jaxpr_cost(old).peak_bytes):
             return "a pull would store more than is stored now"
         return None
+
+
+def _same(a: BasisRows, b: BasisRows) -> bool:
+    """Whether these are what is made of the same rows."""
+    return a.root is b.root and a.dim == b.dim and (a.entry is None) == (b.entry is None)
 
 
 def _is_narrow(rows: BasisRows, place: int) -> bool:
