@@ -23,7 +23,7 @@ from ..normalize import drop_dead, normalize
 from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
 from ..report import Decision
-from ..rows_inside import loops_with_rows, with_rows_inside
+from ..rows_inside import loops_with_rows, with_rows_inside, with_solves_open
 from ..tangent_loops import with_loops_in_two
 
 NAME = "basis-products"
@@ -69,34 +69,35 @@ class _Walk:
 
     def _without_one(self, jaxpr: Jaxpr) -> Jaxpr:
         for rows in self._rows(jaxpr):
-            for old, edits in self._candidates(rows):
-                new, refusal = self._made(jaxpr, old, edits)
+            for tried, edits, later in self._candidates(rows):
+                new, refusal = self._made(jaxpr, tried, edits, later)
                 self.decisions.append(_decision(rows, refusal))
                 if refusal is None:
                     return new
         return jaxpr
 
-    def _candidates(self, rows: BasisRows) -> Iterator[tuple[BasisRows, list[Edit]]]:
-        """Edits to try, of rows that may be another level's; the best first."""
-        if any(True for _ in loops_with_rows(rows)):
-            apart = next((x for x in self._rows(with_loops_in_two(rows)) if _same(x, rows)), rows)
-            inside = self._inside(apart)
+    def _candidates(self, rows: BasisRows) -> Iterator[tuple[BasisRows, list[Edit], float]]:
+        """Edits to try, the best first, of rows that may be another level's, and by how much they slow later steps."""
+        opened = rows if self.context.before_differentiation else self._again(rows, with_solves_open(rows))
+        if any(True for _ in loops_with_rows(opened)):
+            apart = self._again(opened, with_loops_in_two(opened))
+            within, machine = _Walk(self.context), self.context.machine
+            found = [with_rows_inside(apart, place, within.level, machine) for place in loops_with_rows(apart)]
+            inside = [one for one in found if one is not None]
             if inside:
-                yield apart, [*self._edits(apart), *inside]
+                yield apart, [*self._edits(apart), *(one.edit for one in inside)], sum(one.later for one in inside)
         edits = self._edits(rows)
         if edits:
-            yield rows, edits
+            yield rows, edits, 0.0
 
-    def _inside(self, rows: BasisRows) -> list[Edit]:
-        """The loops that multiply with a Jacobian, with such products in their steps."""
-        within = _Walk(self.context)
-        found = (with_rows_inside(rows, place, within.level) for place in loops_with_rows(rows))
-        return [edit for edit in found if edit is not None]
+    def _again(self, rows: BasisRows, jaxpr: Jaxpr) -> BasisRows:
+        """The same rows in another form of their level."""
+        return next((x for x in self._rows(jaxpr) if _same(x, rows)), rows)
 
     def _rows(self, jaxpr: Jaxpr) -> Iterator[BasisRows]:
         return basis_rows(Level(jaxpr), not self.context.before_differentiation)
 
-    def _made(self, old: Jaxpr, rows: BasisRows, edits: list[Edit]) -> tuple[Jaxpr, str | None]:
+    def _made(self, old: Jaxpr, rows: BasisRows, edits: list[Edit], later: float) -> tuple[Jaxpr, str | None]:
         """The level with edits made, and why it is left; those that they make way for may be what pays.
 
         (`J.T @ (J @ v)`: as long as its product with J is not made otherwise, J stays.)
@@ -107,7 +108,7 @@ class _Walk:
         for _ in range(MOST_ROUNDS):
             new = drop_dead(apply_edits(new, edits)[0])
             written += edits
-            refusal = self._refusal(old, new, written)
+            refusal = self._refusal(old, new, written, later)
             edits = [] if refusal is None else next((self._edits(x) for x in self._rows(new) if _same(x, rows)), [])
             if not edits:
                 break
@@ -126,14 +127,14 @@ class _Walk:
         edits += pushes(rows, (place for place in rows.sums if _is_narrow(rows, place)), written)
         return [*edits, *gradient_sums(rows, written, not self.context.before_differentiation)]
 
-    def _refusal(self, old: Jaxpr, new: Jaxpr, edits: list[Edit]) -> str | None:
+    def _refusal(self, old: Jaxpr, new: Jaxpr, edits: list[Edit], later: float) -> str | None:
         """Why what is written is not clearly better than what goes; None if it is."""
         machine = self.context.machine
         results = dict.fromkeys(x for e in edits for x in e.results.values() if is_var(x))
         eqns = list(chain.from_iterable(e.eqns for e in edits))
         added = jaxpr_seconds(with_equations(new, eqns, list(results)), machine)
         gone = jaxpr_seconds(old, machine) - jaxpr_seconds(new, machine) + added
-        if added > LARGEST_SHARE * gone:
+        if added + later > LARGEST_SHARE * gone:
             return "that is predicted to take about as long"
         if jaxpr_cost(new).peak_bytes > max(FREE_BYTES, jaxpr_cost(old).peak_bytes):
             return "a pull would store more than is stored now"
