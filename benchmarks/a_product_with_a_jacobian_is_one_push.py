@@ -101,9 +101,53 @@ def power_by_hand(w, x, v):
     return lax.fori_loop(0, 21, lambda _, y: matrix @ y, x * v)
 
 
-def case(name, natural, hand, n=1000, width=64):
+def conjugate(product, b):
+    """Ten steps of conjugate gradients."""
+
+    def step(state, _):
+        x, r, p, rr = state
+        ap = product(p)
+        a = rr / (p @ ap)
+        r = r - a * ap
+        return (x + a * p, r, r + (r @ r / rr) * p, r @ r), None
+
+    return lax.scan(step, (jnp.zeros_like(b), b, b, b @ b), None, length=10)[0][0]
+
+
+def solved(made, solve):
+    """A step of Gauss and Newton, whose matrix is made before the loop that multiplies with it."""
+
+    def step(w, x, v):
+        j = made(partial(flow, w))(x)
+        return x - solve(lambda p: j.T @ (j @ p) + p, j.T @ (flow(w, x) - v))
+
+    return step
+
+
+def solved_by_hand(w, x, v):
+    y, push = jax.linearize(partial(flow, w), x)
+    pull = jax.linear_transpose(push, x)
+    return x - conjugate(lambda p: pull(push(p))[0] + p, pull(y - v)[0])
+
+
+def by_library(product, b):
+    return jax.scipy.sparse.linalg.cg(product, b, maxiter=10, tol=0.0)[0]
+
+
+def krylov(w, x, v):
+    """Ten products, each with the one before."""
+    j = jax.jacfwd(partial(flow, w))(x)
+    return lax.scan(lambda c, _: ((y := j @ c), y), v, None, length=10)[1]
+
+
+def krylov_by_hand(w, x, v):
+    _, push = jax.linearize(partial(flow, w), x)
+    return lax.scan(lambda c, _: ((y := push(c)), y), v, None, length=10)[1]
+
+
+def case(name, natural, hand, n=1000, width=64, grad=(1,)):
     args = lambda: (normal(0, n, width) / n**0.5, normal(1, n), normal(2, n))  # noqa: E731
-    return Case(name, natural, {"a push or a pull": hand}, args, grad=(1,), bounds=BOUNDS, grad_bounds=BOUNDS)
+    return Case(name, natural, {"a push or a pull": hand}, args, grad=grad, bounds=BOUNDS, grad_bounds=BOUNDS)
 
 
 CASES = [
@@ -119,4 +163,8 @@ CASES = [
     case("jacfwd of many layers times a vector", forwards(deep), push(deep), 400, 1),
     case("a power in a loop times a vector", power, power_by_hand, 400),
     case("jacfwd of four results", few, few_by_hand),
+    case("jacrev, then conjugate gradients", solved(jax.jacrev, conjugate), solved_by_hand, 400),
+    case("jacfwd, then conjugate gradients", solved(jax.jacfwd, conjugate), solved_by_hand, 400),
+    case("jacrev, then JAX's solver", solved(jax.jacrev, by_library), solved_by_hand, 400, grad=()),
+    case("jacfwd, then ten products in a loop", krylov, krylov_by_hand, 400),
 ]
