@@ -17,6 +17,7 @@ from aerogel._jax import JaxprEqn, Var
 from .axes import Axis
 from .axes.rebind import shape_of
 from .level import Level
+from .linear_values import is_zero
 from .program import is_var
 
 MOST_OUTER = 8  # of a level that are looked at: gradients come last
@@ -50,7 +51,7 @@ def outer_products(level: Level, count: int, dtype: Any, rows: Container[Var]) -
     found: dict[Var, list[Outer]] = {}
     for eqn in level.eqns:
         if len(eqn.outvars) == 1 and getattr(eqn.outvars[0].aval, "dtype", None) == dtype:
-            outers = [o for o in _of(eqn, found, count) if 2 * o.rank <= count]
+            outers = [o for o in _of(level, eqn, found, count) if 2 * o.rank <= count]
             if eqn.primitive.name == "broadcast_in_dim" and _multiplies(level, eqn.outvars[0], rows):
                 outers = _repeated(eqn, count)
             if outers:
@@ -63,12 +64,15 @@ def outer_products(level: Level, count: int, dtype: Any, rows: Container[Var]) -
     yield from islice(sorted(reversed(ends), key=lambda end: end[1].rank), MOST_OUTER)
 
 
-def _of(eqn: JaxprEqn, found: dict[Var, list[Outer]], count: int) -> list[Outer]:
+def _of(level: Level, eqn: JaxprEqn, found: dict[Var, list[Outer]], count: int) -> list[Outer]:
     name = eqn.primitive.name
     if name == "dot_general":
         return _of_product(eqn, count)
     operands = [found.get(x, []) if is_var(x) else [] for x in eqn.invars]
     if name in ("add", "add_any"):
+        for x, others in zip(eqn.invars, reversed(operands), strict=True):
+            if is_zero(level, x):  # what a loop starts from, that then adds up products
+                return others
         return [_sum(a, b) for a in operands[0] for b in operands[1] if a.dim == b.dim]
     if name == "transpose":
         return [_turned(a, eqn.params["permutation"]) for a in operands[0]]

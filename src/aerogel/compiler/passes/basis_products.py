@@ -13,12 +13,13 @@ from aerogel._jax import Jaxpr
 
 from ..basis_gradients import gradient_sums
 from ..basis_maps import Written, behind, pulled, pushes
-from ..basis_rows import BasisRows, basis_rows, short_rows
+from ..basis_rows import FEWEST_ROWS, BasisRows, basis_rows, short_rows
 from ..cost import jaxpr_seconds
 from ..cost.account import jaxpr_cost
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
+from ..matrix_sums import with_sums_after
 from ..normalize import drop_dead, normalize
 from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
@@ -32,6 +33,7 @@ LARGEST_SHARE = 0.7
 # Bytes that it may take in any case: a pull stores what a push needs not.
 FREE_BYTES = 1 << 20
 MOST_ROUNDS = 8
+MOST_SUMS = 8  # loops whose cotangents are looked at
 MOST_PULLED = 2000  # equations: the way to each value of short rows is written anew, as it is pulled back alone
 
 
@@ -80,7 +82,7 @@ class _Walk:
         """Edits to try, the best first, of rows that may be another level's, and by how much they slow later steps."""
         opened = rows if self.context.before_differentiation else self._again(rows, with_solves_open(rows))
         if any(True for _ in loops_with_rows(opened)):
-            apart = self._again(opened, with_loops_in_two(opened))
+            apart = self._with_sums_after(self._again(opened, with_loops_in_two(opened)))
             within, machine = _Walk(self.context), self.context.machine
             found = [with_rows_inside(apart, place, within.level, machine) for place in loops_with_rows(apart)]
             inside = [one for one in found if one is not None]
@@ -89,6 +91,18 @@ class _Walk:
         edits = self._edits(rows)
         if edits:
             yield rows, edits, 0.0
+
+    def _with_sums_after(self, rows: BasisRows) -> BasisRows:
+        """The same rows, where loops do not carry what is summed up for the matrix that they are."""
+        smallest = rows.count * FEWEST_ROWS
+        for _ in range(MOST_SUMS):
+            level = rows.level.jaxpr
+            forms = (with_sums_after(level, place, smallest) for place in loops_with_rows(rows))
+            new = next((form for form in forms if form is not level), level)
+            if new is level:
+                break
+            rows = self._again(rows, new)
+        return rows
 
     def _again(self, rows: BasisRows, jaxpr: Jaxpr) -> BasisRows:
         """The same rows in another form of their level."""
