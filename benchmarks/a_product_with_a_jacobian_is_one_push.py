@@ -124,10 +124,13 @@ def solved(made, solve):
     return step
 
 
-def solved_by_hand(w, x, v):
-    y, push = jax.linearize(partial(flow, w), x)
-    pull = jax.linear_transpose(push, x)
-    return x - conjugate(lambda p: pull(push(p))[0] + p, pull(y - v)[0])
+def solved_by_hand(solve):
+    def step(w, x, v):
+        y, push = jax.linearize(partial(flow, w), x)
+        pull = jax.linear_transpose(push, x)
+        return x - solve(lambda p: pull(push(p))[0] + p, pull(y - v)[0])
+
+    return step
 
 
 def by_library(product, b):
@@ -163,8 +166,8 @@ CASES = [
     case("jacfwd of many layers times a vector", forwards(deep), push(deep), 400, 1),
     case("a power in a loop times a vector", power, power_by_hand, 400),
     case("jacfwd of four results", few, few_by_hand),
-    case("jacrev, then conjugate gradients", solved(jax.jacrev, conjugate), solved_by_hand, 400),
-    case("jacfwd, then conjugate gradients", solved(jax.jacfwd, conjugate), solved_by_hand, 400),
-    case("jacrev, then JAX's solver", solved(jax.jacrev, by_library), solved_by_hand, 400, grad=()),
+    case("jacrev, then conjugate gradients", solved(jax.jacrev, conjugate), solved_by_hand(conjugate), 400),
+    case("jacfwd, then conjugate gradients", solved(jax.jacfwd, conjugate), solved_by_hand(conjugate), 400),
+    case("jacrev, then JAX's solver", solved(jax.jacrev, by_library), solved_by_hand(by_library), 400, grad=()),
     case("jacfwd, then ten products in a loop", krylov, krylov_by_hand, 400),
 ]

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler import DEFAULT_PASSES
 from aerogel.compiler.level import Level
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.masked_columns import NAME, MaskedColumns
@@ -350,3 +351,18 @@ def test_what_is_seen_is_not_left_out(seed: int) -> None:
         assert np.all(~seen.everywhere | true.all(1 - dim))
     assert not known.is_seen_by_all(out, 1, True) or true.any(1).all()
     assert not known.is_seen_by_all(out, 1, False) or (~true).any(1).all()
+
+
+def test_tangents_in_half_precision() -> None:
+    """An identity that a step adds, in a type without the numbers that masks are told by, is no mask."""
+    step = lambda y, c: (y + 0.02 * jnp.sin(jnp.roll(y, 1)) * c, None)  # noqa: E731
+
+    def layered(x: Any) -> Any:
+        cs = jnp.linspace(0, 1, 9, dtype=x.dtype)
+        return lax.fori_loop(0, 3, lambda _, y: lax.scan(step, jnp.tanh(y), cs)[0] + x, x)
+
+    passes = [one for one in DEFAULT_PASSES if one.name != "basis-products"]
+    jacobian = jax.jacfwd(layered)
+    x = normal(0, 256, dtype="float16")
+    got, want = (jax.jit(f)(x) for f in (ag.optimize(jacobian, passes=passes), jacobian))
+    np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), atol=1e-2)

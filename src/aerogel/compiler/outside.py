@@ -65,13 +65,18 @@ class Own(Outside):
     carry: Var
 
 
+def _leaves(number: np.ndarray) -> Any:
+    """Where what a mask adds leaves something: as float64, which float16 has no such numbers of."""
+    return number.astype(np.float64) > LOWEST
+
+
 def seen_columns(eqn: JaxprEqn, dim: int, known: Known) -> Any:
     """By index of a dimension, whether a mask leaves something of it; None where an equation is no mask."""
     if eqn.primitive.name == "add":
         for x in eqn.invars:
             number = known.counters.of(x)
             if number is not None and number.ndim > dim and number.shape[dim] > 1:
-                return (number > LOWEST).any(tuple(d for d in range(number.ndim) if d != dim))
+                return _leaves(number).any(tuple(d for d in range(number.ndim) if d != dim))
         return None
     which, *cases = eqn.invars
     if len(cases) != 2 or which.aval.shape != eqn.outvars[0].aval.shape:
@@ -170,7 +175,7 @@ class _Reader:
         first = values.reshape(-1)[:1]
         if not values.size or not bool((values == first).all()):
             return UNKNOWN
-        score = bool((number.max(axis.dim) > LOWEST).all())
+        score = bool(_leaves(number.max(axis.dim)).all())
         return Number(float(first[0])) if score or not _is_finite_low(float(first[0])) else UNKNOWN
 
     def product(self) -> Outside:
