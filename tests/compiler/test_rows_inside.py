@@ -29,7 +29,8 @@ def flow(x: jax.Array) -> jax.Array:
 
 def layered(x: jax.Array) -> jax.Array:
     """A loop of loops."""
-    return lax.fori_loop(0, 3, lambda _, y: lax.scan(step, jnp.tanh(y), jnp.linspace(0.5, 1, 9, dtype=x.dtype))[0] + x, x)
+    springs = jnp.linspace(0.5, 1, 9, dtype=x.dtype)
+    return lax.fori_loop(0, 3, lambda _, y: lax.scan(step, jnp.tanh(y), springs)[0] + x, x)
 
 
 def loss(x: jax.Array) -> jax.Array:
@@ -229,7 +230,7 @@ def test_few_entries(n: int) -> None:
 WHILES = [
     (lambda i: i < 20, 0, 1, 20),
     (lambda i: i <= 20, 0, 1, 21),
-    (lambda i: 20 > i, 5, 1, 15),
+    (lambda i: lax.gt(20, i), 5, 1, 15),
     (lambda i: (i < 20) & (i < 12), 0, 5, 3),
     (lambda i: (i < 20) | (i > 30), 0, 1, None),
     (lambda i: i < 20, 0, -1, None),

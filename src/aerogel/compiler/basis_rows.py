@@ -181,8 +181,7 @@ def short_rows(rows: BasisRows) -> Iterator[int]:
     for place in rows.made:
         x = rows.level.eqns[place].outvars[0]
         if is_short(rows, x) and not all(
-            k in rows.made and all(is_short(rows, v) for v in rows.level.eqns[k].outvars)
-            for k in rows.level.readers(x)
+            k in rows.made and all(is_short(rows, v) for v in rows.level.eqns[k].outvars) for k in rows.level.readers(x)
         ):
             yield place
 

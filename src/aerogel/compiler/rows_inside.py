@@ -84,7 +84,7 @@ def loops_with_rows(rows: BasisRows) -> Iterator[int]:
 
 
 def with_solves_open(rows: BasisRows) -> Jaxpr:
-    """The level with what runs in place of an iterative solve that reads rows; for programs not differentiated later."""
+    """The level with what runs in place of an iterative solve that reads rows, if nobody differentiates it later."""
     level = rows.level
     places = [k for k in _others(rows) if level.eqns[k].primitive.name == "custom_linear_solve"]
     eqns: list[JaxprEqn] = []
@@ -126,7 +126,7 @@ def _read(rows: BasisRows, place: int) -> list[int]:
 
 
 def with_rows_inside(rows: BasisRows, place: int, rewrite: Rewrite, machine: Machine) -> Inside | None:
-    """The loop at `place`, which makes the rows in its steps, each as `rewrite` leaves it; None if that changes none."""
+    """The loop at `place`, which makes rows in its steps, each as `rewrite` leaves it; None if that changes none."""
     eqn, read = rows.level.eqns[place], _read(rows, place)
     steps = _Steps(eqn)
     body, first = steps.body, steps.first
@@ -139,7 +139,8 @@ def with_rows_inside(rows: BasisRows, place: int, rewrite: Rewrite, machine: Mac
         known: Mapping[Var, Any] = dict(zip(given, args, strict=False))
         env = through(rows, places, _identity(rows), known, rows.count)
         inputs = {first + k: x for k, x in zip(left, args[len(given) :], strict=True)}
-        return _run(body, [env[eqn.invars[k]] if k in read else inputs[k] for k in range(first, first + len(body.in_avals))])
+        inputs |= {k: env[x] for k in read if is_var(x := eqn.invars[k])}
+        return _run(body, [inputs[k] for k in sorted(inputs)])
 
     made = trace_small(step, [*(x.aval for x in given), *(body.in_avals[k] for k in left)])
     new = rewrite(made.jaxpr)

@@ -67,35 +67,38 @@ class _Two:
         self.stacks: dict[Var, Var] = {}
 
     def run(self) -> list[JaxprEqn]:
-        loop, late = self.loop, self.late
+        loop = self.loop
         for builder, env in ((self.first, self.known), (self.second, self.env)):
             env |= {v: builder.const(c) for v, c in zip(loop.body_consts, loop.consts, strict=True)}
             env |= {v: builder.x(x) if is_var(x) else x for v, x in zip(loop.body_xs, loop.xs, strict=True)}
-        self._part(self.first, self.known, [v for v in loop.body_carry if v not in late])
-        self._part(self.second, self.env, [v for v in loop.body_carry if v in late])
-        # The first loop comes last: what it stacks is known then.
+        self._part(self.first, self.known, [eqn for eqn in self.body.eqns if not self._is_late(eqn)])
+        self._part(self.second, self.env, [eqn for eqn in self.body.eqns if self._is_late(eqn)])
         return [*self.first.equations(), *self.second.equations()]
 
-    def _part(self, new: LoopBuilder, env: dict[Var, Atom], carries: list[Var]) -> None:
-        loop, late, is_second = self.loop, self.late, new is self.second
+    def _is_late(self, eqn: JaxprEqn) -> bool:
+        return any(v in self.late for v in eqn.outvars)
+
+    def _part(self, new: LoopBuilder, env: dict[Var, Atom], eqns: list[JaxprEqn]) -> None:
+        loop, is_second = self.loop, new is self.second
         setters = []
         for v, init, final, after in zip(loop.body_carry, loop.init, loop.finals, self.body.outvars, strict=False):
-            if v in carries:
+            if (v in self.late) == is_second:
                 env[v], set_next = new.keep_carry(init, named(final))
                 setters.append((set_next, after))
-        for eqn in self.body.eqns:
-            if any(v in late for v in eqn.outvars) == is_second:
-                if is_second:
-                    for x in eqn.invars:
-                        self._known(x)
-                new.body.eqns.append(copy_equation(eqn, env))
+        for eqn in eqns:
+            self._read(new, eqn.invars)
+            new.body.eqns.append(copy_equation(eqn, env))
+        self._read(new, [after for _, after in setters])
         for set_next, after in setters:
-            if is_second:
-                self._known(after)
             set_next(substitute(after, env))
         for y, v in zip(loop.ys, self.body.outvars[len(loop.init) :], strict=True):
-            if (is_var(v) and v in late) == is_second:
+            if (is_var(v) and v in self.late) == is_second:
                 new.y(substitute(v, env), named(y))
+
+    def _read(self, new: LoopBuilder, atoms: Iterable[Atom]) -> None:
+        if new is self.second:
+            for x in atoms:
+                self._known(x)
 
     def _known(self, x: Atom) -> None:
         """Makes sure that the second loop has a value that the first one makes: made again if that is a view."""
