@@ -145,6 +145,17 @@ def test_in_double_precision() -> None:
         np.testing.assert_array_equal(slope, 2 * x)
 
 
+def test_what_is_given_away() -> None:
+    """A kernel writes its results over what it reads where that was donated, and reads nothing that it wrote."""
+    x = normal(0, 128, 1, 28, 28)
+    want = 2 * x + 1, jnp.sum(x)
+    step = jax.jit(ag.optimize(lambda x: (2 * x + 1, jnp.sum(x))), donate_argnums=0)
+    assert decisions(lambda x: (2 * x + 1, jnp.sum(x)), x)[0].fired
+    got = step(jnp.copy(x))
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-2)
+
+
 NOT_LANES: dict[str, tuple[Callable[..., Any], Any, str]] = {
     "two passes": (lambda x: x / jnp.sum(x), many[0], "more than work on the entries"),
     "two passes by way of a number": (lambda x: x * (1 / jnp.sum(x)), many[0], "more than work on the entries"),
