@@ -1,8 +1,8 @@
 """Claim: a program of a few thousand operations runs in the thread that calls it, at a half of plain JAX's time.
 
 JAX's CPU client has another thread run what counts 1,000 operations or more, and counts one step of a loop. The expert
-form is a loop over blocks written by hand. (`jax_cpu_enable_async_dispatch=False` would do it too, for all that a
-process runs.)
+form is a loop over blocks, or lanes, written by hand. (`jax_cpu_enable_async_dispatch=False` would do it too, for all
+that a process runs.)
 """
 
 from __future__ import annotations
@@ -34,6 +34,26 @@ def summed(f, block):
         return lax.scan(lambda total, part: (total + jnp.sum(f(part)), None), 0.0, x.reshape(-1, block))[0]
 
     return run
+
+
+def squares_in_lanes(x, lanes=128):
+    """The sum of squares, a total for each lane, and its gradient."""
+
+    def step(totals, row):
+        return totals + row * row, 2 * row
+
+    totals, slopes = lax.scan(step, jnp.zeros(lanes), x.reshape(-1, lanes))
+    return jnp.sum(totals), slopes.reshape(x.shape)
+
+
+def off_in_lanes(x, y, lanes=128):
+    """The mean of |x - y|, in the same way."""
+
+    def step(totals, rows):
+        return totals + jnp.abs(rows[0] - rows[1]), None
+
+    totals, _ = lax.scan(step, jnp.zeros(lanes), (x.reshape(-1, lanes), y.reshape(-1, lanes)))
+    return jnp.sum(totals) / x.size
 
 
 def adam(p, g, m, v):
@@ -139,5 +159,28 @@ CASES = (
     Case(
         "short already", lambda x: 2 * x, as_it_stands(lambda x: 2 * x), lambda: (normal(0, 900),), bounds=NEVER_SLOWER
     ),
-    Case("long", adam, as_it_stands(adam), lambda: tuple(normal(k, 3000) ** 2 for k in range(4)), bounds=NEVER_SLOWER),
+    Case(
+        "squares of 100,352, value and gradient",
+        jax.value_and_grad(lambda x: jnp.sum(x**2)),
+        {"lanes": squares_in_lanes},
+        lambda: (normal(0, 128, 1, 28, 28),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "mean of 25,600 differences",
+        lambda x, y: jnp.mean(jnp.abs(x - y)),
+        {"lanes": off_in_lanes},
+        lambda: (normal(0, 25600), normal(1, 25600)),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "Adam, 25,600 weights",
+        adam,
+        as_it_stands(adam),
+        lambda: tuple(normal(k, 25600) ** 2 for k in range(4)),
+        bounds=NEVER_SLOWER,
+    ),
+    Case(
+        "long", adam, as_it_stands(adam), lambda: tuple(normal(k, 300_000) ** 2 for k in range(4)), bounds=NEVER_SLOWER
+    ),
 )

@@ -15,6 +15,7 @@ from aerogel.compiler.cost.machine import Machine, machine, table
 
 SECONDS = 0.5  # for each program, compilation not counted
 STEPS = 500
+PAUSE = 3e-4  # behind which threads sleep
 
 
 def calibrate(seconds: float = SECONDS) -> tuple[dict[str, float], str]:
@@ -44,16 +45,25 @@ def _measured(known: Machine, budget: float) -> dict[str, float]:
         "flops_per_second": 2 * 512**3 / timed(jnp.matmul, square, square),
         "seconds_per_loop_step": step(lambda c: c + 1, jnp.ones(4), 5000),
         "seconds_per_small_kernel": two_kernels,
+        "seconds_to_hand_over": _to_hand_over(budget) if known.seconds_to_hand_over else 0.0,
     }
 
 
-def _seconds(f: Callable[..., Any], args: tuple[Any, ...], budget: float) -> float:
-    """The median time of a call: of the compiled program, all by itself."""
+def _to_hand_over(budget: float) -> float:
+    """How much longer a call takes that JAX has another thread run (2,000 additions) than one that it has not."""
+    handed, own = (_seconds(lambda x: x + 1, (jnp.ones(n),), budget, PAUSE) for n in (2000, 900))
+    return handed - own
+
+
+def _seconds(f: Callable[..., Any], args: tuple[Any, ...], budget: float, pause: float = 0.0) -> float:
+    """The median time of a call: of the compiled program, all by itself, `pause` behind the last one."""
     compiled = _jax.original_jit(f).lower(*args).compile()
     jax.block_until_ready(compiled(*args))
     times: list[float] = []
     until = time.perf_counter() + budget
     while len(times) < 3 or time.perf_counter() < until:
+        if pause:
+            time.sleep(pause)
         start = time.perf_counter()
         jax.block_until_ready(compiled(*args))
         times.append(time.perf_counter() - start)

@@ -7,6 +7,7 @@ another thread, 4,000,000 sines are not.
 
 import math
 
+from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn
 
 from .axes.rebind import dtype_name
@@ -16,6 +17,7 @@ from .cost.primitives import ELEMENTWISE_FLOPS, REDUCE, Kind
 from .cost.sizes import elements
 from .cost.work import dot_shape, equation_flops
 from .one_kernel import TYPES
+from .small_traces import traced
 
 # A program with so many is not short.
 NOT_SHORT = 1_000
@@ -39,6 +41,8 @@ def counted_in(eqn: JaxprEqn) -> float:
         return max(inner) if kind is Kind.BRANCH else sum(inner) + (_OF_COUNTER if kind is Kind.LOOP else 0)
     if kind is Kind.VIEW or not eqn.outvars:
         return 0
+    if name in _jax.OURS:
+        return counted(traced(_jax.OURS[name], [x.aval for x in eqn.invars], eqn).jaxpr)
     if not all(dtype_name(x) in TYPES for x in (*eqn.invars, *eqn.outvars)):
         return math.inf  # complex numbers and short floats are taken apart
     result = elements(eqn.outvars[0].aval)

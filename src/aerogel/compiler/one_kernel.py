@@ -11,7 +11,7 @@ possible in it, nor are operations that XLA hands to a library by their size, as
 sums) and larger reductions: a program with one of these would not compile. What may stand in it is therefore listed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -198,16 +198,17 @@ def _is_shared(kernel: Kernel) -> bool:
     return operations > moved and operations + 10 * moved >= SHARED_CYCLES
 
 
-def as_one_kernel(eqn: JaxprEqn, level: Jaxpr) -> JaxprEqn:
-    """An equation of `level` as a call that is one kernel.
+def as_one_kernel(eqn: JaxprEqn, level: Jaxpr, behind: Sequence[JaxprEqn] = ()) -> JaxprEqn:
+    """An equation of `level` as a call that is one kernel, with reshapes of results that no one else reads.
 
     It takes each array once, and returns an entry of each as well: XLA may find that it does not use one.
     """
     given = list(dict.fromkeys(x for x in eqn.invars if is_var(x)))
     inside: dict[Var, _jax.Atom] = {x: _jax.new_var(x.aval) for x in given}
-    made = [v for v in eqn.outvars if not isinstance(v, DropVar)]
+    after = {one.invars[0]: one.outvars[0] for one in behind}
+    made = [after.get(v, v) for v in eqn.outvars if not isinstance(v, DropVar)]
     built = Builder(eqn)
-    built.eqns.append(copy_equation(eqn, inside))
+    built.eqns += [copy_equation(one, inside) for one in (eqn, *behind)]
     entries = [built.call(_entry, inside[x])[0] for x in given]
     outs = [*(substitute(v, inside) for v in made), *entries]
     call = ClosedJaxpr(_jax.new_jaxpr(level, [inside[x] for x in given], outs, built.eqns), ())

@@ -16,6 +16,7 @@ MEASURED = (
     "flops_per_second",
     "seconds_per_loop_step",
     "seconds_per_small_kernel",
+    "seconds_to_hand_over",
 )
 FARTHEST = 10.0  # a rate this much off the table is a fault of the measurement
 

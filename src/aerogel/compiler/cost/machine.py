@@ -25,6 +25,7 @@ class Machine:
         gemm_half_rows: the smaller of M and N at which a product runs at half its speed; `gemm_half_depth`: K.
         cores: how much faster work that is shared among cores runs; the rates are those of one core.
         seconds_to_share: what it costs to share a kernel's work and to wait for the last part.
+        seconds_to_hand_over: until another thread has taken over a program, and the one that called knows its result.
         shared_elements: a kernel over more elements than this is shared, whether that pays or not; a matrix product
             where it pays.
         tiny_flops_per_second: products with N and K up to 4, which have a slow path of their own.
@@ -71,6 +72,7 @@ class Machine:
     gemm_half_depth: float = 6.0
     cores: float = 1.0
     seconds_to_share: float = 0.0
+    seconds_to_hand_over: float = 0.0
     shared_elements: int = 1 << 15
     tiny_flops_per_second: float = 1e20
     seconds_per_batched_dot: float = 0.0
@@ -121,6 +123,7 @@ _CPU = Machine(
     seconds_per_fresh_byte=4.8e-10,
     cores=2.3,
     seconds_to_share=5.5e-5,
+    seconds_to_hand_over=5e-5,
     tiny_flops_per_second=2e9,
     seconds_per_batched_dot=1.5e-7,
     seconds_per_matrix=8e-8,

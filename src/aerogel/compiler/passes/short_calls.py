@@ -1,22 +1,26 @@
 """Short calls: a program that is done before another thread has woken runs in the thread that calls it.
 
 JAX's CPU client hands a program over to another thread unless few operations are counted in it, and loops count as one
-step (see `counted.py`). Handing over takes 20 to 70 us: longer than a few thousand entries take.
+step (see `counted.py`). Handing over takes 20 to 100 us: longer than a few thousand entries take. Work on entries
+alone, one kernel however long (see `lane_loops.py`), is made short up to where the threads that it would be shared
+among have woken.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel import _jax
-from aerogel._jax import ClosedJaxpr
+from aerogel._jax import ClosedJaxpr, Jaxpr
 
 from ..cost import jaxpr_seconds
 from ..counted import NOT_SHORT, counted
 from ..exactness import Exactness
+from ..lane_loops import InLanes, in_lanes
 from ..pipeline import Context
 from ..program import Program
 from ..report import Decision
-from ..short_calls import shortened
+from ..short_calls import Shortened, shortened
 
 NAME = "short-calls"
 # More takes about as long in blocks as it takes to hand it over, and the thread that calls would be held up.
@@ -43,16 +47,29 @@ class ShortCalls:
         jaxpr = program.jaxpr
         if not (_jax.KNOWS_KERNELS and _jax.hands_over()) or len(jaxpr.eqns) > MOST_EQUATIONS or jaxpr.effects:
             return program, []
-        count = counted(jaxpr)
-        if not NOT_SHORT <= count <= MOST_COUNTED:
+        found, reason = _shortened(jaxpr, context)
+        if found is None:
             return program, []
-        if jaxpr_seconds(jaxpr, context.machine.on_one_core()) > LONGEST:
-            return program, []
-        found = shortened(jaxpr, context)
         what = "the program runs in the thread that calls it"
         if isinstance(found, str):
             return program, [Decision(NAME, what, "", False, found)]
-        reason = f"in {found.steps} steps it takes less time than another thread takes to wake"
         return ClosedJaxpr(found.jaxpr, program.consts), [
             Decision(NAME, what, "", True, reason, exactness=found.exactness)
         ]
+
+
+def _shortened(jaxpr: Jaxpr, context: Context) -> tuple[Shortened | InLanes | str | None, str]:
+    """The program that is short, why it is none, or None where it is left without a word; and why it is made."""
+    count, machine = counted(jaxpr), context.machine
+    if count < NOT_SHORT or not math.isfinite(count):
+        return None, ""
+    seconds = jaxpr_seconds(jaxpr, machine.on_one_core())
+    found = shortened(jaxpr, context) if count <= MOST_COUNTED and seconds <= LONGEST else None
+    if isinstance(found, Shortened):
+        return found, f"in {found.steps} steps it takes less time than another thread takes to wake"
+    longest = machine.seconds_to_hand_over + (machine.seconds_to_share if _jax.usable_cores() > 1 else 0.0)
+    lanes = in_lanes(jaxpr, context) if seconds <= longest else None
+    if isinstance(lanes, InLanes):
+        reason = f"in {lanes.steps:,} steps of {lanes.lanes} entries it takes less time than other threads take to wake"
+        return lanes, reason
+    return found or lanes, ""
