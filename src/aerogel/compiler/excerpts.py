@@ -19,7 +19,6 @@ from .half_spectra import is_made_by_half, made_by_half
 from .level import Edit, Level
 from .program import Builder, is_var
 
-
 # Not of extrema: XLA drops what is no number from a large one at once, and keeps it in a cumulative one.
 TOTALS: dict[str, Callable[..., Any]] = {
     "cumsum": jnp.sum,
