@@ -16,6 +16,7 @@ from compiler.loop_patterns import normal
 
 A, B = normal(0, 96, 96), normal(1, 96, 96)
 X, W, U = normal(2, 4, 48, 64), normal(3, 64, 256) / 8, normal(4, 256, 300) / 16
+LONG = normal(7, 400, 300)
 AT, LATE = jnp.int32(7), jnp.int32(94)
 
 
@@ -47,6 +48,16 @@ PARTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "one image": (lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME")[0],
                   (normal(5, 8, 4, 16, 16), normal(6, 8, 4, 3, 3))),
 }
+ENDS: dict[str, Callable[..., Any]] = {
+    "the end of a walk": lambda a: (1 + lax.cumsum(a, 0))[-1],
+    "the end of rows": lambda a: jnp.exp(lax.cumsum(a, 1) / 20)[:, -1],
+    "under vmap": jax.vmap(lambda a: jnp.tanh(lax.cumsum(a))[-1]),
+    "in the middle": lambda a: jnp.exp(lax.cumsum(a, 0) / 20)[40],
+    "at the beginning": lambda a: jnp.exp(lax.cumsum(a, 0))[0],
+    "a product": lambda a: (lax.cumprod(1 + a / 100, 0) - 1)[-1],
+    "from behind": lambda a: jnp.sin(lax.cumsum(a, 1, reverse=True))[:, 7],
+    "of whole numbers": lambda a: 2 * lax.cumsum((9 * a).astype(jnp.int16), 0)[-1],
+}
 LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "read whole, too": (lambda a, b: (lambda c: (c[17], c.sum()))(a @ b), (A, B)),
     "a result, too": (lambda a, b: (lambda c: (c[17], c))(a @ b), (A, B)),
@@ -54,7 +65,9 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "both ends": (lambda a, b: (lambda c: c[0] * c[-1])(a @ b), (A, B)),
     "every second": (lambda a, b: (a @ b)[::2], (A, B)),
     "two traced rows": (lambda a, b, i: (lambda c: c[i] * c[i + 1])(a @ b), (A, B, AT)),
-    "a sum over it": (lambda a: jnp.cumsum(a, 0)[17], (A,)),
+    "an extremum up to it": (lambda a: jnp.exp(lax.cummax(a, 0))[17], (LONG,)),
+    "sums up to two of it": (lambda a: jnp.exp(jnp.cumsum(a, 0))[96:98].mean(), (LONG,)),
+    "a traced sum": (lambda a, i: jnp.exp(jnp.cumsum(a, 0))[i], (LONG, AT)),
     "elementwise": (lambda a: jnp.tanh(a)[17], (A,)),
 }
 # fmt: on
@@ -96,6 +109,21 @@ def test_what_is_read_otherwise_is_left(name: str) -> None:
     reports: list[Any] = []
     jax.eval_shape(ag.optimize(f, passes=(Excerpts(),), on_report=reports.append), *args)
     assert not reports[0].fired
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_one_entry_of_a_cumulative_sum_is_a_sum(name: str) -> None:
+    """Work entry by entry may lie between it and who reads it."""
+    f = ENDS[name]
+    accumulates = lambda f: any(e.primitive.name.startswith("cum") for e in jax.make_jaxpr(f)(LONG).eqns)  # noqa: E731
+    optimised = ag.optimize(f, rules=[], passes=(Excerpts(),))
+    assert accumulates(f)
+    assert not accumulates(optimised)
+    assert_near(optimised, f, (LONG,))
+    assert_near(jax.vmap(optimised), jax.vmap(f), (LONG[None],))
+    for dtype in ("bfloat16", "float16"):
+        got, want = (np.asarray(g(LONG.astype(dtype) / 8), np.float32) for g in (optimised, f))
+        np.testing.assert_allclose(got, want, 0.1, 0.25)
 
 
 def test_in_loops_and_types() -> None:

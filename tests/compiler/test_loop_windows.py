@@ -1,6 +1,7 @@
 """Loop windows: shift registers, what they shift out, and sums of windows need no loop."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax import lax
 
 import aerogel as ag
 from aerogel.compiler import Decision
-from aerogel.compiler.passes.loop_windows import SIMPLER, WHAT, LoopWindows
+from aerogel.compiler.passes.loop_windows import ALONE, SIMPLER, WHAT, LoopWindows
 from aerogel.compiler.shift_registers import Outlet, Register, Sum
 from compiler.programs_of import traced
 
@@ -122,14 +123,14 @@ def sliding(x: Any, w: Any) -> Any:
     return lax.map(lambda t: w @ lax.dynamic_slice(x, (t,), w.shape), jnp.arange(len(x) - len(w) + 1))
 
 
-def overlapped(y: Any, w: Any) -> Any:
+def overlapped(y: Any, w: Any, hop: int = 3, m: Any = None) -> Any:
     """Frames that are added up in place."""
-    hop = 3
 
     def step(out: Any, at: Any) -> Any:
         t, y = at
         part = lax.dynamic_slice(out, (hop * t,), w.shape)
-        return lax.dynamic_update_slice(out, part + y * w, (hop * t,)), None
+        added = y * w if m is None else m @ (y * w)
+        return lax.dynamic_update_slice(out, part + added, (hop * t,)), None
 
     return lax.scan(step, jnp.ones(hop * len(y) + len(w)), (jnp.arange(len(y)), y))[0]
 
@@ -153,9 +154,24 @@ def test_a_loop_that_is_one_kernel_stays(length: int) -> None:
 
 
 def test_frames_are_added_at_once() -> None:
-    """Read, added to and written back."""
-    made = decisions(overlapped, normal(6 * N), normal(K))
+    """Read, added to and written back: neighbours, or what each step has something to compute for."""
+    made = decisions(lambda y, w: overlapped(y, w, hop=1), normal(6 * N), normal(K))
     assert [(d.what, d.fired) for d in made] == [(ADDED, True)]
+    made = decisions(lambda y, w, m: overlapped(y, w, m=m), normal(6 * N), normal(K), normal(K, K))
+    assert [(d.what, d.fired) for d in made] == [(ADDED, True)]
+
+
+@pytest.mark.parametrize(("steps", "places", "hop"), [(N, 300, 1), (6 * N, K, 3), (100, 400, 100)])
+def test_a_loop_that_only_adds_is_left_alone(steps: int, places: int, hop: int) -> None:
+    """It is one kernel, which adds neighbours at once: no other form of frames that are apart, or long, is as fast."""
+    f = partial(overlapped, hop=hop)
+    assert [(d.what, d.fired, d.reason) for d in decisions(f, normal(steps), normal(places))] == [(ADDED, False, ALONE)]
+
+
+def test_few_numbers_that_are_only_added_are_left_alone() -> None:
+    """Slices of them are some kernels more."""
+    made = decisions(lambda y, w: overlapped(y, w, hop=1), normal(3 * N), normal(K))
+    assert [(d.fired, d.reason) for d in made] == [(False, "18900 numbers are fewer than 32768")]
 
 
 NEAR: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {

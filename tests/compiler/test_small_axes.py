@@ -150,7 +150,7 @@ def test_before_differentiation(f: Callable[..., Any], points: int, cut: bool) -
         (lambda x: x @ x[0, 0], (40, 40, 3), "its operands are there, and read as they are"),
         (
             lambda p: jnp.sum((p[:, None] - p[None]) * jnp.exp(p[:, None, :1] * p[None, :, :1]), 0),
-            (1100, 3),
+            (1500, 3),
             "all entries would read a large value that is not stored now",
         ),
     ],
@@ -160,6 +160,20 @@ def test_what_would_lose_stays(f: Callable[..., Any], shape: tuple[int, ...], re
     report = report_of(f, normal(*shape))
     assert not report.fired
     assert [d.reason for d in report.refused] == [reason]
+
+
+@pytest.mark.parametrize("points", [1000, 1178, 1250])
+def test_no_size_lies_between_whole_and_blocks(points: int) -> None:
+    """Forces between points are made entry by entry up to the size from which on they are streamed."""
+
+    def forces(x: Any) -> Any:
+        return jax.vmap(lambda a: jnp.sum((a - x) / (jnp.sum((a - x) ** 2, -1, keepdims=True) + 1) ** 1.5, 0))(x)
+
+    fired = {d.rule for d in ag.explain(forces)(normal(points, 3)).fired}
+    in_blocks = "streaming" in fired
+    assert in_blocks == (points == 1250)
+    program = jax.make_jaxpr(ag.optimize(forces))(normal(points, 3))
+    assert in_blocks or max(v.aval.size for eqn in program.jaxpr.eqns for v in eqn.outvars) == points**2
 
 
 @pytest.mark.parametrize(

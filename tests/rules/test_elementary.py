@@ -336,6 +336,49 @@ def test_leaves_alone(name: str) -> None:
     assert refusals(f, RULES[rule], x) == [reason]
 
 
+def rotated(x: Any) -> Any:
+    """Pairs of numbers, turned by angles of their places."""
+    a, b = jnp.split(x, 2, -1)
+    angle = jnp.arange(x.shape[-2], dtype=x.dtype)[:, None] / (1 + jnp.arange(a.shape[-1], dtype=x.dtype))
+    return jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], -1)
+
+
+SPREAD: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "of a counter": (lambda x: x * jnp.sin(jnp.arange(64.0)), (200, 64)),
+    "of an argument": (lambda x: x * jnp.sin(x[0]), (200, 64)),
+    "under vmap": (jax.vmap(lambda x: x * jnp.sin(jnp.arange(64.0))), (200, 64)),
+    "of a window": (lambda x: x * (1 - jnp.sin(jnp.arange(64.0)) / 2), (200, 64)),
+    "along the other axis": (lambda x: x * jnp.sin(jnp.arange(200.0))[:, None], (200, 64)),
+    "rotated": (rotated, (8, 80, 32)),
+    "in a scan": (lambda x: lax.scan(lambda c, x: (c + x * jnp.sin(x[0]), None), x[0], x)[0], (3, 200, 64)),
+    "of one number": (lambda x: x * jnp.sin(x[:1, 0])[None], (200, 64)),
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_few_sines_that_are_repeated(name: str) -> None:
+    """XLA calls the library for each entry that they are repeated to, however few they are."""
+    f, shape = SPREAD[name]
+    x = normal(0, *shape)
+    assert fired(f, RULES["sin"], x) > 0
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(x), f(x), 1e-6, 1e-6)
+    gradient = jax.grad(lambda x: jnp.sum(f(x) ** 2))
+    np.testing.assert_allclose(jax.jit(ag.optimize(gradient))(x), gradient(x), 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 64), (0, 64), (200, 1)])
+def test_few_sines_that_are_hardly_repeated(shape: tuple[int, ...]) -> None:
+    """Or not at all."""
+    f = SPREAD["of an argument" if shape[0] else "of a counter"][0]
+    assert refusals(f, RULES["sin"], normal(0, *shape)) == ["it has fewer than 8192 elements"]
+
+
+def test_an_array_of_sines_is_none_of_repeated_ones() -> None:
+    """What is repeated first is an array of many."""
+    f = lambda x: jnp.sin(jnp.broadcast_to(x, (9, 64))) * 2  # noqa: E731
+    assert refusals(f, RULES["sin"], normal(0, 64)) == ["it has fewer than 8192 elements"]
+
+
 def test_leaves_float64_alone() -> None:
     """Float64 would need more than float64 to be rounded once."""
     with jax.enable_x64(True):

@@ -98,6 +98,7 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
     "a variable exponent": (POWER, lambda x, y: x**y, (abs(X), X), "no number"),
     "a long table": (SEARCH, jnp.searchsorted, (jnp.arange(33.0), spread_out(X, FEWEST)), "33 entries, more than 32"),
     "few numbers": (SEARCH, jnp.searchsorted, (TABLE, X), "600 numbers are fewer than 4096"),
+    "an odd number of numbers": (SEARCH, jnp.searchsorted, (TABLE, normal(4, 77, 131)), "an odd number of numbers"),
     "many tables": (
         SEARCH,
         jax.vmap(jnp.searchsorted),

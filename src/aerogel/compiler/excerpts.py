@@ -4,7 +4,11 @@ What makes such a value is asked, equation by equation from the reader up, wheth
 index (`axes`); then it is done for the excerpt alone, from excerpts of what it reads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
 
 from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Var
 
@@ -14,6 +18,12 @@ from .groups import Group, joined
 from .half_spectra import is_made_by_half, made_by_half
 from .level import Edit, Level
 from .program import Builder, is_var
+
+# Not of extrema: XLA drops what is no number from a large one at once, and keeps it in a cumulative one.
+TOTALS: dict[str, Callable[..., Any]] = {
+    "cumsum": jnp.sum,
+    "cumprod": jnp.prod,
+}
 
 
 @dataclass
@@ -26,6 +36,7 @@ class _Asked:
     by_half: bool = False  # whether transforms of real numbers may be made by half
     done: dict[int, Mapped | None] = field(default_factory=dict)  # how each equation makes its excerpt; None: it cuts
     halves: dict[int, Excerpt] = field(default_factory=dict)  # transforms of which only the first half is made
+    ends: dict[int, Excerpt] = field(default_factory=dict)  # what is read of operands of which all is added up, say
 
     def walk(self) -> None:
         """From the last equation to the first."""
@@ -42,6 +53,11 @@ class _Asked:
             if half is not None:
                 self.done[place], self.halves[place] = None, half
                 self._ask(eqn.invars[0], None)
+                continue
+            end = self._end(eqn)
+            if end is not None:
+                self.done[place], self.ends[place] = None, end
+                self._ask(eqn.invars[0], end if end.size < end.length else None)
                 continue
             answer = self._answer(eqn)
             if answer is not None:
@@ -65,6 +81,17 @@ class _Asked:
         if not is_made_by_half(self.level, eqn, wanted.start, end, dim):
             return None
         return Excerpt(wanted.axis, wanted.length, 0, wanted.length // 2 + 1)
+
+    def _end(self, eqn: JaxprEqn) -> Excerpt | None:
+        """What one entry of something cumulative is a sum of, or a product, if no other is read."""
+        (wanted, *others) = self.wanted(eqn).values() or (None,)
+        if eqn.primitive.name not in TOTALS or wanted is None or others or eqn.outvars[0] in self.whole:
+            return None
+        at, dim = wanted.start, eqn.params["axis"]
+        if wanted.size != 1 or not isinstance(at, int) or not wanted.axis.is_plain or wanted.axis.dim != dim:
+            return None
+        first, size = (at, wanted.length - at) if eqn.params["reverse"] else (0, at + 1)
+        return Excerpt(wanted.axis, wanted.length, first, size)
 
     def _answer(self, eqn: JaxprEqn) -> Mapped | None:
         wanted = self.wanted(eqn)
@@ -109,6 +136,13 @@ def cut_of(eqn: JaxprEqn) -> Excerpt | None:
     return Excerpt(Axis(dim), shape[dim], eqn.params["start_indices"][dim], sizes[dim])
 
 
+def _total(writer: Writer, eqn: JaxprEqn, read: Excerpt) -> Atom:
+    """The one entry of something cumulative that is read, with its axis."""
+    (x,), total, dtype = eqn.invars, TOTALS[eqn.primitive.name], eqn.outvars[0].aval.dtype
+    part = x if read.size == read.length else writer.excerpt(x, read)
+    return writer.builder.call(lambda x: total(x, eqn.params["axis"], dtype=dtype, keepdims=True), part)[0]
+
+
 def excerpt_groups(level: Level, by_half: bool = False) -> list[Group]:
     """The equations that make excerpts, by what hangs together, each with the edit that makes nothing else.
 
@@ -116,7 +150,8 @@ def excerpt_groups(level: Level, by_half: bool = False) -> list[Group]:
     """
     asked = _Asked(level, by_half=by_half)
     asked.walk()
-    cuts = {place for place, answer in asked.done.items() if answer is None and place not in asked.halves}
+    made = asked.halves.keys() | asked.ends.keys()
+    cuts = {place for place, answer in asked.done.items() if answer is None and place not in made}
     links = [
         (place, level.made_by[x])
         for place in asked.done
@@ -135,8 +170,11 @@ def _group(level: Level, asked: _Asked, places: frozenset[int], cuts: frozenset[
         if place in asked.halves:
             writer.made[eqn.outvars[0]] = made_by_half(level, builder, eqn), asked.halves[place]
             continue
-        assert answer is not None
         wanted = asked.wanted(eqn)
+        if place in asked.ends:
+            writer.made[eqn.outvars[0]] = _total(writer, eqn, asked.ends[place]), next(iter(wanted.values()))
+            continue
+        assert answer is not None
         outs = writer.narrowed(eqn, answer, next(iter(wanted.values())))
         writer.made.update((eqn.outvars[k], (outs[k], part)) for k, part in wanted.items())
     for place in cuts:

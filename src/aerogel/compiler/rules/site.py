@@ -20,6 +20,7 @@ from .spelling import PLUMBING
 
 LOOPS = ("scan", "while")
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod argmax argmin".split())
+MOVES = frozenset("concatenate pad slice rev transpose".split())  # which XLA computes where they are read
 LONGEST_CHAIN = 50  # of operations that are looked past
 
 
@@ -137,6 +138,13 @@ class Site:
         """Whether reductions alone read a result, operations entry by entry and new shapes looked past."""
         return self._ask("is_reduced", result)
 
+    def spread(self, result: int = 0) -> int:
+        """How many entries a result is repeated to at most, what is computed of it entry by entry or moved looked past.
+
+        0 where it is repeated nowhere. XLA may compute what makes it for each of these entries.
+        """
+        return self._ask("spread", result)
+
     def anew(self) -> "Site":
         """The same site, of which nothing has been asked yet."""
         return replace(self, _asked={})
@@ -229,6 +237,22 @@ class Site:
                 return False
         return found
 
+    def _spread(self, result: int) -> int:
+        waiting, seen, most = [self._results[result]], set[Var](), 0
+        while waiting and len(seen) <= LONGEST_CHAIN:
+            x = waiting.pop()
+            for eqn in self._reading(x):
+                name = None if eqn is None else eqn.primitive.name
+                if eqn is None or not (name in ELEMENTWISE or name in PLUMBING or name in MOVES):
+                    continue
+                out = eqn.outvars[0]
+                if name not in MOVES and out.aval.size > x.aval.size:  # operations repeat dimensions of length one
+                    most = max(most, out.aval.size)
+                elif out not in seen:
+                    seen.add(out)
+                    waiting.append(out)
+        return most
+
     def _loop_bytes(self) -> int:
         loops = [eqn for eqn in self._around if eqn.primitive.name in LOOPS]
         return max((sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars)) for eqn in loops), default=0)
@@ -256,4 +280,5 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "readers": Site._readers,
     "end": Site._end,
     "is_reduced": Site._is_reduced,
+    "spread": Site._spread,
 }
