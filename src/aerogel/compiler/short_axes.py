@@ -47,7 +47,7 @@ FEWEST = 4096
 # The same where an extremum of the row is taken from each entry: a softmax of 8 numbers, and its gradient.
 FEWEST_BESIDE = 32_768
 AMPLIFIED = 16  # times that such a value is larger than what it is made of: an array that is there is read as it is
-IN_CACHE = 8 << 20
+IN_CACHE = 8 << 20  # bytes up to which storing what all entries read costs little; what is larger is streamed
 ENTRYWISE = "the innermost loop is a long one"
 
 
