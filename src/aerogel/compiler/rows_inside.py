@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, scan_counts, scan_params, trace_small
+from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, evaluate, scan_counts, scan_params, trace_small
 
 from .axes.rebind import bind
 from .basis_maps import behind, in_its_place, reads, through
@@ -21,7 +21,6 @@ from .cost.flat import call_operands, called
 from .level import Edit
 from .loop import why_left
 from .program import Builder, is_var, substitute, with_equations
-from .repeated_rows import values_of
 from .trips import most_trips
 
 Rewrite = Callable[[Jaxpr], Jaxpr]
@@ -140,7 +139,7 @@ def with_rows_inside(rows: BasisRows, place: int, rewrite: Rewrite, machine: Mac
         env = through(rows, places, _identity(rows), known, rows.count)
         inputs = {first + k: x for k, x in zip(left, args[len(given) :], strict=True)}
         inputs |= {k: env[x] for k in read if is_var(x := eqn.invars[k])}
-        return _run(body, [inputs[k] for k in sorted(inputs)])
+        return evaluate(body, [inputs[k] for k in sorted(inputs)])
 
     made = trace_small(step, [*(x.aval for x in given), *(body.in_avals[k] for k in left)])
     new = rewrite(made.jaxpr)
@@ -157,10 +156,3 @@ def _identity(rows: BasisRows) -> Any:
     shape = rows.root.aval.shape
     row, column = (lax.broadcasted_iota(jnp.int32, shape, d) for d in (0, 1))
     return lax.convert_element_type(lax.eq(row, column), rows.root.aval.dtype)
-
-
-def _run(body: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
-    env: dict[Var, Any] = dict(zip(body.jaxpr.invars, args, strict=True))
-    for eqn in body.jaxpr.eqns:
-        env.update(zip(eqn.outvars, bind(eqn, values_of(eqn.invars, env), eqn.params), strict=True))
-    return values_of(body.jaxpr.outvars, env)
