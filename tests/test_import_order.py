@@ -27,6 +27,12 @@ ORDER = [
     {"cli", "_boot"},
     {"__main__"},
 ]
+# The packages of the compiler, in the same sense. Its single files (programs, levels, the pipeline) stand beside them.
+COMPILER_ORDER = [
+    *("axes", "cost", "known", "normal_form", "fusion", "excerpts", "networks", "rules", "kernels", "orders", "readers"),
+    *("windows", "short_axes", "residuals", "prefixes", "streams", "hoisting", "loops", "jacobians", "masks", "rolled"),
+    *("judging", "passes"),
+]
 # Beyond the order: layers are written in terms of transformations, never of programs.
 FORBIDDEN = {("nn", "compiler")}
 PRIVATE = ("jax._src", "jax.extend", "jax.interpreters", "jaxlib")
@@ -133,6 +139,25 @@ def test_imports_go_one_way(file: Path) -> None:
         if not allowed:
             wrong.append(str(found))
     assert not wrong
+
+
+def test_every_package_of_the_compiler_has_its_place() -> None:
+    """A new folder is put into the order before anything imports it, and into the list of CONTRIBUTING.md."""
+    folders = {f.parent.name for f in (SOURCE / "aerogel" / "compiler").glob("*/__init__.py")}
+    assert folders == set(COMPILER_ORDER)
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert not [name for name in folders if f"`{name}`" not in contributing]
+
+
+@pytest.mark.parametrize("package", COMPILER_ORDER)
+def test_packages_of_the_compiler_import_one_way(package: str) -> None:
+    """Who wants to know how loops are hoisted need not know how Jacobians are found."""
+    files = sorted((SOURCE / "aerogel" / "compiler" / package).rglob("*.py"))
+    assert files
+    before = COMPILER_ORDER[: COMPILER_ORDER.index(package) + 1]
+    reached = [(found, [*found.target.split("."), "", ""]) for file in files for found in imports(file)]
+    packages = [(found, parts[2]) for found, parts in reached if parts[:2] == ["aerogel", "compiler"]]
+    assert not [str(found) for found, there in packages if there in COMPILER_ORDER and there not in before]
 
 
 @pytest.mark.parametrize("file", OURS, ids=lambda f: str(f.relative_to(ROOT)))
