@@ -1,1 +1,1 @@
-"""What XLA's CPU backend makes of a program: its kernels, what they compute twice, and in which shapes they are slow."""
+"""What XLA's CPU backend makes of a program: what is one kernel, and which shapes are slow."""
