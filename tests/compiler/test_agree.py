@@ -261,6 +261,26 @@ def test_the_reference_has_the_digits_of_float64(name: str) -> None:
             np.testing.assert_allclose(value, np.asarray(want), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("of", ["features", "batch"])
+def test_the_groups_of_a_convolution_do_not_see_each_other(of: str) -> None:
+    """An infinity in one channel is none in another (XLA's own float64 convolutions make it NaN there), any layout."""
+    x = np.random.default_rng(1).normal(size=(4, 6, 6, 4)).astype(np.float32)
+    x[..., 1] = np.where(x[..., 1] > 0, np.inf, x[..., 1])
+    kernel = np.random.default_rng(2).normal(size=(3, 3, 1, 8)).astype(np.float32)
+    layout = ("NHWC", "HWIO", "NHWC") if of == "features" else ("CHWN", "HWIO", "NHWC")
+    groups = {"feature_group_count": 4} if of == "features" else {"batch_group_count": 4}
+    if of == "batch":
+        kernel = np.repeat(kernel, 4, 2)
+
+    def f(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout, **groups)
+
+    reference, result = reference_of(f, x, kernel), jax.jit(f)(x, kernel)
+    assert 0 < np.isnan(reference.values[0]).sum() < result.size / 2
+    assert compare([result], [result * (1 + 1e-7)], reference) == []
+    assert kinds(compare([result * 1.1], [result], reference)) == ["value"]
+
+
 def test_float64_is_kept_in_its_own_context() -> None:
     """The precision of the caller is as before, and float64 programs have a reference too."""
     with jax.enable_x64(True):

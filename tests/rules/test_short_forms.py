@@ -37,11 +37,13 @@ SPELLINGS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_spellings(name: str) -> None:
-    """Fires, and agrees."""
+def test_spellings(name: str, wide: bool) -> None:
+    """Fires, and agrees; with 64 bits allowed, on the same arrays."""
     rule, f, args = SPELLINGS[name]
-    assert fired(f, rule, *args) == 1
+    with jax.enable_x64(wide):
+        assert fired(f, rule, *args) == 1
 
 
 def spread_out(x: Any, *shape: int) -> Any:

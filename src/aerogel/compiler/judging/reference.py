@@ -22,6 +22,7 @@ from jax import lax
 
 from aerogel import _jax
 
+from .convolved import convolved
 from .rounding_noise import perturbed, rounded, summed
 
 _NOISY_PAIRS = 4
@@ -226,6 +227,8 @@ class _Interpreter:
             if eqn.primitive.name.startswith("scatter"):
                 return [_scatter(eqn.primitive.name, args, params)]
             params = {k: _wide_param(k, v) for k, v in params.items()}
+            if eqn.primitive.name == "conv_general_dilated":
+                return [convolved(args[0], args[1], params)]
         outs = eqn.primitive.bind(*args, **params)
         outs = list(outs) if eqn.primitive.multiple_results else [outs]
         if keep_nan is not None and eqn.primitive.name in _NAN_LOSERS:

@@ -38,8 +38,8 @@ def root_power(x: Any, y: Any, *, site: Site) -> Any:
     elif site.maker(0) == "abs":
         power = _fractional(wide, exponent)
     else:  # the power of -inf is that of inf, and no power of -0 is negative
-        power = _fractional(lax.select(lax.eq(wide, -np.inf), lax.full_like(wide, np.inf), wide), exponent)
-        power = lax.abs(power)
+        inf = lax.full_like(wide, np.inf)
+        power = lax.abs(_fractional(lax.select(lax.eq(wide, -inf), inf, wide), exponent))
     return lax.convert_element_type(power, x.dtype)
 
 
