@@ -9,6 +9,7 @@ CLAIMS = (
     "formulas_over_all_pairs_of_65536_fit_in_a_gigabyte",
     "a_kernel_product_is_faster_than_pykeops",
     "gradients_of_loops_store_half",
+    "a_weight_used_again_in_a_step_is_summed_up_once",
     "a_gradient_from_outside_costs_what_one_inside_costs",
     "a_reduced_scan_output_is_never_stacked",
     "a_partly_used_scan_output_costs_what_is_used",

@@ -4,6 +4,7 @@
 all steps at hand (mostly they are inputs of the loop already), the sum is one product of two tall matrices.
 """
 
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ from .hoistable import crossing_seconds
 LONGEST_CONTRACTION = 16
 # An outer product by broadcasting is one kernel with its addition; below this many bytes that is as fast as a product.
 SMALLEST_OUTER = 16 << 10
+# A carry of more terms than these is not looked through.
+MOST_TERMS = 16
 # Bytes that may be stacked in any case.
 FREE_STACKS = 1 << 20
 # A product after a loop begins on other threads; measured of 8 x 8 products of 200 steps, 40 to 80 us in all.
@@ -36,19 +39,23 @@ SHAPING = frozenset("transpose reshape squeeze expand_dims neg convert_element_t
 
 @dataclass(frozen=True)
 class Sum:
-    """A carry that only gathers terms.
+    """A term that a carry gathers, and that nothing else is done with. A carry may gather several.
 
     Attributes:
         carry: its position.
-        eqn: the equation at the root of a term: a product, an outer product by broadcasting, or None if the term is
+        place: which of the terms of the carry this is.
+        count: how many terms the carry gathers.
+        eqn: the equation at the root of the term: a product, an outer product by broadcasting, or None if the term is
             the value `operands[0]` itself.
         operands: what is multiplied, or the term.
         shaping: what is done to the product before it is added, first to last.
-        add: the addition.
+        add: the addition that makes the next carry.
         dims: for an outer product by broadcasting, the dimensions of the result in which each operand differs.
     """
 
     carry: int
+    place: int
+    count: int
     eqn: JaxprEqn | None
     operands: tuple[Var, ...]
     shaping: tuple[JaxprEqn, ...]
@@ -56,48 +63,78 @@ class Sum:
     dims: tuple[tuple[int, ...], ...] = ()
 
 
+@dataclass(frozen=True)
+class _Gathered:
+    """What a carry gathers in a step.
+
+    Attributes:
+        own: the carry, as the additions read it.
+        terms: what is added to it.
+        adds: the additions, the one that makes the next carry first.
+    """
+
+    own: Var
+    terms: list[Var]
+    adds: list[JaxprEqn]
+
+
 def find_sums(loop: Loop) -> list[Sum]:
-    """All carries of a loop that nothing reads but their own addition."""
+    """All terms of the carries of a loop that nothing reads but their own additions."""
     readers = users(loop.body)
     makers = {v: eqn for eqn in loop.body.eqns for v in eqn.outvars}
-    found = (_sum(loop, k, readers, makers) for k in range(len(loop.init)))
-    return [one for one in found if one is not None]
+    found: list[Sum] = []
+    for k in range(len(loop.init)):
+        gathered = _gathered(loop, k, readers, makers)
+        if gathered is not None:
+            found += [_sum(loop, k, j, gathered, readers, makers) for j in range(len(gathered.terms))]
+    return found
 
 
-def _sum(loop: Loop, k: int, readers: Readers, makers: dict[Var, JaxprEqn]) -> Sum | None:
-    acc, nxt = loop.body_carry[k], loop.next_carry[k]
-    aval = loop.finals[k].aval
-    dtype = aval.dtype
-    if not _jax.is_number(dtype):  # an extended type has an addition of its own
+def _gathered(loop: Loop, k: int, readers: Readers, makers: dict[Var, JaxprEqn]) -> _Gathered | None:
+    """What a carry gathers in a step; None if it does anything else."""
+    aval, nxt = loop.finals[k].aval, loop.next_carry[k]
+    if not _jax.is_number(aval.dtype):  # an extended type has an addition of its own
         return None
-    if not is_var(nxt) or nxt not in makers or readers[nxt] != [-1] or sum(x is nxt for x in loop.body.outvars) != 1:
+    own = _through_weak_type(loop.body_carry[k], loop.body.eqns, readers)
+    if own is None or readers.get(nxt) != [-1] or sum(x is nxt for x in loop.body.outvars) != 1:
         return None
-    add = makers[nxt]
-    own = _through_weak_type(acc, loop.body.eqns, readers)
-    if own is None or add.primitive.name not in ("add", "add_any") or sum(x is own for x in add.invars) != 1:
-        return None
-    (term,) = (x for x in add.invars if x is not own)
-    if (
-        not is_var(term)
-        or term.aval.shape != aval.shape
-        or term.aval.dtype != dtype
-        or term in loop.body_consts
-        or term in loop.body_carry
-    ):
-        return None
-    shaping: list[JaxprEqn] = []
-    x: Var = term
-    while x in makers and makers[x].primitive.name in SHAPING and len(readers[x]) == 1 and _keeps_type(makers[x]):
-        shaping.insert(0, makers[x])
-        if not is_var(makers[x].invars[0]):
+    leaves: list[Var] = []
+    adds: list[JaxprEqn] = []
+    stack: list[Atom] = [nxt]
+    while stack:
+        x = stack.pop()
+        if not is_var(x) or x.aval.shape != aval.shape or x.aval.dtype != aval.dtype:
             return None
-        x = makers[x].invars[0]  # type: ignore[assignment]
-    base = makers.get(x)
-    if base is not None and len(readers[x]) == 1:
-        found = _factors(base, loop, makers)
-        if found is not None and not base.effects:
-            return Sum(k, base, found[0], tuple(shaping), add, found[1])
-    return Sum(k, None, (term,), (), add)
+        eqn = makers.get(x)
+        if eqn is not None and eqn.primitive.name in ("add", "add_any") and len(readers[x]) == 1:
+            adds.append(eqn)
+            stack += eqn.invars
+        else:
+            leaves.append(x)
+    terms = [x for x in leaves if x is not own]
+    fixed = any(x in loop.body_consts or x in loop.body_carry for x in terms)
+    if fixed or len(terms) != len(leaves) - 1 or not 0 < len(terms) <= MOST_TERMS:
+        return None
+    return _Gathered(own, terms, adds)
+
+
+def _sum(loop: Loop, k: int, j: int, gathered: _Gathered, readers: Readers, makers: dict[Var, JaxprEqn]) -> Sum:
+    """The term `j` of carry `k`."""
+    term, add, count = gathered.terms[j], gathered.adds[0], len(gathered.terms)
+    shaping: list[JaxprEqn] = []
+    x: Atom = term
+    while is_var(x) and len(readers[x]) == 1 and x in makers and _only_shapes(makers[x]):
+        shaping.insert(0, makers[x])
+        x = makers[x].invars[0]
+    base = makers.get(x) if is_var(x) and len(readers[x]) == 1 else None
+    found = None if base is None or base.effects else _factors(base, loop, makers)
+    if found is None:
+        return Sum(k, j, count, None, (term,), (), add)
+    return Sum(k, j, count, base, found[0], tuple(shaping), add, found[1])
+
+
+def _only_shapes(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in SHAPING and eqn.outvars[0].aval.dtype == eqn.invars[0].aval.dtype
 
 
 def _through_weak_type(acc: Var, eqns: Sequence[JaxprEqn], readers: Readers) -> Var | None:
@@ -110,10 +147,6 @@ def _through_weak_type(acc: Var, eqns: Sequence[JaxprEqn], readers: Readers) -> 
     out = eqn.outvars[0]
     only = len(readers.get(out, ())) == 1 and readers[out] != [-1]
     return out if only and out.aval.dtype == acc.aval.dtype else None
-
-
-def _keeps_type(eqn: JaxprEqn) -> bool:
-    return eqn.outvars[0].aval.dtype == eqn.invars[0].aval.dtype
 
 
 def _factors(
@@ -153,8 +186,8 @@ def _spread(x: Atom, shape: Sequence[int], makers: dict[Var, JaxprEqn]) -> tuple
 
 
 def is_small_outer(one: Sum) -> bool:
-    """Whether a sum is of small outer products by broadcasting."""
-    return bool(one.dims) and nbytes(one.add.outvars[0].aval) < SMALLEST_OUTER
+    """Whether a sum is of small outer products that are one kernel with their addition."""
+    return (bool(one.dims) or (one.count > 1 and contracted(one) == 1)) and nbytes(one.add.outvars[0].aval) < SMALLEST_OUTER
 
 
 def contracted(one: Sum) -> int:
@@ -175,12 +208,13 @@ def new_stacks(loop: Loop, one: Sum) -> list[Var]:
     return [x for x in dict.fromkeys(one.operands) if x not in existing]
 
 
-def widens(loop: Loop, one: Sum) -> bool:
-    """Whether the stacks that a sum needs are large beside what the loop reads and stacks already.
+def widens(loop: Loop, sums: Sequence[Sum]) -> bool:
+    """Whether the stacks that some sums need are large beside what the loop reads and stacks already.
 
     Under a head, the gradients of all logits would be one; in the loop they never exist together.
     """
-    added = loop.length * sum(nbytes(x.aval) for x in new_stacks(loop, one))
+    stacks = {x for one in sums for x in new_stacks(loop, one)}
+    added = loop.length * sum(nbytes(x.aval) for x in stacks)
     held = sum(nbytes(x.aval) for x in (*loop.xs, *loop.ys))
     return added > max(FREE_STACKS, held // 2)
 
@@ -207,7 +241,10 @@ def seconds_saved(loop: Loop, one: Sum, machine: Machine) -> float:
     """Predicted time that taking a sum of products out of a loop saves, less what stacking costs."""
     assert one.eqn is not None
     length = loop.length
-    step = equation_seconds(one.eqn, machine) + equation_seconds(one.add, machine)
+    product, addition = equation_seconds(one.eqn, machine), equation_seconds(one.add, machine)
+    # The additions of a carry are one kernel, which reads and writes it once; it makes outer products, too.
+    of_one = contracted(one) == 1
+    step = (product + addition) / one.count if of_one else product + addition * (1 + 2 / one.count) / 3
     step += sum(equation_seconds(eqn, machine) for eqn in one.shaping)
     builder = Builder(one.eqn)
     stacked = [_jax.new_var(x.aval.update(shape=(length, *x.aval.shape))) for x in one.operands]
@@ -217,15 +254,29 @@ def seconds_saved(loop: Loop, one: Sum, machine: Machine) -> float:
 
 
 def sink(loop: Loop, sums: Sequence[Sum]) -> Replacement:
-    """The loop without the carries of `sums`, which are summed up after it."""
-    copy = LoopCopy(loop, {one.carry for one in sums})
+    """The loop without some terms, which are summed up after it, and without carries that then gather nothing."""
+    readers = users(loop.body)
+    makers = {v: eqn for eqn in loop.body.eqns for v in eqn.outvars}
+    gone = {k: _gathered(loop, k, readers, makers) for k in {one.carry for one in sums}}
+    rest: dict[int, list[Var]] = {}
+    for k, gathered in gone.items():
+        assert gathered is not None
+        leave = {one.place for one in sums if one.carry == k}
+        rest[k] = [x for j, x in enumerate(gathered.terms) if j not in leave]
+    copy = LoopCopy(loop, {k for k, terms in rest.items() if not terms})
     new, env = copy.new, copy.env
-    dead = {v for one in sums for v in (loop.body_carry[one.carry], *one.add.outvars)}
+    dropped = {id(eqn) for gathered in gone.values() if gathered is not None for eqn in gathered.adds}
+    dead = {loop.body_carry[k] for k, terms in rest.items() if not terms}
     for eqn in loop.body.eqns:
-        if any(is_var(x) and x in dead for x in eqn.invars):
+        if id(eqn) in dropped or any(is_var(x) and x in dead for x in eqn.invars):
             dead.update(eqn.outvars)
-        elif not any(v in dead for v in eqn.outvars):
+        else:
             new.body.eqns.append(copy_equation(eqn, env))
+    for k, terms in rest.items():
+        gathered = gone[k]
+        if terms and gathered is not None:
+            values = [substitute(x, env) for x in (gathered.own, *terms)]
+            (env[loop.next_carry[k]],) = new.body.call(lambda *xs: functools.reduce(lax.add, xs), *values)
     stacked = {v: x for v, x in zip(loop.body_xs, loop.xs, strict=True) if is_var(x)}
     stacked = copy.finish() | stacked
     results: dict[Var, Atom] = {}
@@ -234,8 +285,9 @@ def sink(loop: Loop, sums: Sequence[Sum]) -> Replacement:
             if x not in stacked:
                 stacked[x] = new.y(substitute(x, env))
         total = _contract(new.after, one, [stacked[x] for x in one.operands])
-        init, final = loop.init[one.carry], loop.finals[one.carry]
-        (results[final],) = new.after.call(lambda a, b, t=final.aval: _add(a, b, t), init, total)
+        final = loop.finals[one.carry]
+        before = results.get(final, final if rest[one.carry] else loop.init[one.carry])
+        (results[final],) = new.after.call(lambda a, b, t=final.aval: _add(a, b, t), before, total)
     return Replacement(new.equations(), results)
 
 

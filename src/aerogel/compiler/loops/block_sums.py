@@ -112,8 +112,8 @@ def in_blocks(loop: Loop, found: Blocks, place: int) -> Edit:
     begin = 0 if loop.reverse else head
     entries = [_entries(new, x, begin, size) for x in loop.xs]
     eqn, made = loop.run([*(new.const(c) for c in loop.consts), *carried, *entries], size, loop.ys)
-    block, chosen = Loop(eqn), {one.carry for one in found.sums}
-    inner = sink(block, [one for one in find_sums(block) if one.carry in chosen])
+    block, chosen = Loop(eqn), {(one.carry, one.place) for one in found.sums}
+    inner = sink(block, [one for one in find_sums(block) if (one.carry, one.place) in chosen])
     new.body.eqns += inner.eqns
     for set_next, v in zip(setters, loop.finals, strict=True):
         set_next(inner.results.get(made[v], made[v]))

@@ -79,7 +79,7 @@ def _outputs(eqn: JaxprEqn) -> list[Var]:
 def all_steps_at_once(loop: Loop) -> Jaxpr | None:
     """A loop without its loop, as a program of its inputs; None if a step needs another, or computes no product."""
     sums = find_sums(loop)
-    if len(sums) < len(loop.init) or not _multiplies(loop):
+    if len({one.carry for one in sums}) < len(loop.init) or not _multiplies(loop):
         return None
     whole = _jax.new_jaxpr(loop.body, _inputs(loop.eqn), _outputs(loop.eqn), [loop.eqn])
     if sums:

@@ -175,11 +175,11 @@ def _gather(work: _Work, loop: Loop) -> None:
     products = [one for one in sums if one.eqn is not None and _leaves(one, work.terms)]
     if _vanishes(work, loop, sums):
         return
-    paying = []
+    paying: list[Sum] = []
     for one in products:
         assert one.eqn is not None
         what = f"the sum of `{one.eqn.primitive.name}` over {loop.length} steps is one product after the loop"
-        reason = _stays(work, loop, one)
+        reason = _stays(work, loop, one, paying)
         if reason is None:
             paying.append(one)
             work.note(one.eqn, what, "no step reads the sum", Exactness.REASSOCIATES)
@@ -189,8 +189,8 @@ def _gather(work: _Work, loop: Loop) -> None:
         work.replace(sink(loop, paying))
 
 
-def _stays(work: _Work, loop: Loop, one: Sum) -> str | None:
-    """Why a sum of products should stay in its loop; None if it should not."""
+def _stays(work: _Work, loop: Loop, one: Sum, others: list[Sum]) -> str | None:
+    """Why a sum of products should stay in its loop, which `others` leave; None if it should not."""
     machine = work.terms.machine
     if is_long(loop, one):
         return "each step sums up enough terms already, for the memory that stacking its factors takes"
@@ -202,7 +202,7 @@ def _stays(work: _Work, loop: Loop, one: Sum) -> str | None:
         return "a step adds a multiple of what it has: stacked, that takes more memory than time"
     if is_map(loop) and stays_stored(loop, one, _stored_for(work, loop)):
         return "what another loop stores for this one alone could then not be made again"
-    if widens(loop, one):
+    if widens(loop, [*others, one]):
         return "its factors, stacked, would be more than half of all that the steps read"
     return None
 
@@ -222,7 +222,7 @@ def _leaves(one: Sum, terms: Terms) -> bool:
 def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
     """Takes all sums out if the rest of the loop then goes away altogether."""
     small = all(_leaves(one, work.terms) if one.eqn is not None else not one.operands[0].aval.shape for one in sums)
-    if not sums or len(sums) < len(loop.init) or not small:
+    if not sums or len({one.carry for one in sums}) < len(loop.init) or not small:
         return False
     least = SHORT_LOOP if all(one.eqn is None for one in sums) else SHORTEST_LOOP
     least = least if loop.length >= MANY_STEPS else 0.0
