@@ -412,7 +412,7 @@ def test_functions_that_are_slow_in_one_kernel_are_counted(name: str) -> None:
 
 @pytest.mark.parametrize("search", [jnp.argmax, jnp.argmin])
 def test_searches_across_rows_are_counted(search: Any) -> None:
-    """Viterbi's: across the rows of 12 x 12 it costs more than a kernel's start, along them it does not; nor do maxima."""
+    """Across the rows of 12 x 12, as Viterbi's, one costs more than a start; along them, and maxima, do not."""
     a, xs = normal(0, 12, 12), jnp.zeros((199, 12))
 
     def viterbi(a: Any, xs: Any, axis: int) -> Any:

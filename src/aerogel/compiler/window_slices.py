@@ -109,8 +109,8 @@ def _reading_arrays(place: int, loop: Loop, ours: Mapping[Var, tuple[Windows, Va
     for v, x in zip(loop.body_xs, loop.xs, strict=True):
         env[v] = new.x(x) if is_var(x) else x
     for eqn in loop.body.eqns:
-        source = eqn.invars[0] if eqn.invars else None
-        if eqn.primitive.name == "dynamic_slice" and is_var(source) and source in ours:
+        source = eqn.invars[0] if eqn.primitive.name == "dynamic_slice" else None
+        if source is not None and is_var(source) and source in ours:
             windows = ours[source][0]
             axis = _axis(eqn, source, windows)
             assert axis is not None, "all readers were looked at"
@@ -132,7 +132,7 @@ def _entry(windows: Windows, axis: int, x: Any, index: Any) -> Any:
     index = lax.clamp(np.asarray(0, index.dtype), index, np.asarray(windows.shape[axis] - 1, index.dtype))
     index = lax.convert_element_type(index, np.int32)
     starts = [
-        index * np.int32(steps[axis]) + np.int32(first)
-        for first, steps in zip(part.first, windows.steps, strict=True)
+        index * np.int32(steps[axis]) + np.int32(first) for first, steps in zip(part.first, windows.steps, strict=True)
     ]
-    return lax.expand_dims(part.arranged(lax.dynamic_slice(x, starts, part.counts, allow_negative_indices=False)), [axis])
+    cut = lax.dynamic_slice(x, starts, part.counts, allow_negative_indices=False)
+    return lax.expand_dims(part.arranged(cut), [axis])

@@ -9,8 +9,9 @@ from aerogel._jax import Jaxpr, JaxprEqn, Literal, Var
 
 
 def without_sums_in_place(body: Jaxpr, constants: int, carries: int) -> tuple[Jaxpr, int, bool]:
-    """The body of a `scan` with the windows as outputs in place of such carries, how many carries it then has, and
-    whether any window is written and not added.
+    """The body of a `scan` with the windows as outputs in place of such carries.
+
+    With it, how many carries it then has, and whether any window is written and not added.
     """
     makers = {v: eqn for eqn in body.eqns for v in eqn.outvars}
     readers: dict[Var, int] = {}
@@ -63,5 +64,6 @@ def _overwritten(
     if write is None or write.primitive.name != "dynamic_update_slice" or write.invars[0] is not carry:
         return None
     window = write.invars[1]
-    alone = isinstance(window, Var) and readers.get(carry) == 1 and readers[write.outvars[0]] == 1
-    return (window, [write]) if alone else None
+    if not isinstance(window, Var) or readers.get(carry) != 1 or readers[write.outvars[0]] != 1:
+        return None
+    return window, [write]

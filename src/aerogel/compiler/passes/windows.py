@@ -1,4 +1,4 @@
-"""Windows: sums and slices of windows that indices read are made of slices of the array, what is left is read by rows."""
+"""Windows that indices read: their sums and slices are made of slices of the array, what is left is read row by row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,8 +56,8 @@ def _level(jaxpr: Jaxpr, arrays: Mapping[Var, Even], context: Context, decisions
     level = Level(jaxpr)
     slices = list(window_slices(level, arrays))
     for edit in slices:
-        reason = "the windows need not exist"
-        decisions.append(Decision(NAME, SLICES, where(level.eqns[edit.place]), True, reason, exactness=Exactness.BITWISE))
+        line, reason = where(level.eqns[edit.place]), "the windows need not exist"
+        decisions.append(Decision(NAME, SLICES, line, True, reason, exactness=Exactness.BITWISE))
     jaxpr = apply_edits(jaxpr, slices)[0] if slices else jaxpr
     level = Level(jaxpr)
     rows = list(window_rows(level, arrays))
