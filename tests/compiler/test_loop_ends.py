@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.loop_ends import LEAST_BYTES
+from aerogel.compiler.loops.loop_ends import LEAST_BYTES
 from aerogel.compiler.passes.loop_ends import JOINTS, NAME, WINDOWS
 
 
