@@ -85,6 +85,13 @@ def returns_by_hand(rewards, values):
     return written(step, values[-1], start, len(values) - 1, reverse=True)
 
 
+def autoregression(noise):
+    """A buffer whose first two rows are set before the loop that fills it."""
+    start = jnp.zeros_like(noise).at[0].set(noise[0]).at[1].set(noise[1])
+    step = lambda t, y: y.at[t].set(0.5 * y[t - 1] - 0.3 * y[t - 2] + noise[t])  # noqa: E731
+    return lax.fori_loop(2, len(noise), step, start)
+
+
 def case(name, natural, hand, *shapes):
     args = lambda: tuple(normal(k, *shape) for k, shape in enumerate(shapes))  # noqa: E731
     grad = tuple(range(len(shapes)))
@@ -96,4 +103,11 @@ CASES = (
     case("heat, all times", heat, heat_by_hand, (2000,)),
     case("a moving average, first entry kept", moving_average, moving_average_by_hand, (1000, 256)),
     case("lambda returns, backwards", returns, returns_by_hand, (500, 512), (500, 512)),
+    Case(
+        "an autoregression whose start is set before",
+        autoregression,
+        {"as it is": autoregression},
+        lambda: (normal(0, 801, 16),),
+        bounds=Bounds(over_hand=1.10),
+    ),
 )

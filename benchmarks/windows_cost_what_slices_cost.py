@@ -1,4 +1,4 @@
-"""Claim: sums over windows that indices read cost what sums of slices cost, value and gradient."""
+"""Claim: sums over windows that indices read cost what sums of slices cost, value and gradient; so do their slices."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ def filtered(x, k):
     return sum(x * k[i] for i, x in enumerate(slices(x, len(k))))
 
 
+def column_by_column(columns):
+    """All windows' entries at one place after the other, in a loop."""
+    step = lambda k, total: jnp.maximum(total, jnp.abs(columns(k)) * total.mean() + k)  # noqa: E731
+    return lax.fori_loop(0, 32, step, jnp.zeros_like(columns(0)))
+
+
+def columns_of_windows(x):
+    """They are read from windows, by the index of the step."""
+    w = windows(x, 32)
+    return column_by_column(lambda k: lax.dynamic_index_in_dim(w, k, 1, keepdims=False))
+
+
+def columns_of_the_array(x):
+    """They are read where they are."""
+    return column_by_column(lambda k: lax.dynamic_slice(x, (k,), (len(x) - 31,)))
+
+
 def case(name, natural, hand, args, grad=(0,)):
     """A case with one expert form."""
     return Case(name, natural, {"by hand": hand}, args, grad=grad, bounds=BOUNDS, grad_bounds=BOUNDS)
@@ -69,6 +86,7 @@ CASES = [
         lambda x: sum(slices(x, 7)) / 7,
         lambda: (normal(0, 2000, 64),),
     ),
+    case("32 places in a loop", columns_of_windows, columns_of_the_array, series(5000), ()),
     case("frames", lambda x: windows(x, 400, 160), lambda x: frames(x, 400, 160), series(100_000)),
     case(
         "energy of frames",

@@ -408,3 +408,23 @@ def test_functions_that_are_slow_in_one_kernel_are_counted(name: str) -> None:
     slow, quick = priced({"erf": lax.erf}.get(name) or getattr(jnp, name)), priced(jnp.exp)
     assert slow.inside > slow.kernels
     assert quick.inside < quick.kernels
+
+
+@pytest.mark.parametrize("search", [jnp.argmax, jnp.argmin])
+def test_searches_across_rows_are_counted(search: Any) -> None:
+    """Across the rows of 12 x 12, as Viterbi's, one costs more than a start; along them, and maxima, do not."""
+    a, xs = normal(0, 12, 12), jnp.zeros((199, 12))
+
+    def viterbi(a: Any, xs: Any, axis: int) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            scores = c[:, None] + a if axis == 0 else c + a
+            return scores.max(axis) + x, search(scores, axis)
+
+        return lax.scan(step, xs[0], xs)
+
+    def made(f: Callable[..., Any]) -> bool:
+        return MARK in text(ag.optimize(f), a, xs)
+
+    assert not made(partial(viterbi, axis=0))
+    assert made(partial(viterbi, axis=1))
+    assert made(lambda a, xs: lax.scan(lambda c, x: ((c[:, None] + a).max(0) + x, c.sum()), xs[0], xs))

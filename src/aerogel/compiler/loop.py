@@ -163,6 +163,11 @@ class _Carry:
     final: Var
 
 
+def named(var: Var) -> Var:
+    """A variable that can be read in place of one that nobody reads."""
+    return _jax.new_var(var.aval) if isinstance(var, _jax.DropVar) else var
+
+
 @dataclass
 class LoopBuilder:
     """A new scan under construction: equations before it, in its body, and after it.

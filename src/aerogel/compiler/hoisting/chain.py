@@ -18,9 +18,9 @@ from aerogel._jax import Atom, Var
 from ..cost import nbytes
 from ..cost.primitives import RANDOM
 from ..known.facts import Affine, body_facts
-from ..loop import Loop, LoopBuilder
+from ..loop import Loop, LoopBuilder, named
 from ..program import Builder, copy_equation, is_var, substitute
-from .hoist import Replacement, named
+from .hoist import Replacement
 from .hoistable import KEYS_FROM_KEYS, is_heavy
 
 # Bytes per step of a chain's carries, and of what its steps hand over.

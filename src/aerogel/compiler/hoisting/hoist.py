@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 from jax import lax
 
-from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
-from ..loop import Loop, LoopBuilder
+from ..loop import Loop, LoopBuilder, named
 from ..normalize import drop_dead
 from ..program import Builder, copy_equation, is_var, rename, substitute, with_equations
 from .hoistable import batched
@@ -71,11 +70,6 @@ class LoopCopy:
             if is_var(v):
                 stacked.setdefault(v, out)
         return stacked
-
-
-def named(var: Var) -> Var:
-    """A variable that can be read in place of one that nobody reads."""
-    return _jax.new_var(var.aval) if isinstance(var, _jax.DropVar) else var
 
 
 def move_out(loop: Loop, outside: Outside) -> Replacement:

@@ -96,7 +96,7 @@ def _gathered(loop: Loop, k: int, readers: Readers, makers: dict[Var, JaxprEqn])
     if not _jax.is_number(aval.dtype):  # an extended type has an addition of its own
         return None
     own = _through_weak_type(loop.body_carry[k], loop.body.eqns, readers)
-    if own is None or readers.get(nxt) != [-1] or sum(x is nxt for x in loop.body.outvars) != 1:
+    if own is None or not is_var(nxt) or readers[nxt] != [-1] or sum(x is nxt for x in loop.body.outvars) != 1:
         return None
     leaves: list[Var] = []
     adds: list[JaxprEqn] = []
@@ -187,7 +187,9 @@ def _spread(x: Atom, shape: Sequence[int], makers: dict[Var, JaxprEqn]) -> tuple
 
 def is_small_outer(one: Sum) -> bool:
     """Whether a sum is of small outer products that are one kernel with their addition."""
-    return (bool(one.dims) or (one.count > 1 and contracted(one) == 1)) and nbytes(one.add.outvars[0].aval) < SMALLEST_OUTER
+    return (bool(one.dims) or (one.count > 1 and contracted(one) == 1)) and nbytes(
+        one.add.outvars[0].aval
+    ) < SMALLEST_OUTER
 
 
 def contracted(one: Sum) -> int:
@@ -276,7 +278,7 @@ def sink(loop: Loop, sums: Sequence[Sum]) -> Replacement:
         gathered = gone[k]
         if terms and gathered is not None:
             values = [substitute(x, env) for x in (gathered.own, *terms)]
-            (env[loop.next_carry[k]],) = new.body.call(lambda *xs: functools.reduce(lax.add, xs), *values)
+            (env[gathered.adds[0].outvars[0]],) = new.body.call(lambda *xs: functools.reduce(lax.add, xs), *values)
     stacked = {v: x for v, x in zip(loop.body_xs, loop.xs, strict=True) if is_var(x)}
     stacked = copy.finish() | stacked
     results: dict[Var, Atom] = {}

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var, scan_counts
 
-from ..hoisting.hoist import named
-from ..loop import SHAPING, Loop, LoopBuilder, as_loop
+from ..loop import SHAPING, Loop, LoopBuilder, as_loop, named
 from ..normalize import drop_dead
 from ..program import copy_equation, is_var, producers, substitute, with_equations
 from .basis_rows import BasisRows

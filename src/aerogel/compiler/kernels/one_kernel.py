@@ -59,6 +59,9 @@ SECONDS_PER_TERM = 2.5e-10  # of such a product as a sum
 SLOWER = 0.15
 # Functions that the older code generator's code is much slower for (1.6 to 1.9 times), by how much an entry.
 SECONDS_MORE = {"tanh": 4e-10, "erf": 3e-10, "expm1": 6e-10, "log1p": 7e-10}
+# Of an entry that a search for the largest looks at, across rows: the newer generator looks along them.
+SECONDS_MORE_ACROSS = 2e-9
+SEARCHES = ("argmax", "argmin")
 FUSED = 4.0  # how much faster an operation is beside others of its kernel than alone, of values in the cache
 # XLA's rule: the "cycles" of a kernel, 10 for a byte and 1 for an operation, beside 100,000 for each thread.
 SHARED_CYCLES = 200_000
@@ -185,8 +188,18 @@ def step_kernels(eqn: JaxprEqn) -> list[Kernel]:
 
 def _more_seconds(kernel: Kernel) -> float:
     """What the functions that a kernel holds take more in the code of the older generator."""
-    held = (one for one in (*kernel.fused, kernel.root) if one.primitive.name in SECONDS_MORE)
-    return sum(one.outvars[0].aval.size * SECONDS_MORE[one.primitive.name] for one in held)
+    held = [*kernel.fused, kernel.root]
+    functions = (one for one in held if one.primitive.name in SECONDS_MORE)
+    searches = (one for one in held if one.primitive.name in SEARCHES and _is_across(one))
+    return sum(one.outvars[0].aval.size * SECONDS_MORE[one.primitive.name] for one in functions) + sum(
+        one.invars[0].aval.size * SECONDS_MORE_ACROSS for one in searches
+    )
+
+
+def _is_across(eqn: JaxprEqn) -> bool:
+    """Whether a reduction goes across rows, which have several entries."""
+    *_, last = eqn.invars[0].aval.shape
+    return eqn.invars[0].aval.ndim - 1 not in eqn.params["axes"] and last > 1
 
 
 def _is_shared(kernel: Kernel) -> bool:

@@ -17,9 +17,8 @@ from jax import lax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..cost import nbytes
-from ..hoisting.hoist import named
 from ..level import Edit, Level
-from ..loop import Loop, LoopBuilder
+from ..loop import Loop, LoopBuilder, named
 from ..program import Builder, copy_equation, is_var, substitute
 
 # Fewer bytes are copied in the time that an index takes in so many steps.
@@ -107,20 +106,50 @@ def in_place(level: Level, place: int, loop: Loop, ends: Ends) -> list[Edit]:
             continue
         joint = ends.joints[y]
         whole = level.eqns[joint.place]
-        buffer = _written(new, substitute(v, env), joint, whole)
-        edits.append(_joined(joint, whole, y, buffer))
+        home = _home(level, place, whole, ends)
+        buffer = _written(new, substitute(v, env), joint, whole, home)
+        edits.append(_joined(level, joint, whole, y, buffer, home))
     gone = frozenset((place,))
     return [Edit(place, gone, new.equations(), {}, gone), *edits]
 
 
 def _entry(source: Any, t: Any, start: int) -> Any:
-    return lax.dynamic_index_in_dim(source, t + np.int32(start), keepdims=False, allow_negative_indices=False)
+    # `dynamic_index_in_dim` would be a call, and loops that hold one are not counted as such of few bytes
+    at = [t + np.int32(start), *[np.int32(0)] * (source.ndim - 1)]
+    return lax.squeeze(lax.dynamic_slice(source, at, (1, *source.shape[1:]), allow_negative_indices=False), [0])
 
 
-def _written(new: LoopBuilder, entry: Atom, joint: Joint, whole: JaxprEqn) -> Var:
+def _home(level: Level, place: int, whole: JaxprEqn, ends: Ends) -> Var | None:
+    """An array of which the other parts of a concatenation are slices, where they stood; None if there is none.
+
+    A loop that writes into it, as one that filled a buffer did before it had rows, leaves them where they are. That is
+    in place where nothing but slices reads the array, and it is not the caller's.
+    """
+    for x, at in zip(whole.invars, _starts(whole.invars), strict=False):
+        home = _source(level, x, at, whole)
+        if home is None or level.made_by.get(home, place) >= place:
+            continue
+        readers = [level.eqns[k].primitive.name if k >= 0 else "" for k in level.readers(home)]
+        if set(readers) == {"slice"} and all(window.source is not home for window in ends.windows.values()):
+            return home
+    return None
+
+
+def _source(level: Level, x: Atom, start: int, whole: JaxprEqn) -> Var | None:
+    """The array of the type of a concatenation from whose entries at `start` one of its parts is sliced."""
+    maker = level.maker(x)
+    if maker is None or maker.primitive.name != "slice" or any(s != 1 for s in maker.params["strides"] or ()):
+        return None
+    (source,), result = maker.invars, whole.outvars[0].aval
+    same = (source.aval.shape, source.aval.dtype) == (result.shape, result.dtype)
+    starts = maker.params["start_indices"]
+    return source if is_var(source) and same and (starts[0], *starts[1:]) == (start, *[0] * (len(starts) - 1)) else None
+
+
+def _written(new: LoopBuilder, entry: Atom, joint: Joint, whole: JaxprEqn, home: Var | None) -> Var:
     """The array after all steps, into which each has written its entry."""
     aval = whole.outvars[0].aval
-    (empty,) = new.before.call(lambda: jnp.zeros(aval.shape, aval.dtype))
+    (empty,) = new.before.call(lambda: jnp.zeros(aval.shape, aval.dtype)) if home is None else (home,)
     buffer, set_next, final = new.carry(empty)
 
     def write(buffer: Any, entry: Any, t: Any) -> Any:
@@ -132,10 +161,14 @@ def _written(new: LoopBuilder, entry: Atom, joint: Joint, whole: JaxprEqn) -> Va
     return final
 
 
-def _joined(joint: Joint, whole: JaxprEqn, y: Var, buffer: Var) -> Edit:
-    """Writes of the other parts in place of a concatenation."""
+def _joined(level: Level, joint: Joint, whole: JaxprEqn, y: Var, buffer: Var, home: Var | None) -> Edit:
+    """Writes of the other parts, of those that stand there not already, in place of a concatenation."""
     builder = Builder(whole)
     parts = [(x, at) for x, at in zip(whole.invars, _starts(whole.invars), strict=False) if x is not y]
+    parts = [(x, at) for x, at in parts if home is None or _source(level, x, at, whole) is not home]
+    gone = frozenset((joint.place,))
+    if not parts:
+        return Edit(joint.place, gone, [], {whole.outvars[0]: buffer}, gone)
 
     def write(buffer: Any, *parts_: Any) -> Any:
         for part, (_, at) in zip(parts_, parts, strict=True):
@@ -143,7 +176,6 @@ def _joined(joint: Joint, whole: JaxprEqn, y: Var, buffer: Var) -> Edit:
         return buffer
 
     (result,) = builder.call(write, buffer, *(x for x, _ in parts))
-    gone = frozenset((joint.place,))
     return Edit(joint.place, gone, builder.eqns, {whole.outvars[0]: result}, gone)
 
 

@@ -18,8 +18,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..axes.rebind import bind
-from ..hoisting.hoist import named
-from ..loop import Loop, LoopBuilder
+from ..loop import Loop, LoopBuilder, named
 from ..program import copy_equation, is_var, producers, substitute, users
 
 # Fewer numbers in a step are no vectors; fewer steps are no loop.

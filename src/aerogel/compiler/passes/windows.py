@@ -1,4 +1,4 @@
-"""Windows: sums over windows that indices read are made of slices, and what is left of them is read row by row."""
+"""Windows that indices read: their sums and slices are made of slices of the array, what is left is read row by row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
 from ..windows.window_rows import window_rows
+from ..windows.window_slices import window_slices
 from ..windows.window_sums import window_sums
 
 NAME = "windows"
 WINDOWED = ("gather", "scatter-add")
 ROWS = "windows are read row by row"
+SLICES = "slices of windows are read from their array"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,12 @@ def _level(jaxpr: Jaxpr, arrays: Mapping[Var, Even], context: Context, decisions
         decisions.append(Decision(NAME, what, where(one.eqn), fired, one.reason, exactness=one.exactness))
     edits = [one.edit for one in found if one.edit is not None]
     jaxpr = apply_edits(jaxpr, edits)[0] if edits else jaxpr
+    level = Level(jaxpr)
+    slices = list(window_slices(level, arrays))
+    for edit in slices:
+        line, reason = where(level.eqns[edit.place]), "the windows need not exist"
+        decisions.append(Decision(NAME, SLICES, line, True, reason, exactness=Exactness.BITWISE))
+    jaxpr = apply_edits(jaxpr, slices)[0] if slices else jaxpr
     level = Level(jaxpr)
     rows = list(window_rows(level, arrays))
     for edit in rows:

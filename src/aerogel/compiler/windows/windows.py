@@ -103,7 +103,10 @@ class Windows:
         """The value, which is a slice, of the array."""
         ends = [a + (n - 1) * s + 1 for a, n, s in zip(self.first, self.counts, self.strides, strict=True)]
         part = lax.slice(x, self.first, ends, self.strides)
-        part = lax.rev(part, self.backward) if self.backward else part
+        return self.arranged(lax.rev(part, self.backward) if self.backward else part)
+
+    def arranged(self, part: Any) -> Any:
+        """What was cut out of the array, with the dimensions of the value."""
         moving = [d for d in self.along if d is not None]
         part = lax.reshape(part, [self.shape[d] for d in moving])
         return lax.reshape(lax.transpose(part, sorted(range(len(moving)), key=moving.__getitem__)), self.shape)
