@@ -15,6 +15,7 @@ from .operand import Operand
 from .places import or_sorted, part
 from .rule import Rule, rule
 from .site import Site
+from .sorting import sort_by_places
 
 # Measured border: docs/reference/catalogue-order.md.
 FEWEST = 160  # elements: below, the branch takes longer to start than the sort takes
@@ -44,7 +45,7 @@ def _(x: Any, *, axis: int, k: int) -> Any:
 
 @first_of_sorted.when
 def _(x: Operand, *, axis: int, k: int, site: Site) -> bool | str:
-    return _cannot_select(x, axis, k, site) or True
+    return cannot_select(x, axis, k, site) or True
 
 
 @_rule_of("last-of-sorted")
@@ -64,7 +65,7 @@ def _(x: Any, *, axis: int, start: int) -> Any:
 
 @last_of_sorted.when
 def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
-    return _cannot_select(x, axis, x.shape[axis] - start, site) or True
+    return cannot_select(x, axis, x.shape[axis] - start, site) or True
 
 
 @_rule_of("one-of-sorted")
@@ -88,7 +89,7 @@ def _(x: Any, *, axis: int, place: int) -> Any:
 
 @one_of_sorted.when
 def _(x: Operand, *, axis: int, place: int, site: Site) -> bool | str:
-    return _cannot_select(x, axis, min(place + 1, x.shape[axis] - place), site) or True
+    return cannot_select(x, axis, min(place + 1, x.shape[axis] - place), site) or True
 
 
 @_rule_of("first-of-argsorted")
@@ -105,7 +106,7 @@ def _(x: Any, *, axis: int, k: int) -> Any:
 
 @first_of_argsorted.when
 def _(x: Operand, *, axis: int, k: int, site: Site) -> bool | str:
-    return _cannot_select(x, axis, k, site) or True
+    return cannot_select(x, axis, k, site) or True
 
 
 @_rule_of("last-of-argsorted")
@@ -119,17 +120,12 @@ def _(x: Any, *, axis: int, start: int) -> Any:
     n = x.shape[axis]
     sort = partial(last_of_argsorted.before, axis=axis, start=start)
 
-    def select(x: jax.Array) -> jax.Array:
-        # `top_k` takes those in front: it looks from the end.
-        from_end = lax.rev(_largest(lax.rev(x, (axis,)), axis, n - start)[1], (axis,))
-        return _as_places(lax.sub(lax.full_like(from_end, n - 1), from_end))
-
-    return or_sorted(x, select, sort)
+    return or_sorted(x, lambda x: _as_places(_last_places(x, axis, n - start)), sort)
 
 
 @last_of_argsorted.when
 def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
-    return _cannot_select(x, axis, x.shape[axis] - start, site) or True
+    return cannot_select(x, axis, x.shape[axis] - start, site) or True
 
 
 @_rule_of("first-of-argsorted-down")
@@ -149,7 +145,7 @@ def _(x: Any, *, axis: int, start: int) -> Any:
 
 @first_of_argsorted_down.when
 def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
-    return _cannot_select(x, axis, x.shape[axis] - start, site) or True
+    return cannot_select(x, axis, x.shape[axis] - start, site) or True
 
 
 @on(
@@ -180,6 +176,32 @@ def top_one(x: jax.Array, *, k: int, axis: int, site: Site, **others: Any) -> li
     )
 
 
+def few_places(x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
+    """Where the entries of some ranks stand: of the lowest ones, or of the highest.
+
+    Args:
+        x: float32.
+        axis: of length n.
+        start: 0, unless `stop` is n.
+        stop: behind the last rank.
+    """
+    n = x.shape[axis]
+    if stop == n:
+        return or_sorted(x, lambda x: _last_places(x, axis, n - start), partial(_sorted_places, axis, start, stop))
+    return or_sorted(x, lambda x: _largest(lax.neg(x), axis, stop)[1], partial(_sorted_places, axis, start, stop))
+
+
+def _sorted_places(axis: int, start: int, stop: int, x: jax.Array) -> jax.Array:
+    places = lax.broadcasted_iota(np.int32, x.shape, axis)
+    return part(sort_by_places([x, places], axis)[1], axis, start, stop)
+
+
+def _last_places(x: jax.Array, axis: int, k: int) -> jax.Array:
+    # `top_k` takes those in front: it looks from the end.
+    from_end = lax.rev(_largest(lax.rev(x, (axis,)), axis, k)[1], (axis,))
+    return lax.sub(lax.full_like(from_end, x.shape[axis] - 1), from_end)
+
+
 def _is_unusual(x: jax.Array, extremum: jax.Array, axis: int) -> jax.Array:
     """Whether there may be a nan, which `max` drops, or the extremum is a zero, of which there are two kinds.
 
@@ -200,7 +222,7 @@ def _or_unusual(x: jax.Array, extremum: jax.Array, axis: int, sort: Callable[[ja
     return lax.cond(_is_unusual(x, extremum, axis), sort, lambda x: extremum, x)
 
 
-def _cannot_select(x: Operand, axis: int, k: int, site: Site) -> str | None:
+def cannot_select(x: Operand, axis: int, k: int, site: Site) -> str | None:
     n = x.shape[axis]
     if x.dtype != np.float32:
         return f"XLA selects from float32 alone, not from {x.dtype}"
