@@ -17,8 +17,8 @@ from .order_plan import MASKED, Plan, Term, known_ranks, returned_along
 from .picks import is_zeros
 from .program import Builder, copy_equation, substitute
 from .rules.places import sort_key
-from .rules.ranks import Ranked, highest_rank, lowest_rank, next_rank, of_rank, within
-from .rules.selection import few_places
+from .rules.ranks import Ranked, highest_rank, lowest_rank, next_rank, of_rank, value_of, within
+from .rules.selection import extremum, few_places
 
 _OVER = dict(zip(MASKED, ("add", "mul", "max", "min", "and", "or"), strict=True))
 
@@ -175,6 +175,19 @@ class _Writer:
         places = self.made[start, stop]
         return self.builder.call(lambda x: lax.rev(x, (self.found.axis,)), places)[0] if back else places
 
+    def _ends(self, v: Var, start: int, known: Ordered) -> Atom | None:
+        """The entry of one rank of what is sorted by, if its place is not asked for; None of others."""
+        x, rows, axis, n = self.found.sort.invars[0], range(len(self.found.shape)), self.found.axis, self.found.length
+        if self.before[v] is not x or known.dims != tuple(rows) or self.plan.returns or start not in self.ranked:
+            return None
+        if start in (0, n - 1) and jnp.issubdtype(x.aval.dtype, jnp.floating):
+            return self.builder.call(lambda x: extremum(x, axis, start > 0), x)[0]
+
+        def value(x: Any, key: Any) -> Any:
+            return value_of(x, key, lambda x: of_rank(sort_key(x), jnp.int32(start), axis).place, axis)
+
+        return self.builder.call(value, x, self.ranked[start][0])[0]
+
     def _taken(self, v: Var, places: Atom, known: Ordered) -> Atom:
         """What stands at places, in a value that has rows of the sort and the axis where `known` says."""
         at, dims = known.dims.index(self.found.axis), known.dims
@@ -227,14 +240,17 @@ class _Writer:
         known = self.found.values[v]
         at = known.dims.index(self.found.axis)
         start, stop = known.ranks(*(int(eqn.params[side][at]) for side in ("start_indices", "limit_indices")))
-        return self._taken(v, self._places(start, stop, known.back), known)
+        alone = self._ends(v, start, known) if stop - start == 1 else None
+        return self._taken(v, self._places(start, stop, known.back), known) if alone is None else alone
 
     def _picked(self, eqn: JaxprEqn, ranks: Sequence[int] | None) -> Atom:
         v: Any = eqn.invars[0]
         axis, known, out = self.found.axis, self.found.values[v], shape_of(eqn.outvars[0])
         if eqn.primitive.name == "dynamic_slice":
             return self._taken(v, self._places_at(eqn.invars[1 + axis], ranks)[0], known)
-        taken = [self._taken(v, place, known) for place in self._places_at(eqn.invars[1], ranks)]
+        found = [None if ranks is None else self._ends(v, rank, known) for rank in ranks or self._unknown(eqn.invars[1])]
+        places = self._places_at(eqn.invars[1], ranks)
+        taken = [self._taken(v, place, known) if x is None else x for x, place in zip(found, places, strict=True)]
         offset = [int(d) for d in eqn.params["dimension_numbers"].offset_dims]
         free = [d for d in range(len(out)) if d not in offset]
 

@@ -16,7 +16,7 @@ from ..in_order import InOrder
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import Normalizer, inline_call, is_plain_call, normalize
-from ..order_plan import FEWEST, FEWEST_OF_ENDS, SEARCH, SORT, Plan, is_selected, plan_of
+from ..order_plan import FEWEST, FEWEST_OF_ENDS, FEWEST_OF_LONG, LONG, SEARCH, SORT, Plan, is_selected, plan_of
 from ..pipeline import Context
 from ..program import (
     Program,
@@ -182,10 +182,10 @@ def _plan(level: Level, place: int, constants: Mapping[Var, Any], context: Conte
 
 def _loss(plan: Plan, size: int, n: int) -> str | None:
     """Why a search for ranks does not pay; None if it does."""
-    least = FEWEST if plan.searches else FEWEST_OF_ENDS
+    least = FEWEST if plan.searches else FEWEST_OF_LONG if n >= LONG else FEWEST_OF_ENDS
     if size < least:
         return f"{size} entries, fewer than {least}"
-    if plan.searches * SEARCH > SORT * log2(n):
+    if (plan.searches + plan.steps / 2) * SEARCH > SORT * log2(n):
         return f"{plan.searches} searches for ranks among {n} entries take as long as a sort"
     if _is_a_rule_for_it(plan, n):
         return "one part of its result alone is selected by a rule"

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .places import has_several, number_of, taken
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -31,9 +33,7 @@ def lowest_rank(keys: jax.Array, axis: int) -> Ranked:
 def highest_rank(keys: jax.Array, axis: int) -> Ranked:
     """The last entry of a stable sort."""
     key = jnp.max(keys, axis, keepdims=True)
-    places = lax.broadcasted_iota(np.int32, keys.shape, axis)
-    equal = lax.eq(keys, _spread(key, keys))
-    return Ranked(key, jnp.max(jnp.where(equal, places, -1), axis, keepdims=True))
+    return Ranked(key, _last(lax.eq(keys, _spread(key, keys)), axis))
 
 
 def of_rank(keys: jax.Array, rank: jax.Array, axis: int) -> Ranked:
@@ -52,20 +52,35 @@ def of_rank(keys: jax.Array, rank: jax.Array, axis: int) -> Ranked:
 
     key = _largest(below, ranks, np.dtype(keys.dtype))
     equal = lax.eq(keys, _spread(key, keys))
-    places = lax.broadcasted_iota(np.int32, keys.shape, axis)
-    which = lax.sub(ranks, below(key))
-
-    def alone(equal: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(equal, places, 0), axis, dtype=np.int32, keepdims=True)
+    first, last = _first(equal, axis), _last(equal, axis)
 
     def among_equals(equal: jax.Array) -> jax.Array:
+        places = lax.broadcasted_iota(np.int32, keys.shape, axis)
+
         def before(place: jax.Array) -> jax.Array:
             return _count(lax.bitwise_and(equal, lax.lt(places, _spread(place, keys))), axis)
 
+        which = lax.sub(ranks, below(key))
         return _largest(before, which, np.dtype(np.int32), max(keys.shape[axis], 2).bit_length())
 
-    place = lax.cond(jnp.all(_count(equal, axis) == 1), alone, among_equals, equal)
-    return Ranked(key, place)
+    return Ranked(key, lax.cond(jnp.any(first != last), among_equals, lambda equal: first, equal))
+
+
+def value_of(x: jax.Array, found: jax.Array, place: Callable[[jax.Array], jax.Array], axis: int) -> jax.Array:
+    """The entries of a rank, of which the keys are known, bit for bit.
+
+    Args:
+        x: what is ranked.
+        found: the keys.
+        place: the places, of `x`: they are asked for where numbers with different bits have one key.
+        axis: of the rows.
+    """
+    return lax.cond(
+        jnp.any(has_several(found, x.dtype)),
+        lambda x: taken(x, place(x), axis),
+        lambda x: number_of(found, x.dtype),
+        x,
+    )
 
 
 def next_rank(keys: jax.Array, found: Ranked, axis: int) -> Ranked:
@@ -129,6 +144,12 @@ def _first(mask: jax.Array, axis: int) -> jax.Array:
     """The place of the first that is true; the length of the axis where none is."""
     places = lax.broadcasted_iota(np.int32, mask.shape, axis)
     return jnp.min(jnp.where(mask, places, np.int32(mask.shape[axis])), axis, keepdims=True)
+
+
+def _last(mask: jax.Array, axis: int) -> jax.Array:
+    """The place of the last that is true; -1 where none is."""
+    places = lax.broadcasted_iota(np.int32, mask.shape, axis)
+    return jnp.max(jnp.where(mask, places, np.int32(-1)), axis, keepdims=True)
 
 
 def _spread(x: jax.Array, like: jax.Array) -> jax.Array:

@@ -12,7 +12,8 @@ from jax import lax
 from .extrema import cannot_block, in_blocks
 from .on import on
 from .operand import Operand
-from .places import or_sorted, part
+from .places import or_sorted, part, sort_key, taken
+from .ranks import highest_rank, lowest_rank
 from .rule import Rule, rule
 from .site import Site
 from .sorting import sort_by_places
@@ -174,6 +175,13 @@ def top_one(x: jax.Array, *, k: int, axis: int, site: Site, **others: Any) -> li
             x,
         )
     )
+
+
+def extremum(x: jax.Array, axis: int, is_highest: bool) -> jax.Array:
+    """The first or the last entry of a sort of floats, bit for bit: by the integers that order them where it must."""
+    found = (jnp.max if is_highest else jnp.min)(x, axis, keepdims=True)
+    ranked = highest_rank if is_highest else lowest_rank
+    return _or_unusual(x, found, axis, lambda x: taken(x, ranked(sort_key(x), axis).place, axis))
 
 
 def few_places(x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
