@@ -1,7 +1,7 @@
 """Claim: what sums up a sort costs a sum, and one entry of it, or the mean of a tail, a fraction of a sort.
 
-The expert forms are sums, extrema and `top_k`, which need not care for nan (on CPU `jnp.max` drops it) or for ties. Of a
-median, of other quantiles and of trimmed means no form by hand is faster than the sort that is written here by bits.
+The expert forms are sums, extrema and `top_k`, which need not care for nan (on CPU `jnp.max` drops it) or for ties. Of
+a median, of other quantiles and of trimmed means no form by hand is faster than the sort that is written here by bits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,16 @@ CASES = (
     Case("mean", lambda x: jnp.sort(x).mean(), {"mean": jnp.mean}, numbers, (0,), "", SUMS, SUMS),
     Case("sum by argsort", lambda x: x[jnp.argsort(x)].sum(), {"sum": jnp.sum}, numbers, (0,), "", SUMS, SUMS),
     Case("range", both_ends, {"extrema": lambda x: jnp.max(x) - jnp.min(x)}, numbers, (0,), "", ENDS, ENDS),
-    Case("mean of the largest ten", lambda x: jnp.sort(x)[-10:].mean(), {"top_k": top_mean}, numbers, (0,), "", ENDS, ENDS),
+    Case(
+        "mean of the largest ten",
+        lambda x: jnp.sort(x)[-10:].mean(),
+        {"top_k": top_mean},
+        numbers,
+        (0,),
+        "",
+        ENDS,
+        ENDS,
+    ),
     Case(
         "mean of the worst 5 %",
         tail,

@@ -89,7 +89,8 @@ def agree(f: Function, *args: Any, exact: bool = False) -> None:
     """What is written computes what the natural form computes, and its gradient is where that has it."""
     got, want = jax.jit(ag.optimize(f))(*args), jax.jit(f)(*args)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
         if exact or a.dtype.kind in "iub":
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
         else:
@@ -98,7 +99,7 @@ def agree(f: Function, *args: Any, exact: bool = False) -> None:
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b[np.isfinite(b)]).max(initial=0))
 
 
-@pytest.mark.parametrize("name", (*SUMS, *RANKS))
+@pytest.mark.parametrize("name", [*SUMS, *RANKS])
 def test_no_sort_is_left(name: str) -> None:
     """Of the value, and of the gradient that JAX built; the numbers are those of the natural form."""
     f = {**SUMS, **RANKS}[name]
@@ -113,7 +114,9 @@ def test_no_sort_is_left(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", inputs())
-@pytest.mark.parametrize("name", ("a mean", "both from one", "a tail", "trimmed", "a median", "an entry", "an entry of others"))
+@pytest.mark.parametrize(
+    "name", ["a mean", "both from one", "a tail", "trimmed", "a median", "an entry", "an entry of others"]
+)
 def test_what_a_sort_has_rules_for(name: str, kind: str) -> None:
     """Of ties the gradient goes where a stable sort takes the entry from; -0 is 0's equal, and nan comes last."""
     f = {**SUMS, **RANKS}[name]
@@ -132,6 +135,15 @@ def test_ranks_that_are_not_known() -> None:
     assert sorts(ag.optimize(f), x, q) == 0
     agree(f, x, q)
     agree(f, jnp.round(x), q)
+
+
+def test_a_rank_that_is_an_argument() -> None:
+    """From the front, and from the end, where the order is the other way round."""
+    x = jnp.round(normal(0, N) * 50)
+    for f in (lambda x, k: jnp.sort(x)[k], lambda x, k: jnp.sort(x)[::-1][k], lambda x, k: jnp.argsort(-x)[::-1][k]):
+        for k in (0, 17, N // 2, N - 1, -3):
+            agree(f, x, jnp.int32(k), exact=True)
+    assert fired(lambda x, k: jnp.sort(x)[k], x, jnp.int32(3)) == 1
 
 
 @pytest.mark.parametrize("kind", inputs())
@@ -155,7 +167,7 @@ def test_the_ends_are_selected(name: str) -> None:
     assert fired(jax.value_and_grad(f), normal(0, N)) == 1
 
 
-@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "int32", "uint8", "int8", "uint32", "bool"))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "uint8", "int8", "uint32", "bool"])
 def test_other_types(dtype: str) -> None:
     """Keys of 8, 16 and 32 bits."""
     x = jnp.asarray(np.random.default_rng(1).integers(-90, 90, N) * 7).astype(dtype)
@@ -218,7 +230,7 @@ def test_it_stays(name: str) -> None:
     agree(f, normal(0, N))
 
 
-@pytest.mark.parametrize("shape", ((0,), (1,), (0, 5), (5, 0), (5, 1)))
+@pytest.mark.parametrize("shape", [(0,), (1,), (0, 5), (5, 0), (5, 1)])
 def test_nothing_to_sort(shape: tuple[int, ...]) -> None:
     """Arrays without entries, and with one."""
     for f in (lambda x: jnp.sort(x).sum(), lambda x: jax.grad(lambda x: jnp.sort(x).sum())(x)):
@@ -229,7 +241,9 @@ def test_in_a_loop() -> None:
     """A step of a loop is a level like any other."""
 
     def f(x: Any) -> Any:
-        return lax.scan(lambda c, _: (c - 0.1 * jax.grad(jnp.median)(c) + jnp.sort(c).mean(), None), x, None, length=3)[0]
+        return lax.scan(lambda c, _: (c - 0.1 * jax.grad(jnp.median)(c) + jnp.sort(c).mean(), None), x, None, length=3)[
+            0
+        ]
 
     assert fired(f, normal(0, N)) >= 1
     assert sorts(ag.optimize(f), normal(0, N)) == 0
@@ -240,7 +254,10 @@ def test_the_gradient_inside() -> None:
     """A sum is written before the derivative is taken; ranks wait until it is."""
 
     def f(x: Any) -> Any:
-        return ag.grad(lambda x: jnp.sort(x).mean() * jnp.median(x))(x)
+        def loss(x: Any) -> Any:
+            return jnp.sort(x).mean() * jnp.median(x)
+
+        return ag.grad(loss)(x)
 
     assert sorts(ag.optimize(f), normal(0, N)) == 0
     agree(f, normal(0, N))

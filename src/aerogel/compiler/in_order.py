@@ -305,4 +305,3 @@ def is_even(level: Level, x: Atom, dim: int, depth: int = 0) -> bool:
     if name not in NAMES or maker.effects or len(maker.outvars) != 1:
         return False
     return all(shape_of(y)[dim : dim + 1] in ((), (1,)) or is_even(level, y, dim, depth + 1) for y in operands)
-

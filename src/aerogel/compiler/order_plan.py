@@ -18,7 +18,8 @@ from .program import is_var
 FEW = 4  # entries that are picked by rank
 # Reductions whose parts are those of all entries, in which others count for nothing.
 MASKED = ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or")
-# Nanoseconds per entry, two hyperthreads of an Intel Xeon: a search by halves takes 9 to 14, a sort 3 * log2(n) and more.
+# Nanoseconds per entry, two hyperthreads of an Intel Xeon: a search by halves takes 9 to 14, a sort 3 * log2(n) and
+# more.
 SEARCH, SORT = 13.0, 2.4
 # Entries, for a search: 4,096 are sorted in 0.7 of the time of two, 10,000 in 1.6 (jaxlib 0.10.2).
 FEWEST = 8192
@@ -172,7 +173,11 @@ def _slice(plan: Plan, k: int, eqn: JaxprEqn) -> bool:
     at = known.dims.index(plan.found.axis)
     p, shape = eqn.params, shape_of(eqn.invars[0])
     start, stop = int(p["start_indices"][at]), int(p["limit_indices"][at])
-    full = all((a, b) == (0, n) for d, (a, b, n) in enumerate(zip(p["start_indices"], p["limit_indices"], shape)) if d != at)
+    full = all(
+        (a, b) == (0, n)
+        for d, (a, b, n) in enumerate(zip(p["start_indices"], p["limit_indices"], shape, strict=False))
+        if d != at
+    )
     if not full or any(n != 1 for n in p["strides"] or ()) or start == stop:
         return False
     if not plan.take(*known.ranks(start, stop)):
@@ -212,7 +217,9 @@ def returned_along(found: InOrder, eqn: JaxprEqn, known: Ordered) -> int | None:
     """The dimension of the updates that is the axis, where a scatter puts rows of the sort back; else None."""
     p = eqn.params["dimension_numbers"]
     shape, index, updates = (shape_of(x) for x in eqn.invars)
-    if len(p.scatter_dims_to_operand_dims) != 1 or tuple(p.inserted_window_dims) != tuple(p.scatter_dims_to_operand_dims):
+    if len(p.scatter_dims_to_operand_dims) != 1 or tuple(p.inserted_window_dims) != tuple(
+        p.scatter_dims_to_operand_dims
+    ):
         return None
     (dim,), rank = map(int, p.scatter_dims_to_operand_dims), len(found.shape)
     if shape[dim] != found.length or known.dims != (*range(rank), None) or index[-1] != 1:
@@ -289,9 +296,9 @@ def _at_ranks(plan: Plan, eqn: JaxprEqn) -> Iterator[Term | None]:
     yield None if isinstance(_named(plan, eqn), bool) else term
 
 
-def _named(plan: Plan, eqn: JaxprEqn) -> tuple[int, ...] | None | bool:
-    """The ranks that the index of a gather or scatter says; None where they are not known, False if it cannot be used."""
-    index, n = eqn.invars[1], plan.found.length
+def _named(plan: Plan, eqn: JaxprEqn) -> tuple[int, ...] | bool | None:
+    """The ranks that the index of a gather or scatter says; None where they are not known, False where none are."""
+    index = eqn.invars[1]
     count = prod(shape_of(index)[:-1])
     if not 1 <= count <= FEW or shape_of(index)[-1] != 1 or "FILL" in str(eqn.params["mode"]):
         return False
@@ -309,7 +316,7 @@ def known_ranks(plan: Plan, index: Atom) -> tuple[int, ...] | None:
 def _pick(plan: Plan, k: int, eqn: JaxprEqn) -> bool:
     """A gather of the entries of few ranks, or a slice that starts at one."""
     found, known = plan.found, plan.found.known(eqn.invars[0]) if eqn.invars else None
-    if known is None or known.dims != tuple(range(len(found.shape))) or (known.start, known.stop) != (0, found.length):
+    if known is None or known.dims != tuple(range(len(found.shape))) or known.part != (0, found.length, False):
         return False
     if any(found.known(x) is not None for x in eqn.invars[1:]):
         return False

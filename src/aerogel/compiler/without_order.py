@@ -83,7 +83,7 @@ class _Writer:
             return
         known, n = self.found.values[out], self.found.length
         if (known.start, known.stop) == (0, n):
-            self.builder.eqns.append(copy_equation(eqn, self.before))  # type: ignore[arg-type]
+            self.builder.eqns.append(copy_equation(eqn, self.before))
             return
         operands = []
         for x, axis in zip(eqn.invars, answer.ins, strict=True):
@@ -147,7 +147,12 @@ class _Writer:
                 return [
                     x
                     for high, rank, key, place in pairs
-                    for x in (key, lax.select(lax.broadcast(lax.eq(high, rank), place.shape), place, _next(keys, key, place, axis)))
+                    for x in (
+                        key,
+                        lax.select(
+                            lax.broadcast(lax.eq(high, rank), place.shape), place, _next(keys, key, place, axis)
+                        ),
+                    )
                 ]
 
             low = self.plan.behind.get(index)
@@ -223,7 +228,7 @@ class _Writer:
         self.builder.like = eqn
         if (known.start, known.stop) == (0, self.found.length):
             env = dict(self.before)
-            self.builder.eqns.append(copy_equation(eqn, env))  # type: ignore[arg-type]
+            self.builder.eqns.append(copy_equation(eqn, env))
             return env[eqn.outvars[0]]
         x, over = self.before[eqn.invars[0]], MONOIDS[_OVER[eqn.primitive.name]]  # pyright: ignore[reportArgumentType]
         mask = self._mask(known.start, known.stop, known.dims, shape_of(x))
@@ -248,8 +253,8 @@ class _Writer:
         axis, known, out = self.found.axis, self.found.values[v], shape_of(eqn.outvars[0])
         if eqn.primitive.name == "dynamic_slice":
             return self._taken(v, self._places_at(eqn.invars[1 + axis], ranks)[0], known)
-        found = [None if ranks is None else self._ends(v, rank, known) for rank in ranks or self._unknown(eqn.invars[1])]
         places = self._places_at(eqn.invars[1], ranks)
+        found = [None] * len(places) if ranks is None else [self._ends(v, rank, known) for rank in ranks]
         taken = [self._taken(v, place, known) if x is None else x for x, place in zip(found, places, strict=True)]
         offset = [int(d) for d in eqn.params["dimension_numbers"].offset_dims]
         free = [d for d in range(len(out)) if d not in offset]
@@ -257,7 +262,9 @@ class _Writer:
         def placed(*xs: Any) -> Any:
             joined = jnp.stack([lax.squeeze(x, (axis,)) for x in xs])
             joined = lax.reshape(joined, (*(out[d] for d in free), *joined.shape[1:]))
-            return lax.transpose(joined, [free.index(d) if d in free else len(free) + offset.index(d) for d in range(len(out))])
+            return lax.transpose(
+                joined, [free.index(d) if d in free else len(free) + offset.index(d) for d in range(len(out))]
+            )
 
         return self.builder.call(placed, *taken)[0]
 
@@ -271,7 +278,11 @@ class _Writer:
         assert at is not None, "it was planned so"
         self.builder.like = eqn
         shape = shape_of(operand)
-        dims = tuple(range(len(shape))) if len(self.found.shape) > 1 else tuple(0 if d == dim else None for d in range(len(shape)))
+        dims = (
+            tuple(range(len(shape)))
+            if len(self.found.shape) > 1
+            else tuple(0 if d == dim else None for d in range(len(shape)))
+        )
         total = None if is_zeros(self.found.level, operand) else operand
         for term in terms:
             for one in self._term(eqn, term, at, dim, dims):

@@ -103,9 +103,10 @@ def joined_sorts(jaxpr: Jaxpr) -> Jaxpr:
     """A level with one sort for all that are by the same key: what they sort stands in one order."""
     groups: dict[object, list[int]] = {}
     for k, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive.name == "sort" and eqn.params["num_keys"] == 1 and is_var(eqn.invars[0]):
-            if eqn.params["is_stable"] or len(eqn.invars) == 1:
-                groups.setdefault((eqn.invars[0], eqn.params["dimension"]), []).append(k)
+        if eqn.primitive.name != "sort" or eqn.params["num_keys"] != 1 or not is_var(eqn.invars[0]):
+            continue
+        if eqn.params["is_stable"] or len(eqn.invars) == 1:
+            groups.setdefault((eqn.invars[0], eqn.params["dimension"]), []).append(k)
     edits = [_joined([jaxpr.eqns[k] for k in places], places) for places in groups.values() if len(places) > 1]
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
 
@@ -116,7 +117,9 @@ def _joined(sorts: Sequence[JaxprEqn], places: Sequence[int]) -> Edit:
     others = [(x, v) for x, v in operands if x is not sorts[0].invars[0]]
     (_, key), *_ = keys
     params = {**sorts[0].params, "is_stable": True}
-    eqn = sorts[0].replace(invars=[keys[0][0], *(x for x, _ in others)], outvars=[key, *(v for _, v in others)], params=params)
+    eqn = sorts[0].replace(
+        invars=[keys[0][0], *(x for x, _ in others)], outvars=[key, *(v for _, v in others)], params=params
+    )
     gone = frozenset(places)
     return Edit(places[-1], gone, [eqn], {v: key for _, v in keys[1:]}, gone)
 

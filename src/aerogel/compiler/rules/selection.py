@@ -46,7 +46,7 @@ def _(x: Any, *, axis: int, k: int) -> Any:
 
 @first_of_sorted.when
 def _(x: Operand, *, axis: int, k: int, site: Site) -> bool | str:
-    return cannot_select(x, axis, k, site) or True
+    return _cannot_select(x, axis, k, site) or True
 
 
 @_rule_of("last-of-sorted")
@@ -66,7 +66,7 @@ def _(x: Any, *, axis: int, start: int) -> Any:
 
 @last_of_sorted.when
 def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
-    return cannot_select(x, axis, x.shape[axis] - start, site) or True
+    return _cannot_select(x, axis, x.shape[axis] - start, site) or True
 
 
 @_rule_of("one-of-sorted")
@@ -90,7 +90,7 @@ def _(x: Any, *, axis: int, place: int) -> Any:
 
 @one_of_sorted.when
 def _(x: Operand, *, axis: int, place: int, site: Site) -> bool | str:
-    return cannot_select(x, axis, min(place + 1, x.shape[axis] - place), site) or True
+    return _cannot_select(x, axis, min(place + 1, x.shape[axis] - place), site) or True
 
 
 @_rule_of("first-of-argsorted")
@@ -107,7 +107,7 @@ def _(x: Any, *, axis: int, k: int) -> Any:
 
 @first_of_argsorted.when
 def _(x: Operand, *, axis: int, k: int, site: Site) -> bool | str:
-    return cannot_select(x, axis, k, site) or True
+    return _cannot_select(x, axis, k, site) or True
 
 
 @_rule_of("last-of-argsorted")
@@ -126,7 +126,7 @@ def _(x: Any, *, axis: int, start: int) -> Any:
 
 @last_of_argsorted.when
 def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
-    return cannot_select(x, axis, x.shape[axis] - start, site) or True
+    return _cannot_select(x, axis, x.shape[axis] - start, site) or True
 
 
 @_rule_of("first-of-argsorted-down")
@@ -146,7 +146,7 @@ def _(x: Any, *, axis: int, start: int) -> Any:
 
 @first_of_argsorted_down.when
 def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
-    return cannot_select(x, axis, x.shape[axis] - start, site) or True
+    return _cannot_select(x, axis, x.shape[axis] - start, site) or True
 
 
 @on(
@@ -230,7 +230,7 @@ def _or_unusual(x: jax.Array, extremum: jax.Array, axis: int, sort: Callable[[ja
     return lax.cond(_is_unusual(x, extremum, axis), sort, lambda x: extremum, x)
 
 
-def cannot_select(x: Operand, axis: int, k: int, site: Site) -> str | None:
+def _cannot_select(x: Operand, axis: int, k: int, site: Site) -> str | None:
     n = x.shape[axis]
     if x.dtype != np.float32:
         return f"XLA selects from float32 alone, not from {x.dtype}"
