@@ -23,8 +23,8 @@ from hypothesis import given, settings
 
 import aerogel as ag
 from aerogel import _jax
-from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.judging.agree import compare, float64_reference
 from drawing.corpus_floors import FLOORS
 from drawing.free_prices import DIRECTIONS, free_prices
 from drawing.miscompilers import RIGHT, WRONG, Miscompiler

@@ -22,9 +22,9 @@ import pytest
 import aerogel as ag
 from aerogel import _jax
 from aerogel.compiler import rules
-from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.judging.agree import compare, float64_reference
 from drawing.free_prices import CATALOGUE, DIRECTIONS, free_prices, free_rules
 from drawing.together import run_together
 from strategies import Program, draw_site

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aerogel.compiler.agree import Difference, NoReference, Reference, compare, float64_reference
 from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.judging.agree import Difference, NoReference, Reference, compare, float64_reference
 
 BITWISE, NO_WORSE, REASSOCIATES = Exactness.BITWISE, Exactness.NO_WORSE, Exactness.REASSOCIATES
 

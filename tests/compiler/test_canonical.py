@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from aerogel._jax import ClosedJaxpr, evaluate
-from aerogel.compiler.canonical import canonical
-from aerogel.compiler.check import check_program
+from aerogel.compiler.fusion.canonical import canonical
+from aerogel.compiler.judging.check import check_program
 from aerogel.compiler.normalize import normalize
 from compiler.loop_patterns import normal
 

@@ -12,8 +12,8 @@ from jax import lax
 from aerogel import _jax
 from aerogel._errors import ProgramCheckError
 from aerogel._jax import ClosedJaxpr, JaxprEqn, ShapedArray, new_var
-from aerogel.compiler import check
-from aerogel.compiler.check import check_program
+from aerogel.compiler.judging import check
+from aerogel.compiler.judging.check import check_program
 from aerogel.compiler.kept import Kept
 from aerogel.compiler.normalize import map_inner
 from aerogel.compiler.program import with_equations

@@ -14,9 +14,9 @@ from jax import lax
 
 import aerogel as ag
 from aerogel._jax import ClosedJaxpr, evaluate
-from aerogel.compiler import contractions
 from aerogel.compiler.cost import program_cost
-from aerogel.compiler.kernel_branches import without_kernel_branches
+from aerogel.compiler.networks import contractions
+from aerogel.compiler.normal_form.kernel_branches import without_kernel_branches
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.contraction import ContractionOrder
 from compiler.programs_of import FAST, STRICT, run, traced

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from aerogel._jax import ClosedJaxpr, evaluate
-from aerogel.compiler.facts import Affine, body_facts, level_counters
+from aerogel.compiler.known.facts import Affine, body_facts, level_counters
 from aerogel.compiler.loop import Loop
 from compiler.programs_of import only_loop, scans, traced
 

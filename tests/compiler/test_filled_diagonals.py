@@ -11,10 +11,10 @@ import pytest
 import aerogel as ag
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr
-from aerogel.compiler.canonical import canonical
-from aerogel.compiler.filled_diagonals import with_filled_diagonals
+from aerogel.compiler.fusion.canonical import canonical
 from aerogel.compiler.passes.streaming import Streaming
-from aerogel.compiler.stream_plan import Sizes
+from aerogel.compiler.streams.filled_diagonals import with_filled_diagonals
+from aerogel.compiler.streams.stream_plan import Sizes
 from compiler.loop_patterns import normal
 from compiler.programs_of import traced
 

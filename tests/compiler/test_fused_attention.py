@@ -19,7 +19,7 @@ import aerogel as ag
 from aerogel import _jax
 from aerogel._jax import mlir
 from aerogel._jax.two_forms import _fused, two_forms_p
-from aerogel.compiler import attention_layout
+from aerogel.compiler.networks import attention_layout
 from aerogel.compiler.passes import fused_attention
 
 NAME = "fused-attention"

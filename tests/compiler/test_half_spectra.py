@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.half_spectra import transform
+from aerogel.compiler.excerpts.half_spectra import transform
 from aerogel.compiler.program import inner_levels
 from benchmarks._case import normal
 

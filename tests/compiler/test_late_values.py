@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler import late_values
 from aerogel.compiler.passes.late_values import NAME
+from aerogel.compiler.residuals import late_values
 
 WITHOUT = tuple(p for p in ag.compiler.DEFAULT_PASSES if p.name != NAME)
 

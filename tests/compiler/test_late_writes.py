@@ -13,10 +13,10 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.late_writes import late_writes, updates
 from aerogel.compiler.level import Level
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.late_writes import NAME
+from aerogel.compiler.residuals.late_writes import late_writes, updates
 from aerogel.compiler.rules.elementary.sine import cos_of_many, sin_of_many, tan_of_many
 
 SIZES = (96, 96, 96, 96, 10)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
-from aerogel.compiler.check import check_program
+from aerogel.compiler.judging.check import check_program
 from aerogel.compiler.level import After, Edit, Level, apply_edits
 from aerogel.compiler.program import Builder, Cyclic, depends_on, is_var, schedule, with_equations
 from compiler.programs_of import bits, run, traced

@@ -11,8 +11,8 @@ from jax import lax
 
 import aerogel as ag
 from aerogel import _jax
-from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.judging.agree import compare, float64_reference
 from compiler.loop_patterns import (
     INTEGER,
     LANGUAGE,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler import long_rows
-from aerogel.compiler.loop_rows import Rows
+from aerogel.compiler.kernels import long_rows
+from aerogel.compiler.loops.loop_rows import Rows
 from aerogel.compiler.passes.loop_rows import LoopRows
 from aerogel.compiler.passes.short_rows import ShortRows
 from aerogel.compiler.program import inner_jaxprs

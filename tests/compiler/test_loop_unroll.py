@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 
 from aerogel._jax import ClosedJaxpr
-from aerogel.compiler.agree import compare
-from aerogel.compiler.check import check_program
 from aerogel.compiler.cost import machine, step_launches
 from aerogel.compiler.exactness import allowed
+from aerogel.compiler.judging.agree import compare
+from aerogel.compiler.judging.check import check_program
 from aerogel.compiler.passes.loop_unroll import LoopUnroll
 from aerogel.compiler.pipeline import Context, run_passes
 from compiler.loop_patterns import normal

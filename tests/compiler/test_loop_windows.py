@@ -14,8 +14,8 @@ from jax import lax
 
 import aerogel as ag
 from aerogel.compiler import Decision
+from aerogel.compiler.loops.shift_registers import Outlet, Register, Sum
 from aerogel.compiler.passes.loop_windows import ALONE, SIMPLER, WHAT, LoopWindows
-from aerogel.compiler.shift_registers import Outlet, Register, Sum
 from compiler.programs_of import traced
 
 N, K = 700, 9

@@ -13,9 +13,9 @@ from jax import lax
 import aerogel as ag
 from aerogel.compiler import DEFAULT_PASSES
 from aerogel.compiler.level import Level
+from aerogel.compiler.masks.visible import Known, Part
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.masked_columns import NAME, MaskedColumns
-from aerogel.compiler.visible import Known, Part
 from compiler.programs_of import FAST, run, traced
 
 WITHOUT = tuple(p for p in ag.compiler.DEFAULT_PASSES if p.name != NAME)

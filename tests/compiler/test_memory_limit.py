@@ -13,7 +13,7 @@ import aerogel as ag
 from aerogel.compiler.cost import machine
 from aerogel.compiler.cost.account import jaxpr_cost
 from aerogel.compiler.passes.memory_limit import MemoryLimit
-from aerogel.compiler.recompute import recomputed
+from aerogel.compiler.residuals.recompute import recomputed
 from aerogel.transform._memory import bytes_of
 from compiler.loop_patterns import normal
 from compiler.programs_of import run

@@ -10,8 +10,8 @@ from jax import lax
 
 import aerogel as ag
 from aerogel._jax import ClosedJaxpr, Jaxpr, evaluate, jaxprs_in_params
-from aerogel.compiler.agree import compare
-from aerogel.compiler.check import check_program
+from aerogel.compiler.judging.agree import compare
+from aerogel.compiler.judging.check import check_program
 from aerogel.compiler.normalize import drop_dead, normalize
 from aerogel.compiler.program import count_equations, inner_jaxprs
 from compiler.programs_of import bits, run, traced

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 import aerogel as ag
 from aerogel._jax import KNOWS_KERNELS, jaxpr_as_fun
 from aerogel.compiler.cost.machine import table
-from aerogel.compiler.kernel_products import MOST_MULTIPLICATIONS
-from aerogel.compiler.one_kernel import MOST_REDUCED, price
+from aerogel.compiler.kernels.kernel_products import MOST_MULTIPLICATIONS
+from aerogel.compiler.kernels.one_kernel import MOST_REDUCED, price
 from aerogel.compiler.passes import loop_kernel
 from compiler.loop_patterns import normal
 
@@ -250,7 +250,7 @@ MISSES: dict[str, tuple[Case, str]] = {
 @pytest.mark.parametrize("name", MISSES)
 def test_what_xla_cannot_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near misses stay as they are, whatever it would save, and the report says why."""
-    from aerogel.compiler.one_kernel import Price
+    from aerogel.compiler.kernels.one_kernel import Price
     from aerogel.compiler.passes import loop_kernel
 
     monkeypatch.setattr(loop_kernel, "price", lambda *_: Price(1.0, 0.0))
@@ -312,7 +312,7 @@ CLOSED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("simplified", [False, True])
 def test_constants_stand_in_the_kernel(name: str, simplified: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are its arguments or stand in it, whichever JAX makes of them."""
-    from aerogel.compiler.one_kernel import Price
+    from aerogel.compiler.kernels.one_kernel import Price
     from aerogel.compiler.passes import loop_kernel
 
     monkeypatch.setattr(loop_kernel, "price", lambda *_: Price(1.0, 0.0))

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 from aerogel._jax import Jaxpr
-from aerogel.compiler.layout import Layout, layout_of
 from aerogel.compiler.normalize import normalize
-from aerogel.compiler.orient import best_orders, descend, shared_first
-from aerogel.compiler.prices import Price, Prices
-from aerogel.compiler.terms import Group, groups_of, terms_of
+from aerogel.compiler.orders.layout import Layout, layout_of
+from aerogel.compiler.orders.orient import best_orders, descend, shared_first
+from aerogel.compiler.orders.prices import Price, Prices
+from aerogel.compiler.orders.terms import Group, groups_of, terms_of
 from compiler.programs_of import traced
 
 

@@ -15,7 +15,7 @@ import aerogel as ag
 from aerogel._jax import Jaxpr
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.normalize import normalize
-from aerogel.compiler.orders import carry, moved_bytes, natural, pull
+from aerogel.compiler.orders.orders import carry, moved_bytes, natural, pull
 from aerogel.compiler.passes.orientation import AGAINST_ROWS
 from aerogel.compiler.program import inner_jaxprs
 

@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 import aerogel as ag
 from aerogel._jax import ClosedJaxpr, evaluate
-from aerogel.compiler import own_broadcasts
 from aerogel.compiler.cost.machine import table
 from aerogel.compiler.level import Level
 from aerogel.compiler.normalize import drop_dead
 from aerogel.compiler.passes.own_broadcasts import NAME
+from aerogel.compiler.readers import own_broadcasts
 
 SHAPE = (528, 1024)
 

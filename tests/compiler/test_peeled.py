@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler import long_rows
+from aerogel.compiler.kernels import long_rows
 from aerogel.compiler.passes.short_rows import ShortRows
 from compiler.loop_patterns import normal
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerogel._jax import ClosedJaxpr, evaluate
-from aerogel.compiler.canonical import canonical
+from aerogel.compiler.fusion.canonical import canonical
 from aerogel.compiler.normalize import normalize
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aerogel as ag
-from aerogel.compiler import rolled_steps
 from aerogel.compiler.loop import Loop
 from aerogel.compiler.passes import reroll
 from aerogel.compiler.passes.reroll import Reroll
-from aerogel.compiler.strips import Strip, strip_of
+from aerogel.compiler.rolled import rolled_steps
+from aerogel.compiler.rolled.strips import Strip, strip_of
 from compiler.programs_of import scans, traced
 from rules.rules_under_test import normal
 

@@ -10,8 +10,8 @@ from jax import lax
 
 import aerogel as ag
 from aerogel._jax import jaxprs_in_params
+from aerogel.compiler.loops.trips import most_trips
 from aerogel.compiler.passes.basis_products import NAME
-from aerogel.compiler.trips import most_trips
 
 N = 256
 X, T = (jax.random.normal(jax.random.key(k), (N,)) for k in (2, 3))

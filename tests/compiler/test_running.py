@@ -13,8 +13,8 @@ from jax import lax
 
 import aerogel as ag
 from aerogel.compiler.axes.monoid import ARGMAX, ARGMIN
+from aerogel.compiler.fusion.running import running
 from aerogel.compiler.program import inner_jaxprs
-from aerogel.compiler.running import running
 from compiler.loop_patterns import made, normal
 
 REDUCTIONS: dict[str, Callable[..., Any]] = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import aerogel as ag
 from aerogel import _jax
-from aerogel.compiler.counted import NOT_SHORT, counted
+from aerogel.compiler.kernels.counted import NOT_SHORT, counted
 from aerogel.compiler.passes.short_calls import MOST_COUNTED, NAME
 
 pytestmark = pytest.mark.skipif(not _jax.KNOWS_KERNELS, reason="it is not known what this jaxlib makes of kernels")

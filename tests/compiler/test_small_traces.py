@@ -13,7 +13,7 @@ from jax import lax
 
 from aerogel._jax import JaxprEqn, ShapedArray
 from aerogel.compiler.axes.monoid import ADD, MAX
-from aerogel.compiler.reorder import reorder
+from aerogel.compiler.orders.reorder import reorder
 from aerogel.compiler.small_traces import plain_key, traced
 
 

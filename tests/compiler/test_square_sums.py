@@ -10,7 +10,7 @@ import pytest
 
 import aerogel as ag
 from aerogel.compiler.passes.square_sums import NAME
-from aerogel.compiler.square_sums import LEAST_SIDE
+from aerogel.compiler.readers.square_sums import LEAST_SIDE
 
 N = 2 * LEAST_SIDE  # of fewer, others make products of matrices
 

@@ -12,8 +12,8 @@ from jax import lax
 import aerogel as ag
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import allowed
+from aerogel.compiler.fusion.partials import OF_ALL
 from aerogel.compiler.loop import Loop
-from aerogel.compiler.partials import OF_ALL
 from aerogel.compiler.passes.loop_fusion import LoopFusion
 from aerogel.compiler.pipeline import Context
 from compiler.loop_patterns import made

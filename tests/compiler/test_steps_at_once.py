@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import aerogel as ag
 from aerogel._jax import KNOWS_KERNELS
-from aerogel.compiler.steps_at_once import FEWEST_STEPS, steps_at_once
+from aerogel.compiler.kernels.steps_at_once import FEWEST_STEPS, steps_at_once
 from compiler.loop_patterns import normal
 
 pytestmark = pytest.mark.skipif(not KNOWS_KERNELS, reason="of this jaxlib it is not known what it makes of the mark")

@@ -12,12 +12,13 @@ import pytest
 
 import aerogel as ag
 from aerogel import _jax
-from aerogel.compiler import Context, Exactness, streaming
+from aerogel.compiler import Context, Exactness
 from aerogel.compiler.exactness import allowed
 from aerogel.compiler.passes.streaming import Streaming
 from aerogel.compiler.program import inner_jaxprs
-from aerogel.compiler.stream_plan import Sizes
-from aerogel.compiler.unit_batches import without_unit_batches
+from aerogel.compiler.streams import streaming
+from aerogel.compiler.streams.stream_plan import Sizes
+from aerogel.compiler.streams.unit_batches import without_unit_batches
 from compiler.loop_patterns import normal
 from compiler.programs_of import FAST, STRICT, run, traced
 

@@ -11,10 +11,8 @@ import pytest
 from jax import lax
 
 from aerogel._jax import ClosedJaxpr, DropVar, evaluate
-from aerogel.compiler.assume import assume
-from aerogel.compiler.normalize import normalize
-from aerogel.compiler.program import with_equations
-from aerogel.compiler.records import (
+from aerogel.compiler.known.assume import assume
+from aerogel.compiler.known.records import (
     Below,
     Constant,
     Counted,
@@ -36,7 +34,9 @@ from aerogel.compiler.records import (
     of_number,
     the,
 )
-from aerogel.compiler.structure import structure
+from aerogel.compiler.known.structure import structure
+from aerogel.compiler.normalize import normalize
+from aerogel.compiler.program import with_equations
 from compiler.programs_of import traced
 from strategies import draw_program
 

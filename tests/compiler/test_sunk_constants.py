@@ -13,7 +13,7 @@ import aerogel as ag
 from aerogel._jax import scan_counts
 from aerogel.compiler.passes.streaming import Streaming
 from aerogel.compiler.program import inner_jaxprs
-from aerogel.compiler.stream_plan import Sizes
+from aerogel.compiler.streams.stream_plan import Sizes
 from compiler.loop_patterns import normal
 from compiler.programs_of import traced
 

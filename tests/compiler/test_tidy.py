@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aerogel.compiler.check import check_program
+from aerogel.compiler.judging.check import check_program
 from aerogel.compiler.loop import Loop
+from aerogel.compiler.normal_form.tidy import tidy_loop
 from aerogel.compiler.normalize import normalize
-from aerogel.compiler.tidy import tidy_loop
 from compiler.programs_of import bits, run, scans, traced
 
 X = np.linspace(-2, 2, 5 * 300, dtype=np.float32).reshape(5, 300)

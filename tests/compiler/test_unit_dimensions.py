@@ -12,7 +12,7 @@ from jax import lax
 import aerogel as ag
 from aerogel._jax import ClosedJaxpr
 from aerogel.compiler.default import DEFAULT_PASSES
-from aerogel.compiler.unit_dimensions import RULES, without_unit_dimensions
+from aerogel.compiler.fusion.unit_dimensions import RULES, without_unit_dimensions
 from compiler.programs_of import run, scans, traced
 
 DRAWN = 10

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from aerogel.compiler.split import parts_of
-from aerogel.compiler.window import Window, in_window, position
+from aerogel.compiler.fusion.split import parts_of
+from aerogel.compiler.fusion.window import Window, in_window, position
 
 WINDOWS = [
     (length, Window(start, stride, count))

@@ -15,7 +15,7 @@ import aerogel as ag
 from aerogel.compiler import Decision, Report
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.passes.windows import WindowsOfArrays
-from aerogel.compiler.sliding import folded, weighted, weights_of
+from aerogel.compiler.windows.sliding import folded, weighted, weights_of
 from compiler.programs_of import traced
 
 N = 1500

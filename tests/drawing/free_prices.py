@@ -5,24 +5,13 @@ from importlib import import_module
 from typing import Any
 
 from aerogel import _jax
-from aerogel.compiler import (
-    choose,
-    contractions,
-    hoist_plan,
-    hoistable,
-    loop_ends,
-    own_broadcasts,
-    producers,
-    residuals,
-    rules,
-    short_axes,
-    sink,
-    square_sums,
-    sums_of_rows,
-    turned_constants,
-)
+from aerogel.compiler import rules
+from aerogel.compiler.fusion import choose, producers
+from aerogel.compiler.hoisting import hoist_plan, hoistable, sink, turned_constants
 from aerogel.compiler.kept import Kept
-from aerogel.compiler.one_kernel import Price
+from aerogel.compiler.kernels.one_kernel import Price
+from aerogel.compiler.loops import loop_ends
+from aerogel.compiler.networks import contractions
 from aerogel.compiler.passes import (
     branch_guard,
     excerpts,
@@ -37,6 +26,8 @@ from aerogel.compiler.passes import (
     reroll,
     streaming,
 )
+from aerogel.compiler.readers import own_broadcasts, square_sums, sums_of_rows
+from aerogel.compiler.residuals import residuals
 from aerogel.compiler.rules import (
     convolution_rows,
     cumulative,
@@ -48,7 +39,8 @@ from aerogel.compiler.rules import (
     turned_products,
     unit_sums,
 )
-from aerogel.compiler.stream_plan import Sizes
+from aerogel.compiler.short_axes import short_axes
+from aerogel.compiler.streams.stream_plan import Sizes
 
 # The package has a rule of this name in its place.
 elementary = import_module("aerogel.compiler.rules.elementary.rules")

@@ -21,8 +21,8 @@ from jax import lax
 
 import aerogel as ag
 from aerogel import _jax
-from aerogel.compiler.agree import compare, float64_reference
 from aerogel.compiler.default import DEFAULT_PASSES
+from aerogel.compiler.judging.agree import compare, float64_reference
 from aerogel.compiler.passes.loop_hoist import LoopHoist
 from aerogel.compiler.program import count_equations, inner_jaxprs
 

@@ -17,11 +17,11 @@ import pytest
 
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, evaluate, evaluate_around, scan_counts
-from aerogel.compiler import attention_layout
-from aerogel.compiler.agree import compare, float64_reference
-from aerogel.compiler.check import check_program
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.judging.agree import compare, float64_reference
+from aerogel.compiler.judging.check import check_program
+from aerogel.compiler.networks import attention_layout
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes import fused_attention
 from aerogel.compiler.passes.fused_attention import FusedAttention

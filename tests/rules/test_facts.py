@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.assume import ENTRYWISE, OF_MATRICES, OF_ROWS, closed
+from aerogel.compiler.known.assume import ENTRYWISE, OF_MATRICES, OF_ROWS, closed
 from aerogel.compiler.rules.constants import facts_of
 from aerogel.transform.rule_facts import conforming
 from rules.rules_under_test import fired, made, normal, refusals

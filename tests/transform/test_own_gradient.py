@@ -11,7 +11,7 @@ from jax import lax
 
 import aerogel as ag
 from aerogel._jax import evaluate, traced
-from aerogel.compiler.halves import halves
+from aerogel.compiler.residuals.halves import halves
 
 STEPS, STATE = 64, (8, 2048)
 

@@ -2,7 +2,6 @@
 
 from .._errors import PassFailedWarning as PassFailedWarning
 from .._errors import ProgramCheckError as ProgramCheckError
-from .assume import assume as assume
 from .axes import MONOIDS as MONOIDS
 from .axes import Axis as Axis
 from .axes import Mapped as Mapped
@@ -17,6 +16,7 @@ from .cost import machine as machine
 from .cost import program_cost as program_cost
 from .default import DEFAULT_PASSES as DEFAULT_PASSES
 from .exactness import Exactness as Exactness
+from .known.assume import assume as assume
 from .level import Edit as Edit
 from .level import apply_edits as apply_edits
 from .levels import rewrite_levels as rewrite_levels

@@ -16,10 +16,12 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from .closed_over import asks_nothing, without_closures
-from .equal_constants import equal_constants_once
-from .identities import simplify_equation
 from .late import written_out
+from .normal_form.closed_over import asks_nothing, without_closures
+from .normal_form.equal_constants import equal_constants_once
+from .normal_form.identities import simplify_equation
+from .normal_form.tidy import stacked_once, tidy_loop
+from .normal_form.ties import Ties
 from .program import (
     Builder,
     Program,
@@ -35,8 +37,6 @@ from .program import (
 )
 from .report import Decision
 from .same import KEPT_APART, literal_key, param_key
-from .tidy import stacked_once, tidy_loop
-from .ties import Ties
 from .views import Views, small_integers
 
 # A call that stands in a program once is always inlined. One that is called from several places stays a function

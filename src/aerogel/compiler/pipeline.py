@@ -21,10 +21,10 @@ from aerogel._errors import PassFailedWarning
 from aerogel._jax import Jaxpr
 
 from .budget import Budget, PassTimeout, budget_seconds
-from .check import check_program
 from .cost import Cost, Machine, machine, program_cost
 from .exactness import Exactness
-from .kernel_branches import without_kernel_branches
+from .judging.check import check_program
+from .normal_form.kernel_branches import without_kernel_branches
 from .normalize import normalize
 from .program import Program
 from .report import Decision, Report

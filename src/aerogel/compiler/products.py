@@ -15,7 +15,7 @@ from jax import lax
 from aerogel._jax import JaxprEqn
 
 from .cost import nbytes
-from .orders import Order, copy_weight, natural, permute
+from .orders.orders import Order, copy_weight, natural, permute
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import jax
 
 from aerogel import _jax
 from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.known.spread import is_over_devices
 from aerogel.compiler.pipeline import Context, Pass, run_passes
 from aerogel.compiler.report import Decision
 from aerogel.compiler.rules import Rules, RuleSet
 from aerogel.compiler.rules.stage import not_allowed
-from aerogel.compiler.spread import is_over_devices
 
 from ._static import hide, reveal
 from .trace_program import function_name, trace_program

@@ -8,8 +8,8 @@ import numpy as np
 
 from aerogel import _jax
 from aerogel._errors import Disagreement
-from aerogel.compiler.agree import Difference, compare, float64_reference
 from aerogel.compiler.exactness import Exactness, allowed
+from aerogel.compiler.judging.agree import Difference, compare, float64_reference
 from aerogel.compiler.report import Report
 from aerogel.compiler.rules import AnyRule, rule_set
 

@@ -10,11 +10,11 @@ from aerogel import _jax
 from aerogel._errors import UsageError
 from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import allowed
+from aerogel.compiler.known.spread import is_over_devices
 from aerogel.compiler.pipeline import Context, Pass
 from aerogel.compiler.report import Report
 from aerogel.compiler.rules import AnyRule, RuleSet, rule_set
 from aerogel.compiler.rules import default as default_rules
-from aerogel.compiler.spread import is_over_devices
 
 from ._memory import bytes_of
 from .early import early_rules

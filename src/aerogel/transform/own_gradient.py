@@ -14,8 +14,8 @@ import numpy as np
 
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr
-from aerogel.compiler.halves import Halves, halves
 from aerogel.compiler.program import Program
+from aerogel.compiler.residuals.halves import Halves, halves
 
 from ._static import Static
 from .better import Better, has_other_values

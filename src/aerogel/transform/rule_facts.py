@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from aerogel import _jax
+from aerogel.compiler.known.words import words_of
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.rules.knowledge import Knowledge
-from aerogel.compiler.words import words_of
 
 _jax.exclude_from_tracebacks(__file__)
 

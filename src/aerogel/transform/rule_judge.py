@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from aerogel import _jax
-from aerogel.compiler.agree import Difference, Reference, compare, float64_reference
 from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.judging.agree import Difference, Reference, compare, float64_reference
 from aerogel.compiler.rules import RuleCheckError
 
 from .optimize import function_place, optimize

@@ -11,21 +11,21 @@ from typing import Any, ClassVar
 
 from aerogel._jax import Jaxpr
 
-from ..basis_gradients import gradient_sums
-from ..basis_maps import Written, behind, pulled, pushes
-from ..basis_rows import FEWEST_ROWS, BasisRows, basis_rows, short_rows
 from ..cost import jaxpr_seconds
 from ..cost.account import jaxpr_cost
 from ..exactness import Exactness
+from ..jacobians.basis_gradients import gradient_sums
+from ..jacobians.basis_maps import Written, behind, pulled, pushes
+from ..jacobians.basis_rows import FEWEST_ROWS, BasisRows, basis_rows, short_rows
+from ..jacobians.matrix_sums import with_sums_after
+from ..jacobians.rows_inside import loops_with_rows, with_rows_inside, with_solves_open
+from ..jacobians.tangent_loops import with_loops_in_two
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
-from ..matrix_sums import with_sums_after
 from ..normalize import drop_dead, normalize
 from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
 from ..report import Decision
-from ..rows_inside import loops_with_rows, with_rows_inside, with_solves_open
-from ..tangent_loops import with_loops_in_two
 
 NAME = "basis-products"
 # What is written may be predicted to take this share of what goes.

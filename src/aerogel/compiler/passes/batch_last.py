@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
-from ..batch_last import clusters
 from ..exactness import Exactness
-from ..in_orders import written_as_they_lie
 from ..levels import rewrite_levels
 from ..normalize import drop_dead
+from ..orders.batch_last import clusters
+from ..orders.in_orders import written_as_they_lie
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
-from ..block_sums import Blocks, blocks_of, in_blocks
 from ..exactness import Exactness
 from ..level import Edit, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
+from ..loops.block_sums import Blocks, blocks_of, in_blocks
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision

@@ -11,12 +11,12 @@ from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..cost import equation_seconds
 from ..exactness import Exactness
-from ..guards import Case, Guarded
-from ..hoistable import crossing_seconds
+from ..fusion.once import FUSED, READERS
+from ..hoisting.hoistable import crossing_seconds
 from ..level import Edit, apply_edits
 from ..levels import Around, rewrite_nested
 from ..loop import as_loop
-from ..once import FUSED, READERS
+from ..masks.guards import Case, Guarded
 from ..pipeline import Context
 from ..program import Builder, Program, copy_equation, depends_on, is_var, where
 from ..report import Decision

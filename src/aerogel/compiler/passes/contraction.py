@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..apart import Priced
-from ..block_products import products_read_in_blocks, products_with_blocks
-from ..contractions import edits_of, line_of, sites_of
 from ..cost import Machine
 from ..exactness import Exactness
-from ..identity_rows import identity_rows
+from ..excerpts.one_hot_sums import one_hot_sums
+from ..known.identity_rows import identity_rows
+from ..known.records import Facts
+from ..known.structure import structure
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_steps
-from ..networks import ROOTS
+from ..networks.block_products import products_read_in_blocks, products_with_blocks
+from ..networks.contractions import edits_of, line_of, sites_of
+from ..networks.networks import ROOTS
+from ..networks.picked_products import picked_products
+from ..networks.released import released
+from ..networks.slices import sliced_apart
+from ..networks.solved_products import solved_products
+from ..networks.spread_products import spread_products
+from ..networks.sums_of_factors import distributed, multiplied_out
+from ..networks.triangles import running_sums
+from ..networks.written_diagonals import written_diagonals
 from ..normalize import normalize
-from ..one_hot_sums import one_hot_sums
-from ..picked_products import picked_products
 from ..pipeline import Context
 from ..program import Program
-from ..records import Facts
-from ..released import released
 from ..report import Decision
-from ..slices import sliced_apart
-from ..solved_products import solved_products
-from ..spread_products import spread_products
-from ..structure import structure
-from ..sums_of_factors import distributed, multiplied_out
-from ..triangles import running_sums
-from ..written_diagonals import written_diagonals
 
 NAME = "contraction"
 WHAT = "a sum of products"

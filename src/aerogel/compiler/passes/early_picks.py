@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
-from ..early_picks import picked_early
 from ..exactness import Exactness
+from ..excerpts.early_picks import picked_early
+from ..excerpts.one_hot_sums import scattered_sums
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import normalize
-from ..one_hot_sums import scattered_sums
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision

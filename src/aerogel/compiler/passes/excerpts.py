@@ -8,15 +8,15 @@ from aerogel._jax import Jaxpr
 
 from ..apart import cost_of
 from ..axes.elementwise import NAMES as ELEMENTWISE
-from ..cuts import cut_apart, padded_apart
 from ..exactness import Exactness
-from ..excerpts import excerpt_groups
-from ..groups import Group
+from ..excerpts.cuts import cut_apart, padded_apart
+from ..excerpts.excerpts import excerpt_groups
+from ..excerpts.groups import Group
+from ..excerpts.paddings import padding_groups
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_steps
 from ..loop import SHAPING
 from ..normalize import normalize
-from ..paddings import padding_groups
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision

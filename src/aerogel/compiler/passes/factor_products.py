@@ -22,14 +22,14 @@ from jax import lax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from ..exactness import Exactness
+from ..known.records import Below, Constant, Counted, Facts, the
+from ..known.structure import structure
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
-from ..records import Below, Constant, Counted, Facts, the
 from ..report import Decision
-from ..structure import structure
 
 NAME = "factor-products"
 WHAT = "a product with a factor becomes one of few columns"

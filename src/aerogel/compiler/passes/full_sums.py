@@ -10,14 +10,14 @@ from ..apart import cost_of
 from ..cost import equation_seconds
 from ..disjoint import DisjointSets
 from ..exactness import Exactness
+from ..known.structure import structure
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
+from ..networks.polynomials import SUMMED, Expansion, Polynomial
 from ..normalize import normalize
 from ..pipeline import Context
-from ..polynomials import SUMMED, Expansion, Polynomial
 from ..program import Builder, Program, where
 from ..report import Decision
-from ..structure import structure
 
 NAME = "full-sums"
 WHAT = "sums of a polynomial of few large values"

@@ -12,18 +12,18 @@ from typing import Any, ClassVar
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, Jaxpr, Var
 
-from .. import attention_layout
-from ..attention import Attention, NotAttention, read_attention
-from ..attention_layout import Form, check_operands, layout_of
 from ..exactness import Exactness
-from ..labelled import VIEWS
+from ..known.structure import structure
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
+from ..networks import attention_layout
+from ..networks.attention import Attention, NotAttention, read_attention
+from ..networks.attention_layout import Form, check_operands, layout_of
+from ..networks.labelled import VIEWS
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
 from ..small_traces import traced
-from ..structure import structure
 
 NAME = "fused-attention"
 WHAT = "a softmax between two products is cuDNN's attention"

@@ -7,7 +7,7 @@ from aerogel._jax import Jaxpr
 
 from ..apart import cost_of
 from ..exactness import Exactness
-from ..half_spectra import FEWEST, half_spectra, transform
+from ..excerpts.half_spectra import FEWEST, half_spectra, transform
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import normalize

@@ -13,13 +13,13 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from ..cost import Machine
 from ..exactness import Exactness
-from ..lanes import written_out
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
+from ..masks.lanes import written_out
+from ..masks.updates import WRITES, covered, masked, written
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where, with_equations
 from ..report import Decision
-from ..updates import WRITES, covered, masked, written
 
 NAME = "in-place"
 # A buffer of fewer entries, or with fewer for each that is written, is as fast selected as a whole.

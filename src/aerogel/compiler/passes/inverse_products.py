@@ -21,14 +21,14 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from ..axes.rebind import shape_of
 from ..exactness import Exactness
-from ..identity import identity_axes
+from ..known.identity import identity_axes
+from ..known.solves import DenseSolve, dense_solve
 from ..level import Edit, Level, apply_edits
 from ..levels import Around, rewrite_nested
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Builder, Program, depends_on, is_var, where
 from ..report import Decision
-from ..solves import DenseSolve, dense_solve
 
 NAME = "inverse-products"
 WHAT = "a product with an inverse becomes a solve"

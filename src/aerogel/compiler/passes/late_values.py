@@ -10,13 +10,13 @@ from aerogel._jax import Jaxpr
 
 from ..cost.vector_code import with_vector_code
 from ..exactness import Exactness
-from ..late_values import MadeAgain, made_again, with_made_again
 from ..levels import rewrite_levels
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, where
-from ..recompute import Lives
 from ..report import Decision
+from ..residuals.late_values import MadeAgain, made_again, with_made_again
+from ..residuals.recompute import Lives
 
 NAME = "late-values"
 REASON = "computing them where they are read costs less than writing and reading them"

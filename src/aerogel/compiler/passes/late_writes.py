@@ -7,13 +7,13 @@ from aerogel._jax import Atom, Jaxpr, Var
 
 from ..cost import nbytes
 from ..exactness import Exactness
-from ..late_writes import LateWrite, late_writes, ordered, updates
 from ..level import Level
 from ..levels import Around, rewrite_nested
 from ..loop import as_loop
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
+from ..residuals.late_writes import LateWrite, late_writes, ordered, updates
 
 NAME = "late-writes"
 WHAT = "an argument is read by all before what takes its place is made"

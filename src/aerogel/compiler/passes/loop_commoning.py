@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from aerogel._jax import JaxprEqn
 
-from ..commoning import commoned, find_commoning
 from ..exactness import Exactness
 from ..levels import rewrite_loops
 from ..loop import Loop
+from ..loops.commoning import commoned, find_commoning
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision

@@ -15,15 +15,15 @@ from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 from ..cost import equation_seconds, jaxpr_seconds, nbytes
 from ..cost.account import jaxpr_cost
 from ..exactness import Exactness
-from ..hoist import Outside, constant_equations, move_out
-from ..hoistable import refusal
+from ..hoisting.hoist import Outside, constant_equations, move_out
+from ..hoisting.hoistable import refusal
+from ..hoisting.sink import FREE_STACKS, SECONDS_AFTERWARDS, Sum, find_sums, sink
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, depends_on, is_var, rename, substitute, where, with_equations
 from ..report import Decision
-from ..sink import FREE_STACKS, SECONDS_AFTERWARDS, Sum, find_sums, sink
 from .contraction import ContractionOrder
 
 NAME = "loop-contraction"

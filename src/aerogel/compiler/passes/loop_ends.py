@@ -10,7 +10,7 @@ from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
-from ..loop_ends import Ends, ends_of, in_place
+from ..loops.loop_ends import Ends, ends_of, in_place
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision

@@ -10,24 +10,24 @@ from typing import ClassVar
 
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
-from ..accumulate import summed_in_steps
 from ..axes import Axis, Mapped, Reduced
-from ..canonical import canonical
-from ..choose import Plan, block_length, choose, is_product, stacked_bytes
 from ..cost import nbytes
-from ..cuts import cut_apart
 from ..exactness import Exactness
-from ..fusion import fuse
+from ..excerpts.cuts import cut_apart
+from ..fusion.accumulate import summed_in_steps
+from ..fusion.canonical import canonical
+from ..fusion.choose import Plan, block_length, choose, is_product, stacked_bytes
+from ..fusion.fusion import fuse
+from ..fusion.producers import makeable_inputs
+from ..fusion.region import Joined, Region, Site, Sliced, grow
+from ..known.spread import stays_local
 from ..level import After, Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop, is_float, why_left
 from ..normalize import LOOPS_AND_BRANCHES
 from ..pipeline import Context
-from ..producers import makeable_inputs
 from ..program import Program, bodies, is_var, where
-from ..region import Joined, Region, Site, Sliced, grow
 from ..report import Decision
-from ..spread import stays_local
 
 NAME = "loop-fusion"
 # A loop of its own must be predicted this much better than the first loop.

@@ -13,13 +13,13 @@ from jax import lax
 
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
-from ..chain import find_chain, split_chain
 from ..cost import nbytes
 from ..cost.primitives import RANDOM
 from ..cost.seconds import equation_seconds, moves_few
 from ..exactness import Exactness
-from ..hoist import Outside, Replacement, move_out
-from ..hoist_plan import (
+from ..hoisting.chain import find_chain, split_chain
+from ..hoisting.hoist import Outside, Replacement, move_out
+from ..hoisting.hoist_plan import (
     LEAST_SECONDS,
     SHORTEST_LOOP,
     Beside,
@@ -31,16 +31,16 @@ from ..hoist_plan import (
     plan_before,
     plan_once,
 )
-from ..hoistable import SAME_BITS, is_heavy
+from ..hoisting.hoistable import SAME_BITS, is_heavy
+from ..hoisting.lift import lift
+from ..hoisting.sink import Sum, find_sums, is_long, is_small_outer, seconds_saved, sink, stays_stored, widens
 from ..level import Level
 from ..levels import rewrite_levels
-from ..lift import lift
 from ..loop import MANY_STEPS, Loop, as_loop
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
-from ..residuals import needed_by_loops
-from ..sink import Sum, find_sums, is_long, is_small_outer, seconds_saved, sink, stays_stored, widens
+from ..residuals.residuals import needed_by_loops
 
 NAME = "loop-hoist"
 # A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:

@@ -8,8 +8,7 @@ from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..cost.seconds import moves_few
 from ..exactness import Exactness
-from ..levels import rewrite_levels
-from ..one_kernel import (
+from ..kernels.one_kernel import (
     FEWEST_STEPS,
     TOO_MUCH,
     Price,
@@ -20,10 +19,11 @@ from ..one_kernel import (
     reorders_sums,
     step_kernels,
 )
+from ..kernels.steps_at_once import steps_at_once
+from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, count_equations, inner_jaxprs, where, with_equations
 from ..report import Decision
-from ..steps_at_once import steps_at_once
 
 NAME = "loop-kernel"
 # Of a loop that is one kernel anyway, 4 steps written one after the other took 0.6 to 0.9 of its time, but 1.3 where a

@@ -6,9 +6,9 @@ from aerogel._jax import Jaxpr
 
 from ..cost import equation_seconds
 from ..exactness import Exactness
-from ..hoist_plan import LEAST_SECONDS
+from ..hoisting.hoist_plan import LEAST_SECONDS
+from ..hoisting.linear_sums import LinearSum, find_linear, summed_first
 from ..levels import rewrite_levels
-from ..linear_sums import LinearSum, find_linear, summed_first
 from ..loop import as_loop
 from ..pipeline import Context
 from ..program import Program, where

@@ -6,9 +6,9 @@ from typing import ClassVar
 from aerogel._jax import JaxprEqn
 
 from ..exactness import Exactness
+from ..fusion.once import Repeated, computed_once, repeated
 from ..levels import rewrite_loops
 from ..loop import Loop
-from ..once import Repeated, computed_once, repeated
 from ..pipeline import Context
 from ..program import Program, producers, where
 from ..report import Decision

@@ -11,16 +11,16 @@ from aerogel._jax import Jaxpr, JaxprEqn, Var
 from ..axes import No
 from ..cost import nbytes
 from ..exactness import Exactness
-from ..first import SMALLEST_OUTPUT, knotted_outputs, without_first
+from ..fusion.first import SMALLEST_OUTPUT, knotted_outputs, without_first
+from ..fusion.parts import joins_a_loop, take_apart
+from ..fusion.totals import as_scan, is_running, rounds
 from ..level import Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import as_loop
 from ..normalize import drop_dead
-from ..parts import joins_a_loop, take_apart
 from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
 from ..report import Decision
-from ..totals import as_scan, is_running, rounds
 from ..views import with_slices
 
 NAME = "loop-parts"

@@ -8,7 +8,7 @@ from aerogel._jax import JaxprEqn
 from ..exactness import Exactness
 from ..levels import rewrite_loops
 from ..loop import Loop
-from ..pieces import Pieces, find_pieces, read_pieces
+from ..loops.pieces import Pieces, find_pieces, read_pieces
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision

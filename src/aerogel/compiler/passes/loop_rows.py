@@ -7,7 +7,7 @@ from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..exactness import Exactness
 from ..levels import rewrite_levels
-from ..loop_rows import Rows, in_long_rows
+from ..loops.loop_rows import Rows, in_long_rows
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision

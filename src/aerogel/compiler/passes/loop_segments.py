@@ -13,7 +13,6 @@ from aerogel._jax import ClosedJaxpr, Jaxpr
 from ..cost import Machine, jaxpr_seconds
 from ..cost.account import jaxpr_cost
 from ..cost.vector_code import with_vector_code
-from ..derived import derived_carries
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
@@ -21,9 +20,10 @@ from ..loop import as_loop
 from ..pipeline import Context, broken_limit
 from ..program import Program, is_var, where
 from ..report import Decision
-from ..residuals import compared, needed_by_loops
-from ..segments import Pair, in_segments
-from ..stream_plan import HUGE
+from ..residuals.derived import derived_carries
+from ..residuals.residuals import compared, needed_by_loops
+from ..residuals.segments import Pair, in_segments
+from ..streams.stream_plan import HUGE
 from .residual_choice import choose_residuals
 
 NAME = "loop-segments"

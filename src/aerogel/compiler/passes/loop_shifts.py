@@ -10,7 +10,7 @@ from ..levels import Around, rewrite_nested
 from ..pipeline import Context
 from ..program import Program, depends_on, where
 from ..report import Decision
-from ..shifts import Shifts, shifted, shifts
+from ..rolled.shifts import Shifts, shifted, shifts
 
 NAME = "loop-shifts"
 

@@ -16,16 +16,16 @@ from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, Var
 
 from ..exactness import Exactness
-from ..facts import Affine, body_facts, level_counters
+from ..known.facts import Affine, body_facts, level_counters
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, LoopBuilder, as_loop
+from ..loops.slots import Slot, find_slots
+from ..loops.track_rows import TrackRows, read_in_turn
+from ..loops.tracks import Track, find_tracks
 from ..pipeline import Context
 from ..program import Program, copy_equation, is_var, producers, substitute, users, where
 from ..report import Decision
-from ..slots import Slot, find_slots
-from ..track_rows import TrackRows, read_in_turn
-from ..tracks import Track, find_tracks
 
 NAME = "loop-slots"
 

@@ -15,14 +15,14 @@ from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..cost import nbytes
 from ..exactness import Exactness
+from ..fusion.split import Split, in_order, parts_of
+from ..fusion.window import Window
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Builder, Program, count_equations, where
 from ..report import Decision
-from ..split import Split, in_order, parts_of
-from ..window import Window
 from .residual_choice import choose_residuals
 
 NAME = "loop-split"

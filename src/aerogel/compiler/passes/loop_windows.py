@@ -14,15 +14,15 @@ from ..axes.rebind import shape_of
 from ..cost import Machine
 from ..cost.seconds import moves_few
 from ..exactness import Exactness
-from ..facts import body_facts, level_counters
+from ..known.facts import body_facts, level_counters
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..loop import LIGHT, Loop, LoopBuilder, as_loop, with_body
+from ..loops.shift_registers import Carried, Carries, Outlet, Register, Sum
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Builder, Program, copy_equation, is_var, substitute, where, with_equations
 from ..report import Decision
-from ..shift_registers import Carried, Carries, Outlet, Register, Sum
 
 NAME = "loop-windows"
 # Numbers in all windows. With fewer, what is made of them is several kernels for some microseconds of work. More where

@@ -17,15 +17,15 @@ from ..cost import jaxpr_seconds, nbytes
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..loop import Loop, as_loop, is_float
-from ..narrowed import columns_of, in_stretches
+from ..masks.narrowed import columns_of, in_stretches
+from ..masks.split_rows import in_groups
+from ..masks.stretches import candidates, may_mask_columns, stretched
+from ..masks.through import Whole
+from ..masks.visible import Known, compares_counters, step_of
 from ..normalize import LOOPS_AND_BRANCHES, drop_dead, map_inner
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision
-from ..split_rows import in_groups
-from ..stretches import candidates, may_mask_columns, stretched
-from ..through import Whole
-from ..visible import Known, compares_counters, step_of
 
 NAME = "masked-columns"
 MOST_STEPS = 256

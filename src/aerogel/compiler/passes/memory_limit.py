@@ -11,8 +11,8 @@ from ..cost.vector_code import with_vector_code
 from ..exactness import Exactness
 from ..pipeline import Context, broken_limit
 from ..program import Program
-from ..recompute import recomputed
 from ..report import Decision
+from ..residuals.recompute import recomputed
 
 NAME = "memory-limit"
 SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24)

@@ -12,11 +12,9 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from ..axes.rebind import shape_of
 from ..exactness import Exactness
-from ..in_order import InOrder
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import Normalizer, inline_call, is_plain_call, normalize
-from ..order_plan import FEWEST, FEWEST_OF_ENDS, FEWEST_OF_LONG, LONG, SEARCH, SORT, Plan, is_selected, plan_of
 from ..pipeline import Context
 from ..program import (
     Program,
@@ -31,7 +29,9 @@ from ..program import (
     with_equations,
 )
 from ..report import Decision
-from ..without_order import key_refusal, without_order
+from ..sorts.in_order import InOrder
+from ..sorts.order_plan import FEWEST, FEWEST_OF_ENDS, FEWEST_OF_LONG, LONG, SEARCH, SORT, Plan, is_selected, plan_of
+from ..sorts.without_order import key_refusal, without_order
 
 NAME = "needless-sorts"
 WHAT = "a sort whose order nobody needs"

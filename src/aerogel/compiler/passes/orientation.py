@@ -12,18 +12,18 @@ from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..cost import nbytes
 from ..exactness import Exactness
-from ..layout import Layout, layout_of
 from ..levels import rewrite_steps
 from ..normalize import drop_dead
-from ..orders import carry, moved_bytes, natural, pull
-from ..orient import best_orders
+from ..orders.layout import Layout, layout_of
+from ..orders.orders import carry, moved_bytes, natural, pull
+from ..orders.orient import best_orders
+from ..orders.prices import Prices, prices_on
+from ..orders.reorder import reorder
+from ..orders.terms import Group, Term, groups_of, terms_of
 from ..pipeline import Context
-from ..prices import Prices, prices_on
 from ..program import Makers, Program, Readers, is_var, producers, users, where
-from ..reorder import reorder
 from ..report import Decision
 from ..same import Body
-from ..terms import Group, Term, groups_of, terms_of
 
 NAME = "orientation"
 WHAT = "products are made in the order in which they are wanted"

@@ -8,9 +8,9 @@ from aerogel._jax import Jaxpr
 from ..exactness import Exactness
 from ..level import Level
 from ..levels import rewrite_levels
-from ..own_broadcasts import ELSEWHERE, Shared, Sums, set_apart
 from ..pipeline import Context
 from ..program import Program, where
+from ..readers.own_broadcasts import ELSEWHERE, Shared, Sums, set_apart
 from ..report import Decision
 
 NAME = "own-broadcasts"

@@ -15,10 +15,10 @@ from ..level import Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import with_calls_open
 from ..pipeline import Context
-from ..prefix_checks import associates, is_smooth
-from ..prefix_loops import PrefixLoop, in_their_places
-from ..prefix_matches import Found, Matches
-from ..prefix_trees import Tree, Trees
+from ..prefixes.prefix_checks import associates, is_smooth
+from ..prefixes.prefix_loops import PrefixLoop, in_their_places
+from ..prefixes.prefix_matches import Found, Matches
+from ..prefixes.prefix_trees import Tree, Trees
 from ..program import Program, where
 from ..report import Decision
 

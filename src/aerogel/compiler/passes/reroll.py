@@ -17,11 +17,11 @@ from ..levels import rewrite_nested
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, rename, substitute, users, where, with_equations
-from ..repeats import Run, runs
 from ..report import Decision
-from ..rolled import Rolled, rolled
-from ..rolled_steps import Part, Refused, Settled, Steps
-from ..rolled_sums import begun
+from ..rolled.repeats import Run, runs
+from ..rolled.rolled import Rolled, rolled
+from ..rolled.rolled_steps import Part, Refused, Settled, Steps
+from ..rolled.rolled_sums import begun
 
 NAME = "reroll"
 # Steps, and those with a product that waits for the step before: docs/explanation/reroll.md has the measurements.

@@ -16,7 +16,7 @@ from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision
-from ..residuals import Residuals, cheapest, rebuilt
+from ..residuals.residuals import Residuals, cheapest, rebuilt
 
 NAME = "residual-choice"
 

@@ -9,8 +9,8 @@ from ..exactness import Exactness
 from ..levels import Around, rewrite_nested
 from ..pipeline import Context
 from ..program import Program, where
+from ..readers.seams import seams, stored
 from ..report import Decision
-from ..seams import seams, stored
 
 NAME = "seams"
 

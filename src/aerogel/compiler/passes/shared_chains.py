@@ -9,9 +9,9 @@ from ..exactness import Exactness
 from ..levels import Around, rewrite_nested
 from ..pipeline import Context
 from ..program import Program, where
+from ..readers.seams import stored
+from ..readers.shared_chains import shared_chains
 from ..report import Decision
-from ..seams import stored
-from ..shared_chains import shared_chains
 
 NAME = "shared-chains"
 

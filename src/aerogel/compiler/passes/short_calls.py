@@ -14,13 +14,13 @@ from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, Jaxpr
 
 from ..cost import jaxpr_seconds
-from ..counted import NOT_SHORT, counted
 from ..exactness import Exactness
-from ..lane_loops import InLanes, in_lanes
+from ..kernels.counted import NOT_SHORT, counted
 from ..pipeline import Context
 from ..program import Program
 from ..report import Decision
-from ..short_calls import Shortened, shortened
+from ..streams.lane_loops import InLanes, in_lanes
+from ..streams.short_calls import Shortened, shortened
 
 NAME = "short-calls"
 # More takes about as long in blocks as it takes to hand it over, and the thread that calls would be held up.

@@ -10,7 +10,7 @@ from ..levels import Around, rewrite_nested
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
-from ..short_rows import Rows, lengthened
+from ..short_axes.short_rows import Rows, lengthened
 
 NAME = "short-rows"
 

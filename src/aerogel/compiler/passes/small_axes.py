@@ -9,7 +9,7 @@ from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
-from ..short_axes import Site, acts, entry_by_entry
+from ..short_axes.short_axes import Site, acts, entry_by_entry
 
 NAME = "small-axes"
 

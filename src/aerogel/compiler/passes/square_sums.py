@@ -10,8 +10,8 @@ from ..level import Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
+from ..readers.square_sums import square_sums, with_zero
 from ..report import Decision
-from ..square_sums import square_sums, with_zero
 
 NAME = "square-sums"
 

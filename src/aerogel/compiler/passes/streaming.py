@@ -9,21 +9,21 @@ from dataclasses import dataclass, field, replace
 
 from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_jaxpr
 
-from ..canonical import canonical
 from ..cost import nbytes
-from ..direct_broadcasts import with_direct_broadcasts
 from ..exactness import Exactness
-from ..filled_diagonals import with_filled_diagonals
+from ..fusion.canonical import canonical
+from ..hoisting.sunk_constants import with_constants_inside
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
-from ..masked_parts import with_masked_parts
 from ..normalize import drop_dead
-from ..own_copies import with_own_copies
 from ..pipeline import Context, broken_limit
 from ..program import Program, inner_jaxprs, is_var, where
 from ..report import Decision
-from ..stream_plan import Form, Left, Sizes, best, seconds_in_blocks, sizes_of, written
-from ..sunk_constants import with_constants_inside
+from ..streams.direct_broadcasts import with_direct_broadcasts
+from ..streams.filled_diagonals import with_filled_diagonals
+from ..streams.masked_parts import with_masked_parts
+from ..streams.own_copies import with_own_copies
+from ..streams.stream_plan import Form, Left, Sizes, best, seconds_in_blocks, sizes_of, written
 from .loop_segments import judged, pair_at
 
 NAME = "streaming"

@@ -10,8 +10,8 @@ from ..level import Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
+from ..readers.sums_of_rows import SumOfRows, in_rows, sums_of_rows
 from ..report import Decision
-from ..sums_of_rows import SumOfRows, in_rows, sums_of_rows
 
 NAME = "sums-of-rows"
 

@@ -7,13 +7,13 @@ from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..cost import nbytes
 from ..exactness import Exactness
+from ..hoisting.turned_constants import turned_constants, with_turned
 from ..levels import rewrite_levels, rewrite_loops
 from ..loop import Loop
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
-from ..turned_constants import turned_constants, with_turned
 
 NAME = "turned-constants"
 WHAT = "a constant of the loop is read along its rows, and turned before it"

@@ -6,12 +6,12 @@ from typing import ClassVar
 from aerogel._jax import JaxprEqn
 
 from ..exactness import Exactness
+from ..hoisting.turned_sums import turned, turned_sums
 from ..levels import rewrite_loops
 from ..loop import Loop
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
-from ..turned_sums import turned, turned_sums
 
 NAME = "turned-sums"
 WHAT = "the sum of products over the steps is made as its transpose"

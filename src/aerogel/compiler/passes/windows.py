@@ -6,15 +6,15 @@ from typing import ClassVar
 
 from aerogel._jax import Jaxpr, Var
 
-from ..even_indices import Even, even_arrays
 from ..exactness import Exactness
+from ..known.even_indices import Even, even_arrays
 from ..level import Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
-from ..window_rows import window_rows
-from ..window_sums import window_sums
+from ..windows.window_rows import window_rows
+from ..windows.window_sums import window_sums
 
 NAME = "windows"
 WINDOWED = ("gather", "scatter-add")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..assume import closed
+from ..known.assume import closed
 
 LARGEST = 1 << 16  # entries that are looked at
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..._errors import UsageError
 from ..._jax import Atom, Literal
-from ..assume import ENTRYWISE, OF_MATRICES, OF_ROWS, closed
-from ..words import words_of
+from ..known.assume import ENTRYWISE, OF_MATRICES, OF_ROWS, closed
+from ..known.words import words_of
 from .constants import facts_of
 from .graph import Graph
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var, explicit_mesh
-from ..assume import assume_p
+from ..known.assume import assume_p
+from ..known.records import Known
 from ..level import Edit, Level
 from ..normalize import inline_call, is_plain_call
 from ..program import inner_jaxprs, is_var, substitute
-from ..records import Known
 from .keys import key_of
 from .knowledge import Knowledge
 from .spelling import PLUMBING, operands, operation

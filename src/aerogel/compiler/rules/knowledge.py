@@ -9,10 +9,10 @@ import numpy as np
 
 from ... import _jax
 from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from ..known.records import Facts, Known, Spread, moved
+from ..known.structure import learn
+from ..known.words import records_of
 from ..program import inner_jaxprs, inner_levels
-from ..records import Facts, Known, Spread, moved
-from ..structure import learn
-from ..words import records_of
 from .constants import facts_of
 
 CALLS = frozenset("jit closed_call eval_jaxpr remat2 checkpoint custom_jvp_call custom_vjp_call".split())

@@ -7,10 +7,10 @@ from typing import Any
 
 from ... import _jax
 from ..._jax import Atom, Var
+from ..known.spread import is_entrywise
 from ..levels import Around
 from ..pipeline import Context
 from ..program import is_var
-from ..spread import is_entrywise
 from .errors import RuleError
 from .exact import ExactSearch, Found
 from .graph import Graph, Node

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from ..axes.elementwise import NAMES
 from ..cost.primitives import DEAR
-from ..written_out import term_by_term
 from .on import on
 from .once import stored
 from .site import Site
+from .written_out import term_by_term
 
 # Measured on 4 cores of an AMD EPYC, jaxlib 0.10.2 (docs/reference/catalogue-linear-algebra.md has the table).
 LARGEST = 16

@@ -10,7 +10,7 @@ from jax import lax
 from ... import _jax
 from ..._jax import ClosedJaxpr, Literal
 from ..axes.rebind import bind
-from ..solves import DenseSolve, dense_solve
+from ..known.solves import DenseSolve, dense_solve
 from . import small_linalg as small
 from .on import on
 from .site import Site

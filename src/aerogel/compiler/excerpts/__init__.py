@@ -1,0 +1,1 @@
+"""Values of which only a part is read: that part alone is made."""

@@ -1,0 +1,1 @@
+"""What stands in a loop and runs outside it instead, once or for all steps at once."""

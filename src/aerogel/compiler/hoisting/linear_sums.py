@@ -1,0 +1,242 @@
+"""Sums over a loop's steps of what is linear in something smaller or cheaper: that is summed, and the rest done once.
+
+`carry += L(v)` with L the same in every step is `L(sum of v)` after the loop. The backward loop of a gradient holds
+such L: the derivative of what its forward loop computed from constants, an inverse or a softmax of the weights, which
+XLA had moved out of the forward loop.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from math import inf
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, JaxprEqn, Var
+
+from ..axes import linear_in, linear_together
+from ..axes.elementwise import NAMES as ELEMENTWISE
+from ..cost import Machine, equation_cost, equation_seconds, nbytes
+from ..cut import SINK, SOURCE, Graph
+from ..loop import Loop
+from ..program import Readers, copy_equation, is_var, substitute, users
+from ..streams.stream_plan import sizes_of
+from .hoist import LoopCopy, Replacement, constant_equations
+
+# A sum of what is so many times larger than the sum that it replaces may be all that keeps it in memory.
+MUCH_SMALLER = 8
+SHAPING = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose copy neg convert_element_type".split())
+
+
+@dataclass(frozen=True)
+class LinearSum:
+    """A carry to which each step adds, and nothing else.
+
+    Attributes:
+        carry: its position.
+        terms: what each step adds.
+        after: the equations, by place, that make the terms of `summed` and can be done once, after the loop.
+        summed: what the steps sum up instead.
+        seconds_saved: predicted, for all steps.
+    """
+
+    carry: int
+    terms: tuple[Var, ...]
+    after: tuple[int, ...]
+    summed: tuple[Var, ...]
+    seconds_saved: float
+
+
+@dataclass
+class _Body:
+    """The body of a loop and who makes and reads what."""
+
+    loop: Loop
+    machine: Machine
+    readers: Readers = field(init=False)
+    makers: dict[Var, int] = field(init=False)
+    fixed: set[Var] = field(init=False)
+
+    def __post_init__(self) -> None:
+        eqns = self.loop.body.eqns
+        self.readers = users(self.loop.body)
+        self.makers = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
+        made = (v for i in constant_equations(self.loop) for v in eqns[i].outvars)
+        self.fixed = {*self.loop.body_consts, *made}
+
+    def moving(self, eqn: JaxprEqn) -> list[int]:
+        """The positions of the inputs that differ from step to step."""
+        return [k for k, x in enumerate(eqn.invars) if is_var(x) and x not in self.fixed]
+
+    def is_linear(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation is linear in all that differs from step to step, taken together."""
+        moving = self.moving(eqn)
+        if eqn.effects or not moving:
+            return False
+        if len(moving) == 1 and moving[0] in linear_in(eqn):
+            return True
+        together = linear_together(eqn)  # of which some may be the same in every step: zeros
+        return set(moving) <= set(together) and all(k in moving or self.is_zero(eqn.invars[k]) for k in together)
+
+    def is_zero(self, x: Atom) -> bool:
+        """Whether a value is zeros, a literal or repeated."""
+        while is_var(x):
+            eqn = self.loop.body.eqns[self.makers[x]] if x in self.makers else None
+            if eqn is None or eqn.primitive.name != "broadcast_in_dim":
+                return False
+            x = eqn.invars[0]
+        return not np.any(x.val)
+
+
+def find_linear(loop: Loop, machine: Machine) -> list[LinearSum]:
+    """For each of a loop's sums what of it is best done after the loop, where that is anything."""
+    body = _Body(loop, machine)
+    found = (_find(body, k) for k in range(len(loop.init)))
+    return [one for one in found if one is not None]
+
+
+def _find(body: _Body, carry: int) -> LinearSum | None:
+    gathered = _gathered(body, carry)
+    if gathered is None:
+        return None
+    terms, adds = gathered
+    eqns, cone = body.loop.body.eqns, _cone(body, terms, adds)
+    graph = Graph()
+    for term in terms:
+        graph.implies(SOURCE, term)
+    for i in cone:
+        graph.edge(SOURCE, i, (body.loop.length - 1) * _step_seconds(eqns[i], body.machine))
+        for k in body.moving(eqns[i]):
+            graph.implies(i, eqns[i].invars[k])
+        for reader in {reader for v in eqns[i].outvars for reader in body.readers.get(v, ())} - adds:
+            graph.implies(i, reader)
+    reads = (eqns[i].invars[k] for i in cone for k in body.moving(eqns[i]))
+    for v in dict.fromkeys((*terms, *reads)):
+        assert is_var(v)
+        maker = body.makers.get(v)
+        seconds = inf if _is_written_for(v, terms, body.machine) else body.loop.length * _add_seconds(v, body.machine)
+        graph.edge(v, maker if maker in cone else SINK, seconds)
+    taken = graph.taken()
+    after = tuple(sorted(i for i in cone if i in taken))
+    if not after:
+        return None
+    made = {v for i in after for v in eqns[i].outvars}
+    reads = (eqns[i].invars[k] for i in after for k in body.moving(eqns[i]))
+    summed = tuple(x for x in dict.fromkeys((*terms, *reads)) if is_var(x) and x not in made)
+    return LinearSum(carry, terms, after, summed, graph.cost(set(terms)) - graph.cost(taken))
+
+
+def _gathered(body: _Body, carry: int) -> tuple[tuple[Var, ...], set[int]] | None:
+    """What each step adds to a carry, and the places of the additions; None if it does anything else with it."""
+    loop, terms, adds = body.loop, list[Var](), set[int]()
+    x, end = loop.body_carry[carry], loop.next_carry[carry]
+    aval = x.aval
+    if not _jax.is_number(aval.dtype) or sum(v is end for v in loop.body.outvars) != 1:
+        return None
+    while x is not end:
+        readers = body.readers.get(x, [])
+        if len(readers) != 1 or readers == [-1]:
+            return None
+        eqn = loop.body.eqns[readers[0]]
+        if eqn.primitive.name in ("add", "add_any") and sum(v is x for v in eqn.invars) == 1:
+            (term,) = (v for v in eqn.invars if v is not x)
+            if not is_var(term) or term in body.fixed or term.aval.shape != aval.shape:
+                return None
+            terms.append(term)
+            adds.add(readers[0])
+        elif eqn.primitive.name != "convert_element_type":  # that takes the weakness from a type
+            return None
+        x = eqn.outvars[0]
+        if x.aval.dtype != aval.dtype or x.aval.shape != aval.shape:
+            return None
+    return (tuple(terms), adds) if terms and body.readers[x] == [-1] else None
+
+
+def _cone(body: _Body, terms: Sequence[Var], adds: set[int]) -> set[int]:
+    """The equations, linear in what differs from step to step, that make terms and nothing else."""
+    cone: set[int] = set()
+    wanted: set[Atom] = set(terms)
+    for i in reversed(range(len(body.loop.body.eqns))):
+        eqn = body.loop.body.eqns[i]
+        if wanted.isdisjoint(eqn.outvars) or not body.is_linear(eqn):
+            continue
+        if all(reader in cone or reader in adds for v in eqn.outvars for reader in body.readers.get(v, ())):
+            cone.add(i)
+            wanted.update(eqn.invars[k] for k in body.moving(eqn))
+    return cone
+
+
+def _step_seconds(eqn: JaxprEqn, machine: Machine) -> float:
+    """What an equation takes in a step: elementwise work is part of another kernel."""
+    if eqn.primitive.name in SHAPING:
+        return 0.0
+    if eqn.primitive.name in ELEMENTWISE:
+        return equation_cost(eqn).flops / machine.vector_flops_per_second
+    return equation_seconds(eqn, machine)
+
+
+def _add_seconds(v: Var, machine: Machine) -> float:
+    """What it takes to add a value to a carry."""
+    rate = machine.bytes_per_second if nbytes(v.aval) > machine.cache_bytes else machine.cache_bytes_per_second
+    return 3 * nbytes(v.aval) / rate + machine.seconds_per_small_kernel
+
+
+def _is_written_for(v: Var, terms: Sequence[Var], machine: Machine) -> bool:
+    """Whether a value is large, and small what becomes of it: in blocks (`streaming`) a step never makes all of it.
+
+    A sum of it would: of the distances of all pairs, in the gradient of a loop that looks at them in each step.
+    """
+    most = max(nbytes(term.aval) for term in terms)
+    return nbytes(v.aval) >= max(sizes_of(machine).least_bytes, MUCH_SMALLER * most)
+
+
+def summed_first(loop: Loop, sums: Sequence[LinearSum]) -> Replacement:
+    """The loop with other sums, and after it what the old ones are."""
+    copy = LoopCopy(loop, {one.carry for one in sums})
+    new, env = copy.new, copy.env
+    eqns = loop.body.eqns
+    dead = {loop.body_carry[one.carry] for one in sums}
+    moved = {i for one in sums for i in one.after}
+    for i, eqn in enumerate(eqns):
+        if i in moved or any(is_var(x) and x in dead for x in eqn.invars):
+            dead.update(eqn.outvars)
+        else:
+            new.body.eqns.append(copy_equation(eqn, env))
+    copy.finish()
+    outside: dict[Var, Atom] = dict(zip(loop.body_consts, loop.consts, strict=True))
+    for v in dict.fromkeys(v for one in sums for v in one.summed):
+        here = substitute(v, env)
+        (start,) = new.before.call(lambda aval=v.aval: lax.full(aval.shape, 0, aval.dtype))
+        total, set_next, final = new.carry(start)
+        set_next(*new.body.call(_plus, total, here))
+        outside[v] = new.after.as_weak_as(v, final)
+    for i in sorted(moved | _ancestors(loop, moved, constant_equations(loop))):
+        new.after.eqns.append(copy_equation(eqns[i], outside))
+    results: dict[Var, Atom] = {}
+    for one in sums:
+        final = loop.finals[one.carry]
+        terms = (substitute(term, outside) for term in one.terms)
+        (out,) = new.after.call(_plus, loop.init[one.carry], *terms)
+        results[final] = new.after.as_weak_as(final, out)
+    return Replacement(new.equations(), results)
+
+
+def _plus(first: Any, *others: Any) -> Any:
+    return reduce(lax.add, others, first)
+
+
+def _ancestors(loop: Loop, places: set[int], among: set[int]) -> set[int]:
+    """The equations of `among` that those at `places` need."""
+    makers = {v: i for i, eqn in enumerate(loop.body.eqns) for v in eqn.outvars}
+    found: set[int] = set()
+    waiting = list(places)
+    while waiting:
+        for x in loop.body.eqns[waiting.pop()].invars:
+            maker = makers.get(x) if is_var(x) else None
+            if maker in among and maker not in found:
+                found.add(maker)
+                waiting.append(maker)
+    return found

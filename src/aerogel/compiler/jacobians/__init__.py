@@ -1,0 +1,1 @@
+"""Jacobians that are made row by row and then multiplied: never made."""

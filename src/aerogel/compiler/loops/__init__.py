@@ -1,0 +1,1 @@
+"""Loops that walk along an array, and other steps that can be had for less."""

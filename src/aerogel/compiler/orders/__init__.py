@@ -1,0 +1,1 @@
+"""In which sequence the dimensions of values are stored, so that least is copied."""

@@ -1,0 +1,227 @@
+"""What orders cost where they meet: at readers, at equations that carry an order, at products.
+
+A price depends on nothing but types, parameters and orders, so that alike places of a program share one, which
+remembers its answers. Its orders are given in *seats*: first those of operands, last that of the result or reader.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+from aerogel._jax import JaxprEqn
+
+from ..kept import Kept
+from ..products import Form, Product
+from .orders import Order, carry, copy_weight, natural, operand_order, pull, result_order
+
+Orders = tuple[Order, ...]
+# Two dimensions that are one: (seat, dimension) twice.
+Link = tuple[tuple[int, int], tuple[int, int]]
+
+
+class Price:
+    """What is copied for given orders, and which other orders might suit.
+
+    Attributes:
+        links: dimensions of different seats that are one dimension.
+    """
+
+    links: tuple[Link, ...] = ()
+
+    def __init__(self) -> None:
+        self._weights: dict[Orders, float] = {}
+        self._wishes: dict[tuple[int, Orders], Sequence[Order]] = {}
+        self._ties: dict[tuple[int, Order], Order | None] = {}
+
+    def weight(self, at: Orders) -> float:
+        """Bytes copied when the seats are stored in the orders `at`."""
+        found = self._weights.get(at)
+        if found is None:
+            found = self._weights[at] = self._weight(at)
+        return found
+
+    def wishes(self, seat: int, at: Orders) -> Sequence[Order]:
+        """Orders of a seat that might suit those of the others."""
+        found = self._wishes.get((seat, at))
+        if found is None:
+            found = self._wishes[seat, at] = self._wish(seat, at)
+        return found
+
+    def tie(self, seat: int, order: Order) -> Order | None:
+        """The order of the other one of two seats with which nothing is copied when `seat` is stored in `order`."""
+        key = seat, order
+        if key not in self._ties:
+            self._ties[key] = self._tie(seat, order)
+        return self._ties[key]
+
+    def burden(self, at: Orders) -> float:
+        """What is done more slowly, as so many bytes copied, in ways that only the outcome of a search is judged by."""
+        return 0.0
+
+    def _weight(self, at: Orders) -> float:
+        raise NotImplementedError
+
+    def _wish(self, seat: int, at: Orders) -> Sequence[Order]:
+        raise NotImplementedError
+
+    def _tie(self, seat: int, order: Order) -> Order | None:
+        return None
+
+
+class Reading(Price):
+    """Seats: a value, and who reads it in an order of its own; between them may stand broadcasts."""
+
+    def __init__(self, aval: Any, rank: int, chain: Sequence[JaxprEqn], linked: bool):
+        super().__init__()
+        self.aval, self.chain = aval, chain
+        self.links = tuple(((0, d), (1, d)) for d in range(rank)) if linked else ()
+
+    def _weight(self, at: Orders) -> float:
+        return copy_weight(self.aval, at[0], _under(self.chain, at[1]))
+
+    def _wish(self, seat: int, at: Orders) -> Sequence[Order]:
+        return (self._tie(1 - seat, at[1 - seat]),)
+
+    def _tie(self, seat: int, order: Order) -> Order:
+        return _under(self.chain, order) if seat else _over(self.chain, order)
+
+
+class Carrying(Price):
+    """Seats: the operand of one of `CARRIERS` (or what it repeats), and the result."""
+
+    def __init__(self, eqn: JaxprEqn, aval: Any, chain: Sequence[JaxprEqn]):
+        super().__init__()
+        self.eqn, self.aval, self.chain = eqn, aval, chain
+        if eqn.primitive.name != "reshape":
+            forward = pull(eqn, natural(len(eqn.outvars[0].aval.shape)))
+            assert forward is not None, "the natural order is always possible"
+            gone = {*eqn.params.get("axes", ()), *eqn.params.get("dimensions", ())}
+            self.links = tuple(((0, d), (1, k)) for k, d in enumerate(d for d in forward if d not in gone))
+
+    def choices(self, stored: Order, wanted: Order) -> list[tuple[float, Order]]:
+        """Orders in which the equation may read its operand, each with what is copied: operand first, or result."""
+        out, rank = self.eqn.outvars[0].aval, len(self.eqn.invars[0].aval.shape)
+        orders = [*([] if self.chain else [stored]), pull(self.eqn, wanted), natural(rank)]
+        found: list[tuple[float, Order]] = []
+        for order in dict.fromkeys(orders):
+            carried = None if order is None else carry(self.eqn, order)
+            if order is not None and carried is not None:
+                weight = copy_weight(self.aval, stored, _under(self.chain, order))
+                weight += copy_weight(out, carried.order, wanted)
+                found.append((weight, order))
+        return found
+
+    def _weight(self, at: Orders) -> float:
+        return min(weight for weight, _ in self.choices(*at))
+
+    def _wish(self, seat: int, at: Orders) -> Sequence[Order]:
+        if not seat:
+            found = None if self.chain else pull(self.eqn, at[1])
+        else:
+            found = self._tie(0, natural(len(self.eqn.invars[0].aval.shape)) if self.chain else at[0])
+        return () if found is None else (found,)
+
+    def _tie(self, seat: int, order: Order) -> Order | None:
+        if seat:
+            return pull(self.eqn, order)
+        carried = carry(self.eqn, order)
+        return None if carried is None else carried.order
+
+
+class Multiplying(Price):
+    """Seats: the operands of a product, and its result."""
+
+    def __init__(self, product: Product):
+        super().__init__()
+        self.product = product
+        self._best: dict[Orders, tuple[float, Form]] = {}
+        batch, free, contract = product.batch, product.free, product.contract
+        count = len(batch[0])
+        links: list[Link] = []
+        for side, start in ((0, count), (1, count + len(free[0]))):
+            links += [((side, d), (2, b)) for b, d in enumerate(batch[side])]
+            links += [((side, d), (2, start + k)) for k, d in enumerate(free[side])]
+        links += [((0, a), (1, b)) for a, b in zip(*contract, strict=True)]
+        self.links = tuple(links)
+
+    def form(self, at: Orders) -> Form:
+        """The cheapest form."""
+        return self._cheapest(at)[1]
+
+    def burden(self, at: Orders) -> float:
+        """What the product takes longer for the form that it has."""
+        return self.product.burden(self.form(at))
+
+    def _cheapest(self, at: Orders) -> tuple[float, Form]:
+        if at not in self._best:
+            self._best[at] = self.product.best(*at)
+        return self._best[at]
+
+    def _weight(self, at: Orders) -> float:
+        return self._cheapest(at)[0]
+
+    def _wish(self, seat: int, at: Orders) -> Sequence[Order]:
+        if seat < 2:
+            return self.product.wishes(seat, at[2], at[1 - seat])
+        return list(dict.fromkeys(form.out for form in self.product.forms(*at)))
+
+
+P = TypeVar("P", bound=Price)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices, each made once for all equations that are alike."""
+
+    platform: str
+    _made: Kept[Any] = field(default_factory=lambda: Kept(1024))
+
+    def reading(self, aval: Any, rank: int, chain: Sequence[JaxprEqn], linked: bool) -> Reading:
+        """That of reading, by way of the broadcasts `chain`, a value of type `aval` as one of `rank` dimensions."""
+        key = ("reading", aval.shape, aval.dtype, rank, _chain_key(chain), linked)
+        return self._find(key, lambda: Reading(aval, rank, chain, linked))
+
+    def carrying(self, eqn: JaxprEqn, aval: Any, chain: Sequence[JaxprEqn]) -> Carrying:
+        """That of one of `CARRIERS` whose operand is made by the broadcasts `chain` of a value of type `aval`."""
+        p, operand, out = eqn.params, eqn.invars[0].aval, eqn.outvars[0].aval
+        said = tuple(p.get(name) for name in ("permutation", "axes", "dimensions", "new_sizes"))
+        types = (operand.shape, operand.dtype, out.shape, out.dtype, aval.shape, aval.dtype)
+        key = (eqn.primitive.name, said, types, _chain_key(chain))
+        return self._find(key, lambda: Carrying(eqn, aval, chain))
+
+    def multiplying(self, eqn: JaxprEqn) -> Multiplying:
+        """That of a `dot_general`."""
+        one, other, out = eqn.invars[0].aval, eqn.invars[1].aval, eqn.outvars[0].aval
+        p = eqn.params
+        said = (p["dimension_numbers"], p["precision"])
+        key = ("product", said, one.shape, one.dtype, other.shape, other.dtype, out.dtype)
+        return self._find(key, lambda: Multiplying(Product.of(eqn, self.platform)))
+
+    def _find(self, key: Hashable, make: Callable[[], P]) -> P:
+        found = self._made.get(key)
+        return self._made.put(key, make()) if found is None else found
+
+
+@cache
+def prices_on(platform: str) -> Prices:
+    """Those that all programs on a platform share."""
+    return Prices(platform)
+
+
+def _chain_key(chain: Sequence[JaxprEqn]) -> Hashable:
+    return tuple((eqn.invars[0].aval.shape, eqn.params["shape"], eqn.params["broadcast_dimensions"]) for eqn in chain)
+
+
+def _under(chain: Sequence[JaxprEqn], order: Order) -> Order:
+    """The order of what is repeated, of a value in an order."""
+    for eqn in chain:
+        order = operand_order(eqn, order)
+    return order
+
+
+def _over(chain: Sequence[JaxprEqn], order: Order) -> Order:
+    """The order of a value, of what is repeated in an order."""
+    for eqn in reversed(chain):
+        order = result_order(eqn, order)
+    return order

@@ -1,0 +1,1 @@
+"""Equations that repeat one another, as a loop."""

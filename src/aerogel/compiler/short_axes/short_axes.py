@@ -1,0 +1,282 @@
+"""Reductions over, or beside, a short last axis, made entry by entry.
+
+Points in space, quaternions, small one-hot codes: the last axis has 2 to 8 entries, and XLA's CPU backend makes it the
+innermost loop. Entry by entry (`components.py`) the same numbers come from long loops. Before differentiation only what
+is small beside the value may be cut: a gradient pads and adds up what was cut, which takes 100 times as long where that
+is large.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aerogel import _jax
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
+
+from ..axes.rebind import bind
+from ..cost import nbytes
+from ..cost.primitives import REDUCE
+from ..exactness import Exactness
+from ..fusion.once import SHIFTED_SECONDS
+from ..kernels.shifted import flops_again
+from ..level import Edit, Level, apply_edits
+from ..pipeline import Context
+from ..program import Builder, is_var
+from ..rules.once import once
+from ..windows.components import ELEMENTWISE, FUSED, MOST_EQUATIONS, Components
+
+# From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
+LONGEST = {"reduce_sum": 8, "reduce_prod": 8, "reduce_max": 4, "reduce_min": 4, "dot_general": 8}
+# Of sums of what is much larger than what it is made of, which is in no memory to be read along its rows: all
+# differences of points in 10 dimensions are summed in a quarter of the time, and their gradients in a ninth.
+LONGEST_AMPLIFIED = 32
+FOLDS = {
+    "reduce_sum": lax.add,
+    "reduce_prod": lax.mul,
+    "reduce_max": lax.max,
+    "reduce_min": lax.min,
+    "dot_general": lax.add,
+}
+# Elements of what is reduced. Fewer than these XLA's CPU backend reduces in a loop of its own, more it hands to a
+# library (jaxlib 0.10.2): norms of 1,365 points take 3 us, of 1,366 16 us, and entry by entry 3 us and 4 us.
+FEWEST = 4096
+# The same where an extremum of the row is taken from each entry: a softmax of 8 numbers, and its gradient.
+FEWEST_BESIDE = 32_768
+AMPLIFIED = 16  # times that such a value is larger than what it is made of: an array that is there is read as it is
+IN_CACHE = 8 << 20  # bytes up to which storing what all entries read costs little; what is larger is streamed
+ENTRYWISE = "the innermost loop is a long one"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A reduction with a short last axis: the edit that makes it entry by entry, or none, and why.
+
+    Attributes:
+        leaves: what its entries are cut from.
+    """
+
+    eqn: JaxprEqn
+    edit: Edit | None
+    reason: str
+    leaves: frozenset[Var] = frozenset()
+
+
+def entry_by_entry(jaxpr: Jaxpr, context: Context) -> tuple[Jaxpr, list[Site]]:
+    """One level with such reductions made entry by entry, and its sites; the same object if none is.
+
+    The platform is a CPU, and sums may be taken in another order.
+    """
+    done: list[Site] = []
+    while True:  # what is left of [n, 4, 3] is reduced beside an axis of 4
+        sites = list(_sites(jaxpr, context))
+        edits = [site.edit for site in sites if site.edit is not None]
+        if not edits:
+            return jaxpr, [*done, *sites]
+        done += [site for site in sites if site.edit is not None]
+        cut = frozenset(leaf for site in sites if site.edit is not None for leaf in site.leaves)
+        stored = [] if context.before_differentiation else list(_stored(Level(jaxpr), cut, context))
+        jaxpr, _ = apply_edits(jaxpr, edits)
+        jaxpr, _ = apply_edits(jaxpr, [_kept(jaxpr, v) for v in stored])
+
+
+def acts(context: Context) -> bool:
+    """Whether reductions may be made entry by entry."""
+    return context.platform == "cpu" and Exactness.REASSOCIATES in context.allowed
+
+
+def _sites(jaxpr: Jaxpr, context: Context) -> Iterator[Site]:
+    places = [place for place, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in FOLDS and _is_short(eqn)]
+    if not places:
+        return
+    level = Level(jaxpr)
+    for place in places:
+        eqn = jaxpr.eqns[place]
+        if _reduced(eqn).aval.shape[-1] <= LONGEST[eqn.primitive.name] or is_in_no_memory(level, eqn):
+            edit, reason = _edit(level, place, context)
+            leaves = frozenset(v for x in eqn.invars for v in Components(level, x, x.aval.ndim - 1).leaves)
+            yield Site(eqn, edit, reason, leaves)
+
+
+def _stored(level: Level, leaves: Iterable[Var], context: Context) -> Iterator[Var]:
+    """Those of `leaves` that should still be stored when no reduction reads them, which had XLA store them.
+
+    Else they are fused into all that read them: behind a shift that is scalar code, once for each place.
+    """
+    for leaf in sorted((v for v in leaves if v in level.made_by), key=lambda v: level.made_by[v]):
+        if leaf.aval.dtype != np.float32 or len(level.readers(leaf)) < 2:
+            continue
+        again = leaf.aval.size * flops_again(level, leaf) * SHIFTED_SECONDS
+        if again > 2 * nbytes(leaf.aval) / context.machine.cache_bytes_per_second + context.machine.seconds_per_kernel:
+            yield leaf
+
+
+def _kept(jaxpr: Jaxpr, value: Var) -> Edit:
+    """Stores a value."""
+    place = next(k for k, eqn in enumerate(jaxpr.eqns) if value in eqn.outvars)
+    eqn = jaxpr.eqns[place]
+    builder = Builder(eqn)
+    made = _jax.new_var(value.aval)
+    builder.eqns.append(eqn.replace(outvars=[made]))
+    (stored,) = builder.call(once, made)
+    return _replacing(place, eqn, builder, stored)
+
+
+def is_in_no_memory(level: Level, eqn: JaxprEqn) -> bool:
+    """Whether all that a reduction reads is much larger than what it is made of, and made where it is read.
+
+    Of a product that repeats one operand the other one.
+    """
+    return all(_is_repeated(eqn, x) or Components(level, x, x.aval.ndim - 1).amplify(AMPLIFIED) for x in eqn.invars)
+
+
+def _reduced(eqn: JaxprEqn) -> Any:
+    """What is reduced; of a product the operand that it does not repeat."""
+    return max(eqn.invars, key=lambda x: x.aval.ndim)
+
+
+def _is_repeated(eqn: JaxprEqn, x: Any) -> bool:
+    """Whether `x` is much smaller than the other operand of a product, which repeats it along axes of that."""
+    wide = _reduced(eqn).aval
+    return x.aval.ndim < wide.ndim and AMPLIFIED * x.aval.size <= wide.size
+
+
+def _is_short(eqn: JaxprEqn) -> bool:
+    """Whether the last axis of what is reduced is a short one."""
+    shape, dtype = _reduced(eqn).aval.shape, eqn.invars[0].aval.dtype
+    if len(shape) < 2 or not isinstance(dtype, np.dtype) or dtype.kind not in "fiu" or dtype.itemsize < 4:
+        return False
+    if eqn.primitive.name == "dot_general" and not _is_rowwise(eqn):
+        return False
+    return (
+        2 <= shape[-1] <= (LONGEST_AMPLIFIED if FOLDS[eqn.primitive.name] is lax.add else LONGEST[eqn.primitive.name])
+    )
+
+
+def _is_rowwise(product: JaxprEqn) -> bool:
+    """Whether a product is the sum over the last axis of the entrywise product of two arrays of one type.
+
+    One of them may be repeated: the cotangent of a point's sum over its differences from all others.
+    """
+    x, y = (x.aval for x in product.invars)
+    contracted, (batch, same) = product.params["dimension_numbers"]
+    return (
+        x.dtype == y.dtype == product.outvars[0].aval.dtype
+        and contracted == ((x.ndim - 1,), (y.ndim - 1,))
+        and tuple(batch) == tuple(same) == tuple(range(min(x.ndim, y.ndim) - 1))
+    )
+
+
+def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:
+    eqn = level.eqns[place]
+    operand, last = eqn.invars[0], eqn.invars[0].aval.ndim - 1
+    axes = tuple(eqn.params["axes"]) if "axes" in eqn.params else (last,)
+    if axes == (last,):
+        return _over(level, place, context)
+    if last in axes or not axes:
+        return None, "it is reduced together with other axes, by one loop"
+    found = Components(level, operand, last)
+    if operand.aval.size < FEWEST or not found.amplify(AMPLIFIED):
+        return None, "what it reads is there, and read as it is"
+    if found.stores(IN_CACHE):
+        return None, "all entries would read a large value that is not stored now"
+    return _beside(place, eqn, found), ENTRYWISE
+
+
+def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:
+    """The reduction over the short axis; of a product, that of its operands' entries."""
+    eqn = level.eqns[place]
+    wide = _reduced(eqn).aval
+    if wide.size < FEWEST:
+        return None, f"fewer than {FEWEST} numbers: XLA's own loop is as fast"
+    found = [Components(level, x, x.aval.ndim - 1) for x in eqn.invars]
+    amplified = all(one.amplify(AMPLIFIED) or _is_repeated(eqn, one.value) for one in found)
+    if context.before_differentiation and not amplified:
+        return None, "before differentiation: its gradient would pad what is cut, which is large"
+    if len(found) > 1 and not amplified:
+        return None, "its operands are there, and read as they are"
+    if not amplified and _is_beside_extrema(level, eqn) and (wide.size < FEWEST_BESIDE or _is_alone(level, wide.shape)):
+        return None, "it is of what is left when an extremum of the whole row is taken: one library call does both"
+    builder, rest = Builder(eqn), wide.shape[:-1]
+    entries: list[Atom] = []
+    for k in range(wide.shape[-1]):
+        factors = [one.entry(builder, k) for one in found]
+        entries += builder.call(lambda *xs: reduce(lax.mul, (_repeated(x, rest) for x in xs)), *factors)
+    fold = FOLDS[eqn.primitive.name]
+    (total,) = builder.call(lambda *xs: reduce(fold, xs), *entries)
+    # Cuts of what is amplified are small, and XLA computes what is made of few of them where it is read: minima of the
+    # distances of 1,000 points took 1.6 times as long with the distances made once, forces between bodies 1.1 times.
+    # What is made of 20 it stores.
+    few = amplified and wide.shape[-1] <= LONGEST[eqn.primitive.name]
+    if not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0]):
+        (total,) = builder.call(once, total)
+    return _replacing(place, eqn, builder, total), ENTRYWISE
+
+
+def _is_beside_extrema(level: Level, eqn: JaxprEqn) -> bool:
+    """Whether what is summed up is made entry by entry of extrema of its rows, which are too long to be cut too."""
+    waiting, seen = [x for x in eqn.invars if is_var(x)], set[Var]()
+    shape = _reduced(eqn).aval.shape
+    while waiting and len(seen) <= MOST_EQUATIONS:
+        maker = level.maker(x := waiting.pop())
+        if maker is None or x in seen:
+            continue
+        seen.add(x)
+        name = maker.primitive.name
+        if FOLDS.get(name) in (lax.max, lax.min) and maker.invars[0].aval.shape == shape:
+            return shape[-1] > LONGEST[name]
+        if name in FUSED or name == "stop_gradient":
+            waiting += filter(is_var, maker.invars)
+    return False
+
+
+def _is_alone(level: Level, shape: tuple[int, ...]) -> bool:
+    """Whether there is one sum over rows of that shape: a gradient has more, and all but the first win."""
+    sums = (eqn for eqn in level.eqns if FOLDS.get(eqn.primitive.name) is lax.add and _is_short(eqn))
+    return sum(_reduced(eqn).aval.shape == shape for eqn in sums) < 2
+
+
+def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
+    """`x` along the axes behind its own."""
+    return x if x.shape == shape else lax.broadcast_in_dim(x, shape, range(x.ndim))
+
+
+def _is_reduced(level: Level, result: Var) -> bool:
+    """Whether a reduction reads, through entrywise equations, what a loop should compute from entries.
+
+    XLA hands such a reduction to a library, with all that feeds it, and stores each cut for it. Where the library is
+    handed the result alone, one loop reads the array.
+    """
+    if result.aval.dtype != np.float32:
+        return False
+    waiting, seen = [result], {result}
+    while waiting and len(seen) <= MOST_EQUATIONS:
+        for place in level.readers(waiting.pop()):
+            eqn = level.eqns[place] if place >= 0 else None
+            if eqn is None:
+                continue
+            if eqn.primitive.name in REDUCE:
+                return True
+            if eqn.primitive.name in ELEMENTWISE:
+                waiting += [v for v in eqn.outvars if v not in seen]
+                seen.update(eqn.outvars)
+    return False
+
+
+def _beside(place: int, eqn: JaxprEqn, found: Components) -> Edit:
+    """A reduction over other axes, which keeps the short one."""
+    builder = Builder(eqn)
+    totals: list[Atom] = []
+    for k in range(eqn.invars[0].aval.shape[-1]):
+        totals += builder.call(lambda x: bind(eqn, [x], eqn.params), found.entry(builder, k))
+    last = totals[0].aval.ndim
+    (out,) = builder.call(lambda *xs: lax.concatenate([lax.expand_dims(x, [last]) for x in xs], last), *totals)
+    return _replacing(place, eqn, builder, out)
+
+
+def _replacing(place: int, eqn: JaxprEqn, builder: Builder, out: Any) -> Edit:
+    here = frozenset((place,))
+    return Edit(place, here, builder.eqns, {eqn.outvars[0]: out}, here)

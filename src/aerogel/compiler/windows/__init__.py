@@ -1,0 +1,1 @@
+"""Windows of arrays, and sums over them, made of slices."""
