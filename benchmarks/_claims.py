@@ -68,6 +68,7 @@ CLAIMS = (
     "a_module_crosses_jit_for_what_its_list_costs",
     "a_module_crosses_faster_than_elsewhere",
     "a_sort_costs_what_a_sort_of_integers_costs",
+    "a_sort_whose_order_nobody_needs_is_not_made",
     "an_argmax_costs_a_reduction",
     "a_cumulative_sum_takes_few_passes",
     "a_call_returns_before_it_has_computed",

@@ -29,9 +29,9 @@ ORDER = [
 ]
 # The packages of the compiler, in the same sense. Its single files (programs, levels, the pipeline) stand beside them.
 COMPILER_ORDER = [
-    *("axes", "cost", "known", "normal_form", "fusion", "excerpts", "networks", "rules", "kernels", "orders"),
-    *("readers", "windows", "short_axes", "residuals", "prefixes", "streams", "hoisting", "loops", "jacobians"),
-    *("masks", "rolled", "judging", "passes"),
+    *("axes", "cost", "known", "normal_form", "fusion", "excerpts", "networks", "rules", "sorts", "kernels"),
+    *("orders", "readers", "windows", "short_axes", "residuals", "prefixes", "streams", "hoisting", "loops"),
+    *("jacobians", "masks", "rolled", "judging", "passes"),
 ]
 # Beyond the order: layers are written in terms of transformations, never of programs.
 FORBIDDEN = {("nn", "compiler")}

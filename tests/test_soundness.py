@@ -86,6 +86,7 @@ ELSEWHERE = {
     "masked-columns",
     "masks-of-results",
     "memory-limit",
+    "needless-sorts",
     "one-of-sorted",
     "prefix-loops",
     "seams",

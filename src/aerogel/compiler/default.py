@@ -37,6 +37,7 @@ from .passes.loop_words import LoopWords
 from .passes.masked_columns import MaskedColumns
 from .passes.masks_of_results import MasksOfResults
 from .passes.memory_limit import MemoryLimit
+from .passes.needless_sorts import NeedlessSorts
 from .passes.orientation import Orientation
 from .passes.own_broadcasts import OwnBroadcasts
 from .passes.prefix_loops import PrefixLoops
@@ -83,6 +84,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     Streaming(),
     MaskedColumns(),
     LoopSegments(),
+    NeedlessSorts(),
     MemoryLimit(),
     BranchGuard(),
     BatchLast(),

@@ -42,6 +42,8 @@ class Machine:
         merged_axes_seconds: per element, of an outer product as an operand that is summed over several of its
             dimensions: XLA writes it with these as one, and divides to know the place in each factor.
         short_axis_seconds: per element, of a reduction over a last axis shorter than 16.
+        row_scale: of the seconds of an element that is gathered or added by a scatter, for each that a row in one piece
+            has beyond its first.
         terms_per_row: from so many terms for each row of a narrow left operand on, a product is made in less time the
             other way round where the terms are the last axis of both; `even_rows`: for multiples of so many rows.
         element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element
@@ -82,6 +84,7 @@ class Machine:
     depthwise_scale: float = 0.1
     merged_axes_seconds: float = 0.0
     short_axis_seconds: float = 0.0
+    row_scale: float = 1.0
     terms_per_row: float = 8.0
     even_rows: int = 1
     gemm_scale: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -130,6 +133,7 @@ _CPU = Machine(
     depthwise_scale=0.006,
     merged_axes_seconds=8e-10,
     short_axis_seconds=1.4e-9,
+    row_scale=0.12,
     gemm_scale={"float64": 0.45, "complex64": 0.7, "complex128": 0.3, "int32": 0.35, "int64": 0.2, "int8": 0.35},
     element_seconds={
         "sin": 6.5e-9, "cos": 5.8e-9, "tan": 1.27e-8, "asin": 1.32e-8, "acos": 1.96e-8, "atan": 1.14e-8,

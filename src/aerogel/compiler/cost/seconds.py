@@ -214,7 +214,7 @@ def _seconds_in_one_kernel(eqn: JaxprEqn, machine: Machine) -> float:
         return batch * m * n * k * machine.seconds_per_term_of_few
     price = machine.element_seconds.get(eqn.primitive.name)
     if price is not None:
-        return price * _units(eqn) * _width(eqn)
+        return price * _units(eqn, machine) * _width(eqn)
     return equation_flops(eqn) * _width(eqn) / machine.vector_flops_per_second
 
 
@@ -242,7 +242,7 @@ def _arithmetic_seconds(eqn: JaxprEqn, machine: Machine) -> float:
     if name in LINALG:
         return _linalg_seconds(eqn, machine)
     if price is not None:
-        return price * _units(eqn) * _width(eqn)
+        return price * _units(eqn, machine) * _width(eqn)
     flops = equation_flops(eqn)
     if not flops:
         return 0.0
@@ -265,16 +265,31 @@ def merged_seconds(count: int, machine: Machine) -> float:
     return min(alone, machine.seconds_to_share + alone / machine.cores)
 
 
-def _units(eqn: JaxprEqn) -> int:
+def _units(eqn: JaxprEqn, machine: Machine) -> float:
     name = eqn.primitive.name
     if name == "sort":
         return equation_flops(eqn)
+    if name in ("gather", "scatter-add"):
+        return _by_rows(eqn, machine)
     if name in UPDATE:
         return elements(eqn.invars[update_operand(name)].aval)
     if name in ELEMENTWISE_FLOPS or name in RANDOM or name in WINDOWS:
         return elements(eqn.outvars[0].aval)
     assert name in CUMULATIVE or name in REDUCE or name == "top_k", f"no unit for the price of {name}"
     return elements(eqn.invars[0].aval)
+
+
+def _by_rows(eqn: JaxprEqn, machine: Machine) -> float:
+    """Elements that are gathered, or added by a scatter: in a row in one piece those after the first are cheaper."""
+    numbers, rank = eqn.params["dimension_numbers"], eqn.invars[0].aval.ndim
+    if eqn.primitive.name == "gather":
+        whole, windows, alone = eqn.outvars[0].aval, numbers.offset_dims, numbers.collapsed_slice_dims
+    else:
+        whole, windows, alone = eqn.invars[2].aval, numbers.update_window_dims, numbers.inserted_window_dims
+    in_one_piece = rank - 1 not in {*alone, *numbers.operand_batching_dims}
+    row = math.prod(whole.shape[d] for d in windows) if in_one_piece else 1
+    rows = elements(whole) / max(1, row)
+    return rows + (elements(whole) - rows) * machine.row_scale
 
 
 def _width(eqn: JaxprEqn) -> float:

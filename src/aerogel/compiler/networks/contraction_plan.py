@@ -176,11 +176,14 @@ class _Planner:
         rest = hot.labels & ~label
         price, speed = self.machine.element_seconds, self.machine.bytes_per_second
         if label & dense.labels and not label & labels:
-            size = self.size((dense.labels | rest) & ~label)
-            return size * (price.get("gather", 0.0) + 2 * self.dtype.itemsize / speed), "gather"
+            size, rows = self.size((dense.labels | rest) & ~label), self.size(rest)
+            dear = rows + (size - rows) * self.machine.row_scale
+            return dear * price.get("gather", 0.0) + size * 2 * self.dtype.itemsize / speed, "gather"
         if label & labels & ~dense.labels and not rest & (labels | ~dense.labels):
             moved = self._bytes(dense.labels) + 2 * self._bytes(labels)
-            return self.size(dense.labels) * price.get("scatter-add", 0.0) + moved / speed, "scatter"
+            rows, entries = self.size(dense.labels & hot.labels), self.size(dense.labels)
+            dear = rows + (entries - rows) * self.machine.row_scale
+            return dear * price.get("scatter-add", 0.0) + moved / speed, "scatter"
         return None
 
     def _product_seconds(self, left: Node, right: Node, labels: int) -> float:

@@ -40,6 +40,26 @@ def sort_key(x: jax.Array) -> jax.Array:
     return lax.select(lax.ne(x, x), _full(signed, largest), one_zero)
 
 
+def number_of(key: jax.Array, dtype: Any) -> jax.Array:
+    """The number that has a key: not of the keys of zero and of nan, of which floats have several."""
+    dtype = np.dtype(dtype)
+    if dtype == np.bool_:
+        return lax.ne(key, _full(key, 0))
+    if not jnp.issubdtype(dtype, jnp.floating):
+        if dtype.kind == "i":
+            return key
+        return lax.bitcast_convert_type(lax.bitwise_xor(key, _full(key, np.iinfo(key.dtype).min)), dtype)
+    turned = lax.bitwise_xor(key, _full(key, np.iinfo(key.dtype).max))
+    return lax.bitcast_convert_type(lax.select(lax.lt(key, _full(key, 0)), turned, key), dtype)
+
+
+def has_several(key: jax.Array, dtype: Any) -> jax.Array:
+    """Whether numbers of different bits have a key: zeros, and nans."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return lax.full_like(key, False, np.bool_)
+    return lax.bitwise_or(lax.eq(key, _full(key, 0)), lax.eq(key, _full(key, np.iinfo(key.dtype).max)))
+
+
 def bits_of(x: jax.Array) -> jax.Array:
     """The bits of numbers of up to 32 bits, as integers of that size."""
     return lax.bitcast_convert_type(x, _BITS[np.dtype(x.dtype).itemsize])

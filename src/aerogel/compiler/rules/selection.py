@@ -12,9 +12,11 @@ from jax import lax
 from .extrema import cannot_block, in_blocks
 from .on import on
 from .operand import Operand
-from .places import or_sorted, part
+from .places import or_sorted, part, sort_key, taken
+from .ranks import highest_rank, lowest_rank
 from .rule import Rule, rule
 from .site import Site
+from .sorting import sort_by_places
 
 # Measured border: docs/reference/catalogue-order.md.
 FEWEST = 160  # elements: below, the branch takes longer to start than the sort takes
@@ -119,12 +121,7 @@ def _(x: Any, *, axis: int, start: int) -> Any:
     n = x.shape[axis]
     sort = partial(last_of_argsorted.before, axis=axis, start=start)
 
-    def select(x: jax.Array) -> jax.Array:
-        # `top_k` takes those in front: it looks from the end.
-        from_end = lax.rev(_largest(lax.rev(x, (axis,)), axis, n - start)[1], (axis,))
-        return _as_places(lax.sub(lax.full_like(from_end, n - 1), from_end))
-
-    return or_sorted(x, select, sort)
+    return or_sorted(x, lambda x: _as_places(_last_places(x, axis, n - start)), sort)
 
 
 @last_of_argsorted.when
@@ -178,6 +175,39 @@ def top_one(x: jax.Array, *, k: int, axis: int, site: Site, **others: Any) -> li
             x,
         )
     )
+
+
+def extremum(x: jax.Array, axis: int, is_highest: bool) -> jax.Array:
+    """The first or the last entry of a sort of floats, bit for bit: by the integers that order them where it must."""
+    found = (jnp.max if is_highest else jnp.min)(x, axis, keepdims=True)
+    ranked = highest_rank if is_highest else lowest_rank
+    return _or_unusual(x, found, axis, lambda x: taken(x, ranked(sort_key(x), axis).place, axis))
+
+
+def few_places(x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
+    """Where the entries of some ranks stand: of the lowest ones, or of the highest.
+
+    Args:
+        x: float32.
+        axis: of length n.
+        start: 0, unless `stop` is n.
+        stop: behind the last rank.
+    """
+    n = x.shape[axis]
+    if stop == n:
+        return or_sorted(x, lambda x: _last_places(x, axis, n - start), partial(_sorted_places, axis, start, stop))
+    return or_sorted(x, lambda x: _largest(lax.neg(x), axis, stop)[1], partial(_sorted_places, axis, start, stop))
+
+
+def _sorted_places(axis: int, start: int, stop: int, x: jax.Array) -> jax.Array:
+    places = lax.broadcasted_iota(np.int32, x.shape, axis)
+    return part(sort_by_places([x, places], axis)[1], axis, start, stop)
+
+
+def _last_places(x: jax.Array, axis: int, k: int) -> jax.Array:
+    # `top_k` takes those in front: it looks from the end.
+    from_end = lax.rev(_largest(lax.rev(x, (axis,)), axis, k)[1], (axis,))
+    return lax.sub(lax.full_like(from_end, x.shape[axis] - 1), from_end)
 
 
 def _is_unusual(x: jax.Array, extremum: jax.Array, axis: int) -> jax.Array:
