@@ -127,6 +127,37 @@ def test_gradients(name: str) -> None:
     assert carried(optimised(natural), X) == FIXED.get(name, 0) < carried(natural, X)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("downwards", [False, True])
+def test_stacked_indices_keep_their_order(reverse: bool, downwards: bool) -> None:
+    """A buffer that is filled from its end is made by a loop that runs the other way; what it counts is not turned."""
+
+    def f(x: Any) -> Any:
+        def step(state: Any, _: Any) -> Any:
+            i, b = state
+            j = N - 1 - i if downwards else i
+            return (i + 1, b.at[j].set(jnp.sin(x[j]))), (j, 2 * i)
+
+        return lax.scan(step, (0, jnp.zeros_like(x)), None, length=N, reverse=reverse)
+
+    assert carried(f, X) == 1
+    assert carried(optimised(f), X) == 0
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(optimised(f))(X), jax.jit(f)(X))
+
+
+@pytest.mark.parametrize("name", TOUCHED)
+def test_second_derivatives(name: str) -> None:
+    """JAX stacks the indices of a loop for its gradient, and takes them up again in the gradient of that."""
+
+    def gradient(x: Any) -> Any:
+        return jax.grad(lambda x: sum(jnp.sin(y).sum() for y in jax.tree.leaves(TOUCHED[name](x))))(x)
+
+    second = jax.grad(lambda x: (jnp.sin(gradient(x)) * X).sum())
+    for f in (second, jax.vmap(second)):
+        x = X if f is second else jnp.stack([X, X + 1])
+        np.testing.assert_allclose(jax.jit(optimised(f))(x), jax.jit(f)(x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.bool_, jnp.complex64])
 def test_types(dtype: Any) -> None:
     """Buffers of other types keep type and bits."""

@@ -103,7 +103,6 @@ def _rewrite(place: int, loop: Loop, slots: list[Slot], tracks: list[Track], fac
     if turned:
         slots = [replace(slot, place=slot.place.turned(loop.length)) for slot in slots]
         tracks = [replace(track, place=track.place.turned(loop.length)) for track in tracks]
-        facts = {v: fact.turned(loop.length) for v, fact in facts.items()}
     new = LoopBuilder(loop.eqn, loop.length, loop.reverse != turned)
     env, setters = _inputs(new, loop, {track.carry for track in tracks})
     rows = [TrackRows(new, track, loop.init[track.carry]) for track in tracks]
@@ -120,7 +119,7 @@ def _rewrite(place: int, loop: Loop, slots: list[Slot], tracks: list[Track], fac
         if whole is not None:
             results[loop.finals[one.track.carry]] = whole
     for y, old, out in zip(loop.ys, loop.body_ys, outs[len(setters) :], strict=True):
-        if is_var(old) and old in facts:
+        if is_var(old) and old in facts:  # in the order of the old loop's steps, whichever way the new one runs
             results[y] = _count(new, facts[old], y)
         else:
             new.y(out, y)
@@ -171,4 +170,4 @@ def _count(new: LoopBuilder, fact: Affine, y: Var) -> Atom:
         return steps * np.asarray(fact.scale, dtype) + np.asarray(fact.offset, dtype)
 
     (out,) = new.before.call(count)
-    return out
+    return new.before.as_weak_as(y, out)
