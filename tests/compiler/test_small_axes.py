@@ -346,3 +346,22 @@ def test_powers_of_zeros_and_of_what_is_no_number() -> None:
         return jnp.sum(jnp.clip(jnp.nan_to_num(powers, nan=5.0), -99, 99), -1)
 
     np.testing.assert_array_equal(jax.jit(ag.optimize(f, rules=[], passes=(SmallAxes(),)))(x), jax.jit(f)(x))
+
+
+def test_what_is_compared_with_its_extremum_is_stored() -> None:
+    """Distances to many points are one array in a gradient; those to few are left to XLA, and so before a gradient.
+
+    What is made anew where it is compared may be a unit off (test_soundness.py has programs where it was).
+    """
+
+    def loss(a: Any, b: Any) -> Any:
+        return jnp.sum(jnp.min(jnp.sum(jnp.square(a[:, None] - b), -1), 1))
+
+    for points, many in ((64, True), (8, False)):
+        args = normal(6400 // points, 2), normal(points, 2)
+        fired = [d for d in report_of(jax.grad(loss), *args).fired if "last axis of 2" in d.what]
+        assert bool(fired) == many
+    reports: list[Report] = []
+    early = jax.checkpoint(ag.optimize(loss, rules=[], passes=(SmallAxes(),), on_report=reports.append))
+    jax.make_jaxpr(jax.grad(early))(normal(400, 2), normal(64, 2))
+    assert any("an extremum reads it" in d.reason for report in reports for d in report.decisions)

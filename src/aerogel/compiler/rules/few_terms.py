@@ -29,7 +29,7 @@ TERMS_AT_ONCE = 16
     lax.conv_general_dilated_p,
     stage="final",
     platforms=("cpu",),
-    exactness="reassociates",
+    exactness="finite",  # whether the zeros around an input meet an infinite kernel hangs on the loops that XLA takes
     reason="a sum of few shifted products is one loop",
 )
 def few_term_convolution(lhs: Any, rhs: Any, **params: Any) -> Any:

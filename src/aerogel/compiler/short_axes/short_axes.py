@@ -27,7 +27,7 @@ from ..level import Edit, Level, apply_edits
 from ..pipeline import Context
 from ..program import Builder, is_var
 from ..rules.once import once
-from ..windows.components import ELEMENTWISE, FUSED, MOST_EQUATIONS, Components
+from ..windows.components import ELEMENTWISE, FUSED, MOST_EQUATIONS, Components, asks_for_equals
 
 # From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
 LONGEST = {"reduce_sum": 8, "reduce_prod": 8, "reduce_max": 4, "reduce_min": 4, "dot_general": 8}
@@ -46,6 +46,9 @@ FOLDS = {
 FEWEST = 4096
 # The same where an extremum of the row is taken from each entry: a softmax of 8 numbers, and its gradient.
 FEWEST_BESIDE = 32_768
+# Sums that are compared with their extrema are stored. Of 5 to 12 distances for each point, 12,000 to 24,000 numbers
+# took 0.9 to 1.3 of the time; of 20 and 40 distances 0.5 to 0.75, and of 48,000 numbers 0.85 to 1.
+SHORTEST_COMPARED = 16
 AMPLIFIED = 16  # times that such a value is larger than what it is made of: an array that is there is read as it is
 IN_CACHE = 8 << 20  # bytes up to which storing what all entries read costs little; what is larger is streamed
 ENTRYWISE = "the innermost loop is a long one"
@@ -200,7 +203,12 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
         return None, "its operands are there, and read as they are"
     if not amplified and _is_beside_extrema(level, eqn) and (wide.size < FEWEST_BESIDE or _is_alone(level, wide.shape)):
         return None, "it is of what is left when an extremum of the whole row is taken: one library call does both"
+    compared = _is_compared(level, eqn.outvars[0], context.before_differentiation)
+    if compared and context.before_differentiation:
+        return None, "an extremum reads it, whose derivative compares the two: it must be computed once"
     builder, rest = Builder(eqn), wide.shape[:-1]
+    if compared and wide.size < FEWEST_BESIDE and rest[-1] < SHORTEST_COMPARED:
+        return None, "it is compared with an extremum of few: that takes as long, and writing it out then loses"
     entries: list[Atom] = []
     for k in range(wide.shape[-1]):
         factors = [one.entry(builder, k) for one in found]
@@ -211,7 +219,7 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     # distances of 1,000 points took 1.6 times as long with the distances made once, forces between bodies 1.1 times.
     # What is made of 20 it stores.
     few = amplified and wide.shape[-1] <= LONGEST[eqn.primitive.name]
-    if not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0]):
+    if compared or not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0]):
         (total,) = builder.call(once, total)
     return _replacing(place, eqn, builder, total), ENTRYWISE
 
@@ -261,6 +269,28 @@ def _is_reduced(level: Level, result: Var) -> bool:
             if eqn.primitive.name in REDUCE:
                 return True
             if eqn.primitive.name in ELEMENTWISE:
+                waiting += [v for v in eqn.outvars if v not in seen]
+                seen.update(eqn.outvars)
+    return False
+
+
+def _is_compared(level: Level, result: Var, early: bool) -> bool:
+    """Whether floats made of `result` entry by entry are asked whether they are equal; `early`, whether they would be.
+
+    Each reader computes a sum that is written out for itself, and a product and an addition may be one instruction in
+    one of them and two in another. A library's sum, and one that is stored, is the same for all.
+    """
+    if not np.issubdtype(result.aval.dtype, np.floating):
+        return False
+    waiting, seen = [result], {result}
+    while waiting and len(seen) <= MOST_EQUATIONS:
+        for place in level.readers(waiting.pop()):
+            eqn = level.eqns[place] if place >= 0 else None
+            if eqn is None:
+                continue
+            if asks_for_equals(eqn) or early and FOLDS.get(eqn.primitive.name) in (lax.max, lax.min):
+                return True
+            if eqn.primitive.name in FUSED or eqn.primitive.name == "slice":
                 waiting += [v for v in eqn.outvars if v not in seen]
                 seen.update(eqn.outvars)
     return False

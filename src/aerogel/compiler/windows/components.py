@@ -19,6 +19,7 @@ from ..axes.rebind import bind, shape_of
 from ..cost import nbytes
 from ..cost.primitives import DEAR
 from ..level import Level
+from ..loop import is_float
 from ..normal_form.identities import simplify_equation
 from ..program import Builder, is_var
 from .windowed import Windowed
@@ -27,6 +28,11 @@ ELEMENTWISE = frozenset(NAMES) - {"threefry2x32"}
 FUSED = ELEMENTWISE | {"broadcast_in_dim", "transpose", "squeeze", "reshape"}
 HIGHEST_POWER = 32
 MOST_EQUATIONS = 32  # seen through for one reduction: each is written once for every entry
+
+
+def asks_for_equals(eqn: JaxprEqn) -> bool:
+    """Whether an equation compares floats for being equal, as the derivative of an extremum does."""
+    return eqn.primitive.name in ("eq", "ne") and is_float(eqn.invars[0].aval.dtype)
 
 
 @dataclass
@@ -60,7 +66,8 @@ class Components:
     def _look(self, whole: set[Var]) -> set[Var]:
         """Looks through what makes the value, down to `whole`; the shared values below which something dear is met.
 
-        Such a value exists as it is, for its other readers: it is cut, and not computed again from what is dear.
+        Such a value exists as it is, for its other readers: it is cut, and not computed again from what is dear. So is
+        a float that is asked whether it is an extremum: computed again it may be a unit off, and be none.
         """
         self.inside, self.leaves, self.stored, found = {}, set(), set(), set[Var]()
         stack: list[tuple[Atom, int, Var | None]] = [(self.value, self.axis, None)]
@@ -77,6 +84,8 @@ class Components:
             if shared is not None and _is_dear(eqn) and not self._is_made_for_all(x, axis, shared):
                 found.add(shared)
             self.inside[x, axis] = eqn
+            if asks_for_equals(eqn):
+                found |= {v for v in eqn.invars if is_var(v) and v in self.level.made_by}
             for operand, at in self._operands(eqn, axis):
                 if at is not None:
                     stack.append((operand, at, shared))
