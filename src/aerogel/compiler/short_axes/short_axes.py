@@ -219,7 +219,7 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     # distances of 1,000 points took 1.6 times as long with the distances made once, forces between bodies 1.1 times.
     # What is made of 20 it stores.
     few = amplified and wide.shape[-1] <= LONGEST[eqn.primitive.name]
-    if compared or not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0]):
+    if compared or (not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0])):
         (total,) = builder.call(once, total)
     return _replacing(place, eqn, builder, total), ENTRYWISE
 
@@ -288,7 +288,7 @@ def _is_compared(level: Level, result: Var, early: bool) -> bool:
             eqn = level.eqns[place] if place >= 0 else None
             if eqn is None:
                 continue
-            if asks_for_equals(eqn) or early and FOLDS.get(eqn.primitive.name) in (lax.max, lax.min):
+            if asks_for_equals(eqn) or (early and FOLDS.get(eqn.primitive.name) in (lax.max, lax.min)):
                 return True
             if eqn.primitive.name in FUSED or eqn.primitive.name == "slice":
                 waiting += [v for v in eqn.outvars if v not in seen]
