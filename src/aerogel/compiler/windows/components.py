@@ -26,6 +26,8 @@ from .windowed import Windowed
 
 ELEMENTWISE = frozenset(NAMES) - {"threefry2x32"}
 FUSED = ELEMENTWISE | {"broadcast_in_dim", "transpose", "squeeze", "reshape"}
+PRODUCTS = frozenset("mul integer_pow square".split())
+ADDITIONS = frozenset("add sub add_any".split())
 HIGHEST_POWER = 32
 MOST_EQUATIONS = 32  # seen through for one reduction: each is written once for every entry
 
@@ -85,13 +87,24 @@ class Components:
                 found.add(shared)
             self.inside[x, axis] = eqn
             if asks_for_equals(eqn):
-                found |= {v for v in eqn.invars if is_var(v) and v in self.level.made_by}
+                found |= {v for v in eqn.invars if is_var(v) and self._rounds_in_two_ways(v)}
             for operand, at in self._operands(eqn, axis):
                 if at is not None:
                     stack.append((operand, at, shared))
                 elif is_var(operand) and shared is None and self._is_dear(operand):
                     self.stored.add(operand)
         return found
+
+    def _rounds_in_two_ways(self, x: Var) -> bool:
+        """Whether a product and an addition make `x` entry by entry: one instruction in one kernel, two in another."""
+        waiting, seen, names = [x], set[Var](), set[str]()
+        while waiting and len(seen) <= MOST_EQUATIONS:
+            eqn = self.level.maker(v := waiting.pop())
+            if v not in seen and eqn is not None and eqn.primitive.name in FUSED:
+                names.add(eqn.primitive.name)
+                waiting += filter(is_var, eqn.invars)
+            seen.add(v)
+        return bool(names & PRODUCTS) and bool(names & ADDITIONS)
 
     def _seen_through(self, x: Var, axis: int) -> JaxprEqn | None:
         """The equation that makes `x`, where its entries can be computed one by one; else None."""
