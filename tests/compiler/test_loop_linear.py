@@ -249,3 +249,40 @@ def test_loops_of_no_or_one_step_and_empty_values() -> None:
     for a, xs in ((A, XS[:0]), (A, XS[:1]), (A[:0, :0], XS[:, :0])):
         f = lambda a, xs: lax.scan(lambda s, x: (s + a @ jnp.sin(x), None), jnp.zeros(a.shape[0]), xs)[0]  # noqa: E731
         np.testing.assert_allclose(jax.jit(alone(f))(a, xs), jax.jit(f)(a, xs), rtol=1e-5, atol=1e-5)
+
+
+MIXED: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda x: x,
+    "squares": lambda x: x * x,
+    "rows turned": lambda x: -x[::-1],
+    "repeated": lambda x: jnp.broadcast_to(x[:, None], (N, 3)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float64"), ("int8", "int32"), ("int8", "float32")],
+)
+def test_who_adds_up_in_a_longer_type_gets_its_digits(name: str, short: str, long: str) -> None:
+    """A conversion to a type of more digits stays in the steps, and so does what reads it: sums there round less."""
+    with jax.enable_x64(long == "float64"):
+        x = jnp.abs(normal(5, 800, N)) + 1
+        xs = (9 * x if short == "int8" else x).astype(short)
+
+        def loop(total: Any) -> Any:
+            def f(xs: Any) -> Any:
+                def step(c: Any, x: Any) -> tuple[Any, None]:
+                    return c + total(MIXED[name](x).astype(long)), None
+
+                start = jax.eval_shape(lambda x: total(MIXED[name](x).astype(long)), xs[0])
+                return lax.scan(step, jnp.zeros(start.shape, start.dtype), xs)[0]
+
+            return f
+
+        product = jnp.ones((N, 4), long)
+        for total in (lambda x: x, lambda x: jnp.sum(x, dtype=long), lambda x: x.T @ product):
+            f = loop(total)
+            got, want = jax.jit(ag.optimize(f))(xs), jax.jit(f)(xs)
+            eps = 0.0 if long == "int32" else 200 * float(jnp.finfo(long).eps)
+            np.testing.assert_allclose(got, want, rtol=eps, atol=0)

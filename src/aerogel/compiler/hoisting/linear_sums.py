@@ -11,6 +11,7 @@ from functools import reduce
 from math import inf
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -72,9 +73,9 @@ class _Body:
         return [k for k, x in enumerate(eqn.invars) if is_var(x) and x not in self.fixed]
 
     def is_linear(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation is linear in all that differs from step to step, taken together."""
+        """Whether an equation is linear in all that differs from step to step, and loses no digits if it comes last."""
         moving = self.moving(eqn)
-        if eqn.effects or not moving:
+        if eqn.effects or not moving or any(_is_shorter(eqn.invars[k], eqn) for k in moving):
             return False
         if len(moving) == 1 and moving[0] in linear_in(eqn):
             return True
@@ -89,6 +90,23 @@ class _Body:
                 return False
             x = eqn.invars[0]
         return not np.any(x.val)
+
+
+def _is_shorter(x: Atom, eqn: JaxprEqn) -> bool:
+    """Whether a value's type holds fewer digits, or smaller whole numbers, than that of what an equation makes of it.
+
+    Who adds up bfloat16 products in a float32 carry wants float32's digits, and int8 ones in int32 no overflow.
+    """
+    return any(not holds(x.aval.dtype, v.aval.dtype) for v in eqn.outvars)
+
+
+def holds(kind: Any, other: Any) -> bool:
+    """Whether sums in the first type are as exact as in the second."""
+    if kind == other:
+        return True
+    if not (jnp.issubdtype(kind, jnp.inexact) and jnp.issubdtype(other, jnp.inexact)):
+        return False
+    return jnp.finfo(kind).nmant >= jnp.finfo(other).nmant and jnp.finfo(kind).maxexp >= jnp.finfo(other).maxexp
 
 
 def find_linear(loop: Loop, machine: Machine) -> list[LinearSum]:
