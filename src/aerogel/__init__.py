@@ -14,8 +14,8 @@ if _typing.TYPE_CHECKING:  # what `__getattr__` finds, for type checkers and edi
     from . import nn as nn
     from .compiler import RuleCheckError as RuleCheckError
     from .compiler import RuleError as RuleError
+    from .compiler import assume as assume
     from .compiler import rule as rule
-    from .compiler.known import assume as assume
     from .module import AbstractField as AbstractField
     from .module import At as At
     from .module import FieldError as FieldError

@@ -183,7 +183,7 @@ def test_the_report_says_what_is_left_and_why() -> None:
 def test_what_a_gather_would_have_to_write_down_counts() -> None:
     """XLA takes rows where it needs them: a branch would write all of them."""
     f = lambda p, x: jnp.where(p[:, None], x[jnp.argsort(x[:, 0])], x)  # noqa: E731
-    report = ag.explain(f, rules=())(jnp.arange(512) < 8, jnp.ones((512, 400)))
+    report = ag.explain(f, rules=())(jnp.arange(512) < 8, jnp.ones((512, 4000)))
     (refused,) = (d for d in (*report.fired, *report.refused) if d.rule == "branch-guard" and "gather" in d.what)
     assert not refused.fired
     assert "asking, and writing down" in refused.reason

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aerogel as ag
-from aerogel.compiler.known import assume
+from aerogel.compiler import assume
 from rules.rules_under_test import fired, made, normal, refusals, regular, report_of
 
 inverse_times = ag.rules.inverse_times
