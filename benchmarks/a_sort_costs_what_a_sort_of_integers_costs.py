@@ -58,7 +58,15 @@ def shuffled(key):
 CASES = (
     Case("sort, floats alone", jnp.sort, {"bits": by_bits}, lambda: (normal(0, 400_000),), bounds=BOUNDS),
     Case("sort, one axis", jnp.sort, {"packed": by_places}, lambda: (normal(0, 1_000_000),), bounds=BOUNDS),
-    Case("sort rows", jnp.sort, {"packed": by_places}, lambda: (normal(0, 1000, 1000),), (0,), "", "", BOUNDS, BOUNDS),
+    Case(
+        "sort rows",
+        jnp.sort,
+        {"packed": by_places},
+        lambda: (normal(0, 1000, 1000),),
+        (0,),
+        bounds=BOUNDS,
+        grad_bounds=BOUNDS,
+    ),
     Case("argsort rows", jnp.argsort, {"packed": places}, lambda: (normal(1, 1000, 1000),), bounds=BOUNDS),
     Case(
         "argsort columns",

@@ -61,19 +61,27 @@ def numbers():
 
 
 CASES = (
-    Case("mean", lambda x: jnp.sort(x).mean(), {"mean": jnp.mean}, numbers, (0,), "", "", SUMS, SUMS),
-    Case("sum by argsort", lambda x: x[jnp.argsort(x)].sum(), {"sum": jnp.sum}, numbers, (0,), "", "", SUMS, SUMS),
-    Case("range", both_ends, {"extrema": lambda x: jnp.max(x) - jnp.min(x)}, numbers, (0,), "", "", ENDS, ENDS),
+    Case("mean", lambda x: jnp.sort(x).mean(), {"mean": jnp.mean}, numbers, (0,), bounds=SUMS, grad_bounds=SUMS),
+    Case(
+        "sum by argsort",
+        lambda x: x[jnp.argsort(x)].sum(),
+        {"sum": jnp.sum},
+        numbers,
+        (0,),
+        bounds=SUMS,
+        grad_bounds=SUMS,
+    ),
+    Case(
+        "range", both_ends, {"extrema": lambda x: jnp.max(x) - jnp.min(x)}, numbers, (0,), bounds=ENDS, grad_bounds=ENDS
+    ),
     Case(
         "mean of the largest ten",
         lambda x: jnp.sort(x)[-10:].mean(),
         {"top_k": top_mean},
         numbers,
         (0,),
-        "",
-        "",
-        ENDS,
-        ENDS,
+        bounds=ENDS,
+        grad_bounds=ENDS,
     ),
     Case(
         "mean of the worst 5 %",
@@ -81,12 +89,10 @@ CASES = (
         {"top_k": lambda x: -lax.top_k(-x, x.size // 20)[0].mean()},
         numbers,
         (0,),
-        "",
-        "",
-        TAILS,
-        TAILS,
+        bounds=TAILS,
+        grad_bounds=TAILS,
     ),
-    Case("trimmed mean", trimmed, {"as it stands": trimmed}, numbers, (0,), "", "", RANKS, RANKS),
+    Case("trimmed mean", trimmed, {"as it stands": trimmed}, numbers, (0,), bounds=RANKS, grad_bounds=RANKS),
     Case("median", jnp.median, {"sort by bits": median_by_bits}, numbers, bounds=RANKS),
     Case("gradient of a median", jax.grad(jnp.median), {"as it stands": jax.grad(jnp.median)}, numbers, bounds=RANKS),
     Case(
@@ -95,10 +101,8 @@ CASES = (
         {"as it stands": lambda x: jnp.median(x, 0)},
         lambda: (normal(1, 1000, 300),),
         (0,),
-        "",
-        "",
-        RANKS,
-        RANKS,
+        bounds=RANKS,
+        grad_bounds=RANKS,
     ),
     Case(
         "short medians",
@@ -106,9 +110,7 @@ CASES = (
         {"as it stands": lambda x: jnp.median(x, 1)},
         lambda: (normal(2, 256, 16),),
         (0,),
-        "",
-        "",
-        NEVER_SLOWER,
-        NEVER_SLOWER,
+        bounds=NEVER_SLOWER,
+        grad_bounds=NEVER_SLOWER,
     ),
 )
