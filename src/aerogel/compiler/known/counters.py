@@ -21,6 +21,7 @@ ENTRYWISE: dict[str, Callable[..., Any]] = {
     "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod,
     "neg": np.negative,
     "abs": np.abs, "max": np.maximum, "min": np.minimum, "square": np.square, "sqrt": np.sqrt, "sign": np.sign,
+    "floor": np.floor, "ceil": np.ceil, "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "and": np.logical_and, "or": np.logical_or, "not": np.logical_not,
 }  # fmt: skip
@@ -65,6 +66,7 @@ _OTHERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "slice": _slice,
         "reshape": _reshape,
         "squeeze": _reshape,
+        "expand_dims": _reshape,
         "transpose": lambda eqn, x: x.transpose(eqn.params["permutation"]),
         "concatenate": _concatenate,
         "convert_element_type": lambda eqn, x: x.astype(eqn.params["new_dtype"]),
@@ -72,7 +74,7 @@ _OTHERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "select_n": lambda eqn, which, no, yes: np.where(which, yes, no),
     }
 )
-_EXPANDING = frozenset(("reshape", "squeeze", "concatenate"))
+_EXPANDING = frozenset(("reshape", "squeeze", "expand_dims", "concatenate"))
 
 
 @dataclass
