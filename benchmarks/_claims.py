@@ -52,6 +52,7 @@ CLAIMS = (
     "a_shift_register_is_a_window",
     "short_rows_cost_what_long_rows_cost",
     "an_odd_number_of_entries_costs_what_an_even_one_costs",
+    "products_of_bfloat16_are_made_of_bfloat16",
     "seams_are_computed_once",
     "a_short_call_stays_in_its_thread",
     "everyday_programs_without_loops_are_never_slower",

@@ -40,7 +40,7 @@ NAMES = {rule.name for rule in CATALOGUE} | {one.name for one in DEFAULT_PASSES}
 # A program in which each fires, at the prices of "out of loops".
 # fmt: off
 FIRES = {
-    "argmax-by-blocks": 103, "argmin-by-blocks": 433, "branch-guard": 29, "contraction": 0,
+    "argmax-by-blocks": 103, "argmin-by-blocks": 433, "bfloat16-product": 168, "branch-guard": 29, "contraction": 0,
     "convolution-by-rows": 125, "cumlogsumexp-by-rows": 52, "cumlogsumexp-in-a-loop": 403, "cummax-by-rows": 96,
     "cummin-by-rows": 92, "cumprod-by-rows": 276, "cumsum-by-rows": 18, "depthwise-kernel-gradient": 345,
     "equal-cases": 596, "excerpts": 75, "few-term-convolution": 23, "first-of-argsorted": 1061,

@@ -23,7 +23,7 @@ def program_of(f: Callable[..., Any], *args: Any) -> Jaxpr:
 
 def only_group(jaxpr: Jaxpr) -> tuple[Layout, Group]:
     """The layout of a program, and the one group of its clusters that has terms."""
-    layout = layout_of(jaxpr)
+    layout = layout_of(jaxpr, "cpu")
     (group,) = (g for g in groups_of(layout, terms_of(jaxpr, layout, Prices("cpu"))) if g.terms)
     return layout, group
 

@@ -298,6 +298,21 @@ def test_operands_keep_their_own_precision_and_the_result_its_type():
     assert_same(f, w, x)
 
 
+@pytest.mark.parametrize(("dtype", "stays"), [("bfloat16", True), ("float16", False), ("int8", False)])
+def test_a_product_of_bfloat16_in_a_longer_type_keeps_its_form(dtype, stays):
+    """XLA's CPU backend ends with "Unsupported element type" in the form that would need no transpose."""
+    kind = jnp.int32 if dtype == "int8" else jnp.float32
+
+    def product(x, w):
+        return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=kind).T
+
+    f = jax.vmap(product, in_axes=(0, None), out_axes=2)
+    x, w = values(5, 24, 40).astype(dtype), values(40, 24).astype(dtype)
+    (eqn,) = equations(optimised_program(f, x, w), "dot_general")
+    assert ([v.aval.shape for v in eqn.invars] == [x.shape, w.shape]) == stays
+    assert_same(f, x, w)
+
+
 def test_transposes_cancel_without_a_product():
     """A transpose undone behind entrywise equations goes with its inverse."""
     loses_all(lambda x: jnp.tanh(x.transpose(2, 0, 1) * 2).transpose(1, 2, 0), values(3, 4, 5))

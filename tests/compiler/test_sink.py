@@ -10,7 +10,8 @@ from jax import lax
 
 import aerogel as ag
 from aerogel._jax import Var
-from aerogel.compiler.hoisting.sink import MOST_TERMS, find_sums, sink
+from aerogel.compiler.hoisting.gathered import MOST_TERMS
+from aerogel.compiler.hoisting.sink import find_sums, sink
 from aerogel.compiler.loop import Loop, as_loop
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.loop_hoist import LoopHoist
@@ -107,6 +108,56 @@ def test_short_floats_keep_their_type(dtype: Any) -> None:
     off, off_plain = (float(jnp.linalg.norm(x.astype(jnp.float32) - want)) for x in (got, plain))
     assert got.dtype == plain.dtype == dtype
     assert off <= 1.1 * off_plain
+
+
+def cast_in_each_step(w: jax.Array, xs: jax.Array, start: jax.Array) -> jax.Array:
+    """A weight that a step turns into its own short type: mixed precision, written the natural way."""
+    return lax.scan(lambda h, x: ((h := jnp.tanh(h @ w.astype(h.dtype) + x)), h), start, xs)[1]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_terms_made_longer_are_summed_up_longer(dtype: Any) -> None:
+    """The gradient of a float32 weight: products of short floats, no sum of which is rounded to their type."""
+    w, xs, start = args_of()
+    args = (w, xs.astype(dtype), start.astype(dtype))
+    gradient = jax.grad(lambda *a: jnp.sum(cast_in_each_step(*a).astype(jnp.float32) ** 2) / B)
+    rewritten = ag.optimize(gradient, passes=(LoopHoist(),))
+    assert (N, N) in carried(gradient, *args)
+    assert (N, N) not in carried(rewritten, *args)
+    got, plain = jax.jit(rewritten)(*args), jax.jit(gradient)(*args)
+    want = jax.jit(gradient)(w, *(x.astype(jnp.float32) for x in args[1:]))
+    off, off_plain = (float(jnp.linalg.norm(x - want)) for x in (got, plain))
+    assert got.dtype == plain.dtype == jnp.float32
+    assert off <= 1.05 * off_plain
+
+
+def outer_then(kind: Any) -> Any:
+    """A step that adds an outer product of short floats, made longer, transposed and negated."""
+    return lambda c, x: (c + -jnp.outer(x, x[::-1] + 1).T.astype(kind), None)
+
+
+@pytest.mark.parametrize(("low", "high"), [(jnp.bfloat16, jnp.float32), (jnp.float16, jnp.float32)])
+def test_outer_products_made_longer(low: Any, high: Any) -> None:
+    """800 of them that all have one sign: sums in bfloat16 would be 8 % off."""
+    xs = jax.random.uniform(jax.random.key(5), (800, 70)).astype(low)
+
+    def f(xs: Any) -> Any:
+        return lax.scan(outer_then(high), jnp.zeros((70, 70), high), xs)[0]
+
+    rewritten = ag.optimize(f, passes=(LoopHoist(),))
+    assert (70, 70) not in carried(rewritten, xs)
+    exact = jnp.einsum("ti,tj->ji", xs.astype(high), (xs[:, ::-1] + 1).astype(high), precision="highest")
+    np.testing.assert_allclose(jax.jit(rewritten)(xs), -exact, rtol=3e-3)
+    np.testing.assert_allclose(jax.jit(f)(xs), -exact, rtol=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float16), (jnp.int8, jnp.int32)]
+)
+def test_terms_made_shorter_are_no_products(low: Any, high: Any) -> None:
+    """Nor what is neither longer nor shorter, nor whole numbers: the term is what the conversion makes."""
+    found = find_sums(loop_of(outer_then(high), jnp.zeros((5, 5), high), jnp.ones((9, 5), low))[0])
+    assert [one.eqn for one in found] in ([], [None])
 
 
 # --- terms by themselves ---------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from aerogel.compiler.passes import (
 from aerogel.compiler.readers import own_broadcasts, square_sums, sums_of_rows
 from aerogel.compiler.residuals import residuals
 from aerogel.compiler.rules import (
+    bfloat16_products,
     convolution_rows,
     cumulative,
     extrema,
@@ -167,6 +168,10 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (small_solves, "FEWEST", 1),
     (small_products, "_of_batch", lambda *_: None),
     (small_products, "_of_rows", lambda *_: None),
+    (bfloat16_products, "FEWEST", 1),
+    (bfloat16_products, "FEWEST_OF_ONE", 1),
+    (bfloat16_products, "FEWEST_TURNED", 1),
+    (bfloat16_products, "multiplies_bfloat16", lambda _: True),
     (turned_products, "NARROW", MANY),
     (turned_products, "WIDER", 0),
     (turned_products, "LONGER", 0),

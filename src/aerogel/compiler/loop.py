@@ -314,3 +314,12 @@ def strong(aval: Any) -> Any:
 def is_float(dtype: Any) -> bool:
     """Whether sums of this type round."""
     return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def holds(kind: Any, other: Any) -> bool:
+    """Whether sums in the first type are as exact as in the second."""
+    if kind == other:
+        return True
+    if not (is_float(kind) and is_float(other)):
+        return False
+    return jnp.finfo(kind).nmant >= jnp.finfo(other).nmant and jnp.finfo(kind).maxexp >= jnp.finfo(other).maxexp

@@ -6,6 +6,7 @@ copied. XLA copies an operand too whose dimensions are not batch, free, contract
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -295,3 +296,13 @@ def may_swap(precision: Any) -> bool:
         return True
     p = precision
     return (p.lhs_precision_type, p.lhs_component_count) == (p.rhs_precision_type, p.rhs_component_count)
+
+
+def place_of_terms(rank: int, contracted: Sequence[int], batch: Sequence[int]) -> str | None:
+    """Where an operand's contracted axes are: "first" or "last" behind those of the batch; None where XLA copies it."""
+    if tuple(batch) != tuple(range(len(batch))):
+        return None
+    places = sorted(contracted)
+    if places == list(range(len(batch), len(batch) + len(places))):
+        return "first"
+    return "last" if places == list(range(rank - len(places), rank)) else None

@@ -22,6 +22,7 @@ class Machine:
         flops_per_second: large f32 matrix products; `gemm_scale` has factors for other dtypes.
         vector_flops_per_second: f32 elementwise arithmetic.
         highest_scale: factor of the rate for float32 products at `Precision.HIGHEST`.
+        multiplies_bfloat16: whether the processor has instructions for it, and XLA's library takes them.
         gemm_half_rows: the smaller of M and N at which a product runs at half its speed; `gemm_half_depth`: K.
         cores: how much faster work that is shared among cores runs; the rates are those of one core.
         seconds_to_share: what it costs to share a kernel's work and to wait for the last part.
@@ -70,6 +71,7 @@ class Machine:
     fresh_bytes: int = 1 << 62
     seconds_per_fresh_byte: float = 0.0
     highest_scale: float = 1.0
+    multiplies_bfloat16: bool = False
     gemm_half_rows: float = 1.0
     gemm_half_depth: float = 6.0
     cores: float = 1.0
@@ -226,13 +228,14 @@ def uncalibrated(platform: str) -> Machine:
 
 
 def of_processor(described: Path) -> Mapping[str, Any]:
-    """What is known of the vendor of this machine's processor; nothing where no file says who that is."""
+    """What is known of this machine's processor and its vendor; nothing where no file says who that is."""
     try:
         lines = described.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
-    vendor = next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
-    return _PROCESSORS.get(vendor, {})
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    short = {"multiplies_bfloat16": True} if "avx512_bf16" in said.get("flags", "").split() else {}
+    return {**_PROCESSORS.get(said.get("vendor_id", ""), {}), **short}
 
 
 def table(platform: str) -> Machine:

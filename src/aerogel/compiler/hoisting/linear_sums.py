@@ -11,20 +11,19 @@ from functools import reduce
 from math import inf
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..axes import linear_in, linear_together
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, equation_cost, equation_seconds, nbytes
 from ..cut import SINK, SOURCE, Graph
-from ..loop import Loop
+from ..loop import Loop, holds
 from ..program import Readers, copy_equation, is_var, substitute, users
 from ..streams.stream_plan import sizes_of
+from .gathered import gathered
 from .hoist import LoopCopy, Replacement, constant_equations
 
 # A sum of what is so many times larger than the sum that it replaces may be all that keeps it in memory.
@@ -59,12 +58,14 @@ class _Body:
     machine: Machine
     readers: Readers = field(init=False)
     makers: dict[Var, int] = field(init=False)
+    equations: dict[Var, JaxprEqn] = field(init=False)
     fixed: set[Var] = field(init=False)
 
     def __post_init__(self) -> None:
         eqns = self.loop.body.eqns
         self.readers = users(self.loop.body)
         self.makers = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
+        self.equations = {v: eqn for eqn in eqns for v in eqn.outvars}
         made = (v for i in constant_equations(self.loop) for v in eqns[i].outvars)
         self.fixed = {*self.loop.body_consts, *made}
 
@@ -100,15 +101,6 @@ def _is_shorter(x: Atom, eqn: JaxprEqn) -> bool:
     return any(not holds(x.aval.dtype, v.aval.dtype) for v in eqn.outvars)
 
 
-def holds(kind: Any, other: Any) -> bool:
-    """Whether sums in the first type are as exact as in the second."""
-    if kind == other:
-        return True
-    if not (jnp.issubdtype(kind, jnp.inexact) and jnp.issubdtype(other, jnp.inexact)):
-        return False
-    return jnp.finfo(kind).nmant >= jnp.finfo(other).nmant and jnp.finfo(kind).maxexp >= jnp.finfo(other).maxexp
-
-
 def find_linear(loop: Loop, machine: Machine) -> list[LinearSum]:
     """For each of a loop's sums what of it is best done after the loop, where that is anything."""
     body = _Body(loop, machine)
@@ -117,10 +109,10 @@ def find_linear(loop: Loop, machine: Machine) -> list[LinearSum]:
 
 
 def _find(body: _Body, carry: int) -> LinearSum | None:
-    gathered = _gathered(body, carry)
-    if gathered is None:
+    found = _gathered(body, carry)
+    if found is None:
         return None
-    terms, adds = gathered
+    terms, adds = found
     eqns, cone = body.loop.body.eqns, _cone(body, terms, adds)
     graph = Graph()
     for term in terms:
@@ -148,29 +140,11 @@ def _find(body: _Body, carry: int) -> LinearSum | None:
 
 
 def _gathered(body: _Body, carry: int) -> tuple[tuple[Var, ...], set[int]] | None:
-    """What each step adds to a carry, and the places of the additions; None if it does anything else with it."""
-    loop, terms, adds = body.loop, list[Var](), set[int]()
-    x, end = loop.body_carry[carry], loop.next_carry[carry]
-    aval = x.aval
-    if not _jax.is_number(aval.dtype) or sum(v is end for v in loop.body.outvars) != 1:
+    """What each step adds to a carry, all different from step to step, and the places of the additions."""
+    whole = gathered(body.loop, carry, body.readers, body.equations)
+    if whole is None or not body.fixed.isdisjoint(whole.terms):
         return None
-    while x is not end:
-        readers = body.readers.get(x, [])
-        if len(readers) != 1 or readers == [-1]:
-            return None
-        eqn = loop.body.eqns[readers[0]]
-        if eqn.primitive.name in ("add", "add_any") and sum(v is x for v in eqn.invars) == 1:
-            (term,) = (v for v in eqn.invars if v is not x)
-            if not is_var(term) or term in body.fixed or term.aval.shape != aval.shape:
-                return None
-            terms.append(term)
-            adds.add(readers[0])
-        elif eqn.primitive.name != "convert_element_type":  # that takes the weakness from a type
-            return None
-        x = eqn.outvars[0]
-        if x.aval.dtype != aval.dtype or x.aval.shape != aval.shape:
-            return None
-    return (tuple(terms), adds) if terms and body.readers[x] == [-1] else None
+    return tuple(whole.terms), {body.makers[add.outvars[0]] for add in whole.adds}
 
 
 def _cone(body: _Body, terms: Sequence[Var], adds: set[int]) -> set[int]:

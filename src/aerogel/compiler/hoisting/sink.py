@@ -5,6 +5,7 @@ all steps at hand (mostly they are inputs of the loop already), the sum is one p
 """
 
 import functools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,9 @@ from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..axes.rebind import bind
 from ..cost import Machine, equation_seconds, nbytes
-from ..loop import Loop
+from ..loop import Loop, holds
 from ..program import Builder, Readers, copy_equation, is_var, substitute, users
+from .gathered import Gathered, gathered
 from .hoist import LoopCopy, Replacement, constant_equations
 from .hoistable import crossing_seconds
 
@@ -28,8 +30,6 @@ from .hoistable import crossing_seconds
 LONGEST_CONTRACTION = 16
 # An outer product by broadcasting is one kernel with its addition; below this many bytes that is as fast as a product.
 SMALLEST_OUTER = 16 << 10
-# A carry of more terms than these is not looked through.
-MOST_TERMS = 16
 # Bytes that may be stacked in any case.
 FREE_STACKS = 1 << 20
 # A product after a loop begins on other threads; measured of 8 x 8 products of 200 steps, 40 to 80 us in all.
@@ -63,64 +63,21 @@ class Sum:
     dims: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True)
-class _Gathered:
-    """What a carry gathers in a step.
-
-    Attributes:
-        own: the carry, as the additions read it.
-        terms: what is added to it.
-        adds: the additions, the one that makes the next carry first.
-    """
-
-    own: Var
-    terms: list[Var]
-    adds: list[JaxprEqn]
-
-
 def find_sums(loop: Loop) -> list[Sum]:
     """All terms of the carries of a loop that nothing reads but their own additions."""
     readers = users(loop.body)
     makers = {v: eqn for eqn in loop.body.eqns for v in eqn.outvars}
     found: list[Sum] = []
     for k in range(len(loop.init)):
-        gathered = _gathered(loop, k, readers, makers)
-        if gathered is not None:
-            found += [_sum(loop, k, j, gathered, readers, makers) for j in range(len(gathered.terms))]
+        whole = gathered(loop, k, readers, makers)
+        if whole is not None:
+            found += [_sum(loop, k, j, whole, readers, makers) for j in range(len(whole.terms))]
     return found
 
 
-def _gathered(loop: Loop, k: int, readers: Readers, makers: dict[Var, JaxprEqn]) -> _Gathered | None:
-    """What a carry gathers in a step; None if it does anything else."""
-    aval, nxt = loop.finals[k].aval, loop.next_carry[k]
-    if not _jax.is_number(aval.dtype):  # an extended type has an addition of its own
-        return None
-    own = _through_weak_type(loop.body_carry[k], loop.body.eqns, readers)
-    if own is None or not is_var(nxt) or readers[nxt] != [-1] or sum(x is nxt for x in loop.body.outvars) != 1:
-        return None
-    leaves: list[Var] = []
-    adds: list[JaxprEqn] = []
-    stack: list[Atom] = [nxt]
-    while stack:
-        x = stack.pop()
-        if not is_var(x) or x.aval.shape != aval.shape or x.aval.dtype != aval.dtype:
-            return None
-        eqn = makers.get(x)
-        if eqn is not None and eqn.primitive.name in ("add", "add_any") and len(readers[x]) == 1:
-            adds.append(eqn)
-            stack += eqn.invars
-        else:
-            leaves.append(x)
-    terms = [x for x in leaves if x is not own]
-    fixed = any(x in loop.body_consts or x in loop.body_carry for x in terms)
-    if fixed or len(terms) != len(leaves) - 1 or not 0 < len(terms) <= MOST_TERMS:
-        return None
-    return _Gathered(own, terms, adds)
-
-
-def _sum(loop: Loop, k: int, j: int, gathered: _Gathered, readers: Readers, makers: dict[Var, JaxprEqn]) -> Sum:
+def _sum(loop: Loop, k: int, j: int, whole: Gathered, readers: Readers, makers: dict[Var, JaxprEqn]) -> Sum:
     """The term `j` of carry `k`."""
-    term, add, count = gathered.terms[j], gathered.adds[0], len(gathered.terms)
+    term, add, count = whole.terms[j], whole.adds[0], len(whole.terms)
     shaping: list[JaxprEqn] = []
     x: Atom = term
     while is_var(x) and len(readers[x]) == 1 and x in makers and _only_shapes(makers[x]):
@@ -128,25 +85,20 @@ def _sum(loop: Loop, k: int, j: int, gathered: _Gathered, readers: Readers, make
         x = makers[x].invars[0]
     base = makers.get(x) if is_var(x) and len(readers[x]) == 1 else None
     found = None if base is None or base.effects else _factors(base, loop, makers)
-    if found is None:
+    if base is None or found is None or (_has_batch(base) and base.outvars[0].aval.dtype != term.aval.dtype):
         return Sum(k, j, count, None, (term,), (), add)
     return Sum(k, j, count, base, found[0], tuple(shaping), add, found[1])
 
 
+def _has_batch(eqn: JaxprEqn) -> bool:
+    """Whether an equation is several products: no form of those runs in a longer type for sure (`_rows_product`)."""
+    return eqn.primitive.name == "dot_general" and bool(eqn.params["dimension_numbers"][1][0])
+
+
 def _only_shapes(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in SHAPING and eqn.outvars[0].aval.dtype == eqn.invars[0].aval.dtype
-
-
-def _through_weak_type(acc: Var, eqns: Sequence[JaxprEqn], readers: Readers) -> Var | None:
-    """The one value that stands for a carry in its addition: itself, or itself without weakness of its type."""
-    if len(readers.get(acc, ())) != 1 or readers[acc] == [-1]:
-        return None
-    eqn = eqns[readers[acc][0]]
-    if eqn.primitive.name != "convert_element_type":
-        return acc
-    out = eqn.outvars[0]
-    only = len(readers.get(out, ())) == 1 and readers[out] != [-1]
-    return out if only and out.aval.dtype == acc.aval.dtype else None
+    """Whether a product's terms are only moved, or made longer: their sum is then made in the longer type."""
+    before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    return eqn.primitive.name in SHAPING and (before == after or holds(after, before))
 
 
 def _factors(
@@ -259,15 +211,14 @@ def sink(loop: Loop, sums: Sequence[Sum]) -> Replacement:
     """The loop without some terms, which are summed up after it, and without carries that then gather nothing."""
     readers = users(loop.body)
     makers = {v: eqn for eqn in loop.body.eqns for v in eqn.outvars}
-    gone = {k: _gathered(loop, k, readers, makers) for k in {one.carry for one in sums}}
+    gone = {k: whole for k in {one.carry for one in sums} if (whole := gathered(loop, k, readers, makers)) is not None}
     rest: dict[int, list[Var]] = {}
-    for k, gathered in gone.items():
-        assert gathered is not None
+    for k, whole in gone.items():
         leave = {one.place for one in sums if one.carry == k}
-        rest[k] = [x for j, x in enumerate(gathered.terms) if j not in leave]
+        rest[k] = [x for j, x in enumerate(whole.terms) if j not in leave]
     copy = LoopCopy(loop, {k for k, terms in rest.items() if not terms})
     new, env = copy.new, copy.env
-    dropped = {id(eqn) for gathered in gone.values() if gathered is not None for eqn in gathered.adds}
+    dropped = {id(eqn) for whole in gone.values() for eqn in whole.adds}
     dead = {loop.body_carry[k] for k, terms in rest.items() if not terms}
     for eqn in loop.body.eqns:
         if id(eqn) in dropped or any(is_var(x) and x in dead for x in eqn.invars):
@@ -275,10 +226,9 @@ def sink(loop: Loop, sums: Sequence[Sum]) -> Replacement:
         else:
             new.body.eqns.append(copy_equation(eqn, env))
     for k, terms in rest.items():
-        gathered = gone[k]
-        if terms and gathered is not None:
-            values = [substitute(x, env) for x in (gathered.own, *terms)]
-            (env[gathered.adds[0].outvars[0]],) = new.body.call(lambda *xs: functools.reduce(lax.add, xs), *values)
+        if terms:
+            values = [substitute(x, env) for x in (gone[k].own, *terms)]
+            (env[gone[k].adds[0].outvars[0]],) = new.body.call(lambda *xs: functools.reduce(lax.add, xs), *values)
     stacked = {v: x for v, x in zip(loop.body_xs, loop.xs, strict=True) if is_var(x)}
     stacked = copy.finish() | stacked
     results: dict[Var, Atom] = {}
@@ -305,20 +255,44 @@ def _product_sum(one: Sum, *stacked: Any) -> Any:
     if one.eqn is None:
         return lax.reduce_sum(stacked[0], [0])
     p, (a, b) = one.eqn.params, stacked
+    kind = one.add.outvars[0].aval.dtype
     if one.eqn.primitive.name == "dot_general":
         (left, right), (batch_left, batch_right) = p["dimension_numbers"]
         contract = ((0, *(d + 1 for d in left)), (0, *(d + 1 for d in right)))
+        if is_longer(one):
+            shape = one.eqn.outvars[0].aval.shape
+            return lax.reshape(_rows_product(_tall(a, contract[0]), _tall(b, contract[1]), p["precision"], kind), shape)
         batch = (tuple(d + 1 for d in batch_left), tuple(d + 1 for d in batch_right))
         kind = p["preferred_element_type"]
         return lax.dot_general(a, b, (contract, batch), precision=p["precision"], preferred_element_type=kind)
     shape = one.eqn.outvars[0].aval.shape
-    length = a.shape[0]
-    rows, columns = lax.reshape(a, (length, a.size // length)), lax.reshape(b, (length, b.size // length))
-    product = lax.dot_general(rows, columns, (((0,), (0,)), ((), ())), precision=lax.Precision.HIGHEST)
+    product = _rows_product(_tall(a, (0,)), _tall(b, (0,)), lax.Precision.HIGHEST, kind)
     order = (*one.dims[0], *one.dims[1])
     product = lax.reshape(product, tuple(shape[d] for d in order))
     whole = lax.transpose(product, tuple(sorted(range(len(order)), key=lambda i: order[i])))
     return lax.reshape(whole, shape)
+
+
+def _tall(x: Any, rows: Sequence[int]) -> Any:
+    """An array as a matrix: some dimensions are its rows, the others its columns."""
+    columns = [d for d in range(x.ndim) if d not in rows]
+    height = math.prod(x.shape[d] for d in rows)
+    return lax.reshape(lax.transpose(x, (*rows, *columns)), (height, math.prod(x.shape[d] for d in columns)))
+
+
+def _rows_product(a: Any, b: Any, precision: Any, kind: Any) -> Any:
+    """`a.T @ b` in a type. XLA transposes its result as it likes.
+
+    Not so that of `a @ b`: a product of bfloat16 in float32 whose transpose is taken does not run (jaxlib 0.10.2, CPU:
+    "Unsupported element type for DotThunk::Execute").
+    """
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), precision=precision, preferred_element_type=kind)
+
+
+def is_longer(one: Sum) -> bool:
+    """Whether products are added to a sum of a longer type."""
+    assert one.eqn is not None
+    return one.eqn.outvars[0].aval.dtype != one.add.outvars[0].aval.dtype
 
 
 def _add(init: Any, total: Any, aval: Any) -> Any:

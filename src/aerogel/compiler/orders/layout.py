@@ -6,6 +6,8 @@ cluster (arguments, results of equations that nobody may turn) are stored as the
 
 from dataclasses import dataclass, field
 
+import jax.numpy as jnp
+
 from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
@@ -74,9 +76,9 @@ class Layout:
         return x, chain
 
 
-def layout_of(jaxpr: Jaxpr) -> Layout:
+def layout_of(jaxpr: Jaxpr, platform: str) -> Layout:
     """The clusters of `jaxpr`, all in their natural orders."""
-    layout = Layout(roles=[role_of(eqn) for eqn in jaxpr.eqns])
+    layout = Layout(roles=[role_of(eqn, platform) for eqn in jaxpr.eqns])
     joined = DisjointSets()
     for eqn, role in zip(jaxpr.eqns, layout.roles, strict=True):
         if role == "repeated":
@@ -95,10 +97,12 @@ def layout_of(jaxpr: Jaxpr) -> Layout:
     return layout
 
 
-def role_of(eqn: JaxprEqn) -> str:
+def role_of(eqn: JaxprEqn, platform: str) -> str:
     """What an equation is here: "aligned", "call", "repeated", "carrier", "product", or "wall"."""
     role = _role_by_form(eqn)
     if role == "wall" or eqn.effects or not eqn.invars:
+        return "wall"
+    if role == "product" and platform == "cpu" and is_brittle(eqn):
         return "wall"
     if eqn.params.get("sharding") is not None or eqn.params.get("out_sharding") is not None:
         return "wall"
@@ -117,6 +121,16 @@ def _role_by_form(eqn: JaxprEqn) -> str:
     if is_aligned(eqn):
         return "aligned"
     return "call" if is_entrywise_call(eqn) else "wall"
+
+
+def is_brittle(eqn: JaxprEqn) -> bool:
+    """Whether XLA's CPU backend runs a product in some forms only: of bfloat16, in a longer type.
+
+    Those in which both operands would be read against their rows end with "Unsupported element type for
+    DotThunk::Execute" (jaxlib 0.10.2), and XLA makes such a form of another where it folds a transpose into it.
+    """
+    operands, out = (x.aval.dtype for x in eqn.invars), eqn.outvars[0].aval.dtype
+    return out != jnp.bfloat16 and all(dtype == jnp.bfloat16 for dtype in operands)
 
 
 def _weak(x: Atom) -> bool:

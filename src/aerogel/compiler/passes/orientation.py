@@ -53,7 +53,7 @@ class Orientation:
 def _level(jaxpr: Jaxpr, prices: Prices, decisions: list[Decision]) -> Jaxpr:
     if not any(eqn.primitive.name in ("dot_general", "transpose") for eqn in jaxpr.eqns):
         return jaxpr
-    layout = layout_of(jaxpr)
+    layout = layout_of(jaxpr, prices.platform)
     readers, makers = users(jaxpr), producers(jaxpr)
     made: list[Decision] = []
     changed = False

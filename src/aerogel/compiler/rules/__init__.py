@@ -1,5 +1,6 @@
 """Rules: what to write in place of what, as two ordinary functions. `default` is the set that runs unless told."""
 
+from .bfloat16_products import bfloat16_product as bfloat16_product
 from .convolution_rows import convolution_by_rows as convolution_by_rows
 from .cumulative import cumlogsumexp_by_rows as cumlogsumexp_by_rows
 from .cumulative import cumlogsumexp_in_a_loop as cumlogsumexp_in_a_loop

@@ -1,5 +1,6 @@
 """The rules that run unless a user gives others. Each comes with a measurement that it pays: docs/reference."""
 
+from .bfloat16_products import bfloat16_product
 from .convolution_rows import convolution_by_rows
 from .cumulative import (
     cumlogsumexp_by_rows,
@@ -63,6 +64,7 @@ default = RuleSet(
         small_cholesky,
         small_lu,
         small_product,
+        bfloat16_product,
         turned_product,
         small_slogdet,
         small_log_det,

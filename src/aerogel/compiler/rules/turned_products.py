@@ -10,7 +10,7 @@ from jax import lax
 from aerogel import _jax
 
 from ..cost import Machine
-from ..products import may_swap
+from ..products import may_swap, place_of_terms
 from .on import on
 from .site import Site
 
@@ -140,18 +140,9 @@ def _sides(a: Any, b: Any, dimension_numbers: Any, site: Site) -> _Sides:
     (ca, cb), (ba, bb) = dimension_numbers
     batch, terms = (math.prod(a.shape[i] for i in axes) for axes in (ba, ca))
     each = max(1, batch * terms)
-    lies = _terms(a.ndim, ca, ba), _terms(b.ndim, cb, bb)
+    lies = place_of_terms(a.ndim, ca, ba), place_of_terms(b.ndim, cb, bb)
     columns = a.size // each, b.size // each
     return _Sides(batch, terms, columns, lies, site.in_loop, site.machine)
-
-
-def _terms(rank: int, contracted: Any, batch: Any) -> str | None:
-    if tuple(batch) != tuple(range(len(batch))):
-        return None
-    places = sorted(contracted)
-    if places == list(range(len(batch), len(batch) + len(places))):
-        return "first"
-    return "last" if places == list(range(rank - len(places), rank)) else None
 
 
 def _turned(a: Any, b: Any, sides: _Sides, dimension_numbers: Any, params: Any) -> Any:
