@@ -102,7 +102,12 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
     "a root": (POWER, lambda x: x**0.5, (abs(X),), "an exponent of 0.5"),
     "a few numbers": (POWER, lambda x: x**1.5, (abs(X[0, :7]),), "fewer than 8 elements"),
     "a variable exponent": (POWER, lambda x, y: x**y, (abs(X), X), "no number"),
-    "a long table": (SEARCH, jnp.searchsorted, (jnp.arange(129.0), spread_out(X, FEWEST)), "129 entries, more than 128"),
+    "a long table": (
+        SEARCH,
+        jnp.searchsorted,
+        (jnp.arange(129.0), spread_out(X, FEWEST)),
+        "129 entries",
+    ),
     "few numbers": (SEARCH, jnp.searchsorted, (TABLE, X), "600 numbers are fewer than 4096"),
     "few numbers for a longer table": (
         SEARCH,

@@ -183,7 +183,8 @@ class _Planner:
             moved = self._bytes(dense.labels) + 2 * self._bytes(labels)
             rows, entries = self.size(dense.labels & hot.labels), self.size(dense.labels)
             dear = rows + (entries - rows) * self.machine.row_scale
-            return dear * price.get("scatter-add", 0.0) + moved / speed, "scatter"
+            # Measured for 2 to 512 numbers a row (two cores): rows are read while those before them are added.
+            return max(dear * price.get("scatter-add", 0.0), moved / speed) + self.machine.seconds_per_kernel, "scatter"
         return None
 
     def _product_seconds(self, left: Node, right: Node, labels: int) -> float:

@@ -8,6 +8,7 @@ from aerogel._jax import Jaxpr, JaxprEqn
 from ..apart import Priced
 from ..cost import Machine
 from ..exactness import Exactness
+from ..excerpts.counts import counts
 from ..excerpts.one_hot_sums import one_hot_sums
 from ..known.identity_rows import identity_rows
 from ..known.records import Facts
@@ -127,9 +128,12 @@ def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], l
 
 def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
     edits, decisions = list[Edit](), list[Decision]()
+    counted = counts, "indices are counted", "one-hot rows need not be made to be summed up or multiplied"
     for find, what, why in (
         (identity_rows, "rows of an identity are compared, not looked up", "they are one-hot rows"),
         (one_hot_sums, "one-hot rows are not summed up", "the sum is 1 where an index is in bounds"),
+        # On GPUs many ones that go to few places wait for each other.
+        *((counted,) if context.platform == "cpu" else ()),
     ):
         found = find(level, facts)
         edits += found
