@@ -53,6 +53,13 @@ SPELLINGS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "confusions, turned": (lambda y, p: jnp.einsum("bnk,nbl->nlk", hot(y, K), hot(p, L)), (ROWS, OTHERS.T)),
     "of a matrix": (lambda y, p: jnp.einsum("bnk,nbl->kl", hot(y, K), hot(p, L)), (ROWS, OTHERS.T)),
     "with itself": (lambda y: hot(y, K).T @ hot(y, K), (Y,)),
+    "repeated, summed": (lambda y: jnp.broadcast_to(hot(y, K)[:, None], (N, 2, K)).sum((0, 1)), (Y,)),
+    "repeated, kept": (lambda y: jnp.broadcast_to(hot(y, K)[:, None], (N, 2, K)).sum(0), (Y,)),
+    "beside each number": (
+        lambda y: jax.vmap(lambda k: jnp.sum(jnp.broadcast_to((y == k)[:, None], (N, 3)), 0))(jnp.arange(K)),
+        (Y,),
+    ),
+    "bags, repeated": (lambda y: jnp.broadcast_to(hot(y, K)[:, :, None], (50, 5, 2, K)).sum(1), (ROWS,)),
     "in a loop": (lambda y: jax.lax.map(lambda y: hot(y, K).sum(0), jnp.stack([y, y + 1])), (Y,)),
 }
 
@@ -75,7 +82,7 @@ NEAR_MISSES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "summed over classes": (lambda y, p: hot(y, K) @ hot(p, K).T, (Y, P)),
     "rows that agree": (lambda y, p: jnp.einsum("nk,nk->n", hot(y, K), hot(p, K)), (Y, P)),
     "one side is no index": (lambda y, p: hot(y, K).T @ (hot(p, L) * 2.0), (Y, P)),
-    "repeated": (lambda y: jnp.broadcast_to(hot(y, K)[:, None], (N, 2, K)).sum((0, 1)), (Y,)),
+    "summed along what repeats them": (lambda y: jnp.broadcast_to(hot(y, K)[:, None], (N, 2, K)).sum(1), (Y,)),
     "no rows": (lambda y: hot(y, K).sum(0), (Y[:0],)),
 }
 
@@ -115,3 +122,36 @@ def test_rows_are_added_where_they_go_if_the_one_hot_matrix_is_made_for_that_alo
         assert any("added where they go" in d.what for d in decisions) == fires
         for want, got in zip(jax.tree.leaves(f(x, y)), jax.tree.leaves(jax.jit(ag.optimize(f))(x, y)), strict=True):
             np.testing.assert_allclose(want, got, rtol=1e-4, atol=1e-4)
+
+
+def test_masks_beside_the_numbers_that_they_mask() -> None:
+    """Means of classes by masks under `vmap`: rows are added where they go, for values and gradients, nan stays out."""
+    y = jnp.tile(Y, 20)
+    x = jnp.asarray(rng.normal(size=(y.size, 4)), jnp.float32).at[jnp.argmax(y > K)].set(jnp.nan)
+
+    def means(x: Any, y: Any) -> Any:
+        return jax.vmap(lambda k: jnp.mean(x, 0, where=(y == k)[:, None]))(jnp.arange(K))
+
+    def loss(x: Any, y: Any) -> Any:
+        return jnp.sum(jnp.sin(means(x, y)))
+
+    for f in (means, jax.value_and_grad(loss)):
+        decisions = [d for d in ag.explain(f)(x, y).decisions if d.fired]
+        assert any(d.what == WHAT for d in decisions)
+        assert any("added where they go" in d.what for d in decisions)
+        pairs = zip(jax.tree.leaves(f(x, y)), jax.tree.leaves(jax.jit(ag.optimize(f))(x, y)), strict=True)
+        for want, got in pairs:
+            np.testing.assert_allclose(want, got, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_mask_keeps_out_is_not_multiplied() -> None:
+    """Where adding rows does not pay, masked sums stay: in a product with one-hot rows a nan would reach all classes."""
+    x = jnp.asarray(rng.normal(size=(30, 200)), jnp.float32).at[0].set(jnp.nan)
+    y = jnp.arange(30) % K - 1
+
+    def sums(x: Any, y: Any) -> Any:
+        return jax.vmap(lambda k: jnp.sum(jnp.where((y == k)[:, None], x, 0), 0))(jnp.arange(K))
+
+    want, got = sums(x, y), jax.jit(ag.optimize(sums))(x, y)
+    assert not np.isnan(np.asarray(want)).any()
+    np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-5)

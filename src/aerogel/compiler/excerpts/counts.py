@@ -17,6 +17,7 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import JaxprEqn, Literal
 
+from ..known.one_hot import not_repeated
 from ..known.records import Facts, OneHot, the
 from ..level import Edit, Level
 from ..program import Builder
@@ -30,7 +31,7 @@ def counts(level: Level, facts: Facts) -> list[Edit]:
     edits = list[Edit]()
     for place, eqn in enumerate(level.eqns):
         find = {"reduce_sum": _summed, "dot_general": _paired}.get(eqn.primitive.name)
-        found = None if find is None or not _is_plain(eqn) else find(facts, eqn)
+        found = None if find is None or not _is_plain(eqn) else find(level, facts, eqn)
         if found is not None:
             edits.append(_edit(place, eqn, *found))
     return edits
@@ -48,34 +49,39 @@ def _is_plain(eqn: JaxprEqn) -> bool:
         and eqn.params.get("out_sharding") is None
         and not out.weak_type
         and jnp.issubdtype(out.dtype, jnp.number)
-        and FEWEST_PLACES <= math.prod(out.shape) < 1 << 31
+        and math.prod(out.shape) >= FEWEST_PLACES
+        and max(math.prod(x.aval.shape) for x in values) < 1 << 31
     )
 
 
-def _known(facts: Facts, x: Any) -> OneHot | None:
-    """That a value is one-hot, with an index for all of its other dimensions."""
+def _known(level: Level, facts: Facts, x: Any) -> OneHot | None:
+    """That a value is one-hot, with an index for all of its dimensions but those along which it is repeated."""
     known, shape = the(OneHot, facts.of(x)), x.aval.shape
     if known is None or np.dtype(known.index.aval.dtype).itemsize < 4 or math.prod(shape) < FEWEST:
         return None
-    others = (d for d, n in enumerate(shape) if n != 1 and d not in known.along)
-    return known if known.dim not in known.along and all(d == known.dim for d in others) else None
+    _, known, dims = not_repeated(level, facts, x, known, [(d,) for d in range(len(shape))])
+    along = tuple(dims[d][0] if d >= 0 and dims[d] else -1 for d in known.along)
+    (dim,) = dims[known.dim] or (-1,)
+    return OneHot(dim, known.index, along) if dim >= 0 and dim not in along else None
 
 
-def _summed(facts: Facts, eqn: JaxprEqn) -> _Found | None:
+def _summed(level: Level, facts: Facts, eqn: JaxprEqn) -> _Found | None:
     (x,), axes = eqn.invars, [int(d) for d in eqn.params["axes"]]
-    known = _known(facts, x)
+    known = _known(level, facts, x)
     if known is None or known.dim in axes:
         return None
-    kept = [d for d in range(len(x.aval.shape)) if d not in axes]
-    at = kept.index(known.dim)
-    return [(known, [*kept[:at], *kept[at + 1 :], *axes])], at
+    counted = [d for d in range(len(x.aval.shape)) if d in known.along]
+    kept = [d for d in counted if d not in axes]
+    if len(kept) == len(counted):
+        return None
+    return [(known, [*kept, *(d for d in counted if d in axes)])], sum(d < known.dim for d in kept)
 
 
-def _paired(facts: Facts, eqn: JaxprEqn) -> _Found | None:
+def _paired(level: Level, facts: Facts, eqn: JaxprEqn) -> _Found | None:
     contract, batch = eqn.params["dimension_numbers"]
     found = list[tuple[OneHot, Sequence[int]]]()
     for x, summed, kept in zip(eqn.invars, contract, batch, strict=True):
-        known, own = _known(facts, x), (*kept, *summed)
+        known, own = _known(level, facts, x), (*kept, *summed)
         if known is None or known.dim in own or len(own) != len(x.aval.shape) - 1:
             return None
         found.append((known, own))
@@ -83,19 +89,27 @@ def _paired(facts: Facts, eqn: JaxprEqn) -> _Found | None:
 
 
 def _edit(place: int, eqn: JaxprEqn, hot: Sequence[tuple[OneHot, Sequence[int]]], at: int) -> Edit:
-    """Ones added up at the places of all operands; dimension `at` of the result is the first that they pick from."""
-    out = eqn.outvars[0].aval
-    shape = out.shape
+    """Ones added up at the places of all operands; dimension `at` of the counts is the first that they pick from."""
+    out, shapes = eqn.outvars[0].aval, [x.aval.shape for x in eqn.invars]
+    if eqn.primitive.name == "reduce_sum":
+        (known, order), (whole,), axes = hot[0], shapes, eqn.params["axes"]
+        own = {known.dim, *(d for d in order if d not in axes)}
+        kept = [d for d in range(len(whole)) if d not in axes]
+        to = [k for k, d in enumerate(kept) if d in own]
+        times = math.prod(whole[int(d)] for d in axes if d not in known.along)
+    else:
+        to, times = list(range(len(out.shape))), 1
+    shape = tuple(out.shape[d] for d in to)
 
     def call(*indices: Any) -> Any:
-        each = [_aligned(i, *one, x.aval.shape) for x, one, i in zip(eqn.invars, hot, indices, strict=True)]
+        each = [_aligned(i, *one, own) for own, one, i in zip(shapes, hot, indices, strict=True)]
         flat = _flat(each, shape, at)
-        size = math.prod(shape)
         numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
-        zeros, ones = lax.full((size,), 0, np.int32), lax.full((flat.size,), 1, np.int32)
+        zeros, ones = lax.full((math.prod(shape),), 0, np.int32), lax.full((flat.size,), 1, np.int32)
         index = lax.reshape(flat, (flat.size, 1))
         counted = lax.scatter_add(zeros, index, ones, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
-        return lax.convert_element_type(lax.reshape(counted, shape), out.dtype)
+        counted = lax.reshape(counted * np.int32(times) if times != 1 else counted, shape)
+        return lax.broadcast_in_dim(lax.convert_element_type(counted, out.dtype), out.shape, to)
 
     builder = Builder(eqn)
     (result,) = builder.call(call, *(known.index for known, _ in hot))

@@ -185,6 +185,8 @@ class _Finder:
         priced = (k for k in sorted(places) if k == place or self.level.eqns[k].primitive.name not in VIEWS)
         bound = sum(self._seconds(k) for k in priced) + sum(self._making(one, places) for one in networks)
         planned = sum(one.tree.seconds for one in contractions if one.tree is not None)
+        if planned == math.inf:
+            return Refusal(place, "a nan that a mask keeps out would not stay out")
         if planned > MARGIN * bound:
             return _refusal(networks, place, bound, planned)
         exactness = _exactness(contractions)
