@@ -145,7 +145,7 @@ def test_masks_beside_the_numbers_that_they_mask() -> None:
 
 
 def test_what_a_mask_keeps_out_is_not_multiplied() -> None:
-    """Where adding rows does not pay, masked sums stay: in a product with one-hot rows a nan would reach all classes."""
+    """Where adding rows does not pay, masked sums stay: in a product a nan would reach all classes."""
     x = jnp.asarray(rng.normal(size=(30, 200)), jnp.float32).at[0].set(jnp.nan)
     y = jnp.arange(30) % K - 1
 
