@@ -92,6 +92,7 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (streaming, "sizes_of", lambda *_: Sizes(32, at_any_price=True)),
     (short_axes, "FEWEST", 1),
     (short_axes, "AMPLIFIED", 1),
+    (short_axes, "_pays_at_once", lambda *_: True),
     (contractions, "MARGIN", 1.5),
     (contractions, "LEAST_SECONDS", -1.0),
     (contractions, "MORE_BYTES", 1 << 60),
