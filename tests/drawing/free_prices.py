@@ -6,6 +6,7 @@ from typing import Any
 
 from aerogel import _jax
 from aerogel.compiler import rules
+from aerogel.compiler.excerpts import classes, counts
 from aerogel.compiler.fusion import choose, producers
 from aerogel.compiler.hoisting import hoist_plan, hoistable, sink, turned_constants
 from aerogel.compiler.kept import Kept
@@ -135,6 +136,10 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (reroll, "FEWEST_PRODUCTS", 4),
     (branch_guard, "LEAST_SECONDS", 0.0),
     (branch_guard, "LEAST_RATIO", 0.0),
+    (counts, "FEWEST", 1),
+    (counts, "FEWEST_PLACES", 1),
+    (classes, "FEWEST", 1),
+    (classes, "FEWEST_SUMS", 1),
     (excerpts, "LEAST_SECONDS", -1.0),
     (excerpts, "MARGIN", 1.5),
     (excerpts, "FUSED", frozenset(("slice", "dynamic_slice", "pad"))),
