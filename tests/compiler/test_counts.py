@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import aerogel as ag
 from aerogel.compiler.excerpts.counts import FEWEST, FEWEST_PLACES
@@ -156,16 +155,3 @@ def test_what_a_mask_keeps_out_is_not_multiplied() -> None:
     want, got = sums(x, y), jax.jit(ag.optimize(sums))(x, y)
     assert not np.isnan(np.asarray(want)).any()
     np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-5)
-
-
-def test_what_is_spread_over_devices_is_counted_as_it_is_written() -> None:
-    """Each device sums up its own rows: a scatter would need them all."""
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
-    rows = NamedSharding(mesh, PartitionSpec("d"))
-    y = jax.device_put(Y[:248], rows)
-    f = lambda y: hot(y, K).sum(0)  # noqa: E731
-    reports: list[Any] = []
-    optimised = jax.jit(ag.optimize(f, on_report=reports.append), in_shardings=rows)
-    np.testing.assert_array_equal(optimised(y), f(y))
-    assert counted(f, Y[:248]) == 1
-    assert not any(d.what == WHAT for d in reports[-1].decisions)

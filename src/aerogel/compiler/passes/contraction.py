@@ -136,8 +136,8 @@ def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit],
     for find, what, why in (
         (identity_rows, "rows of an identity are compared, not looked up", "they are one-hot rows"),
         (one_hot_sums, "one-hot rows are not summed up", "the sum is 1 where an index is in bounds"),
-        # On GPUs many ones that go to few places wait for each other; over devices each counts its own rows.
-        *((counted, of_classes) if context.platform == "cpu" and not context.over_devices else ()),
+        # On GPUs many ones that go to few places wait for each other.
+        *((counted, of_classes) if context.platform == "cpu" else ()),
     ):
         found = find(level, facts)
         edits += found
