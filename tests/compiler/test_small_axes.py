@@ -365,3 +365,32 @@ def test_what_is_compared_with_its_extremum_is_stored() -> None:
     early = jax.checkpoint(ag.optimize(loss, rules=[], passes=(SmallAxes(),), on_report=reports.append))
     jax.make_jaxpr(jax.grad(early))(normal(400, 2), normal(64, 2))
     assert any("an extremum reads it" in d.reason for report in reports for d in report.decisions)
+
+
+def counted_beside(entries: int, rows: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """How many numbers are larger than each of few."""
+    return lambda x, e: jnp.sum(x[:, None] > e, 0), (normal(rows), normal(1, entries)[0])
+
+
+def distances_beside(entries: int, rows: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The sum of all distances from each of few numbers."""
+    return lambda x, e: jnp.sum(jnp.abs(x[:, None] - e), 0), (normal(rows), normal(1, entries)[0])
+
+
+@pytest.mark.parametrize(
+    ("made", "entries", "rows", "fires"),
+    [
+        (counted_beside, 8, 100_000, False),
+        (counted_beside, 32, 10_000, False),
+        (counted_beside, 16, 40_000, True),
+        (distances_beside, 6, 4000, True),
+        (distances_beside, 8, 4000, True),
+        (distances_beside, 16, 40_000, False),
+    ],
+)
+def test_sums_of_all_rows(made: Callable[..., Any], entries: int, rows: int, fires: bool) -> None:
+    """Of floats few a row pay, of integers many a row and many rows; the others are left, with the reason."""
+    f, args = made(entries, rows)
+    report = report_of(f, *args)
+    assert len(report.fired) == fires
+    assert fires or any("XLA's loop along them is as fast" in d.reason for d in report.refused)

@@ -6,6 +6,7 @@ from typing import Any
 
 from aerogel import _jax
 from aerogel.compiler import rules
+from aerogel.compiler.excerpts import classes, counts
 from aerogel.compiler.fusion import choose, producers
 from aerogel.compiler.hoisting import hoist_plan, hoistable, sink, turned_constants
 from aerogel.compiler.kept import Kept
@@ -93,6 +94,7 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (streaming, "sizes_of", lambda *_: Sizes(32, at_any_price=True)),
     (short_axes, "FEWEST", 1),
     (short_axes, "AMPLIFIED", 1),
+    (short_axes, "_pays_at_once", lambda *_: True),
     (contractions, "MARGIN", 1.5),
     (contractions, "LEAST_SECONDS", -1.0),
     (contractions, "MORE_BYTES", 1 << 60),
@@ -135,6 +137,10 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (reroll, "FEWEST_PRODUCTS", 4),
     (branch_guard, "LEAST_SECONDS", 0.0),
     (branch_guard, "LEAST_RATIO", 0.0),
+    (counts, "FEWEST", 1),
+    (counts, "FEWEST_PLACES", 1),
+    (classes, "FEWEST", 1),
+    (classes, "FEWEST_SUMS", 1),
     (excerpts, "LEAST_SECONDS", -1.0),
     (excerpts, "MARGIN", 1.5),
     (excerpts, "FUSED", frozenset(("slice", "dynamic_slice", "pad"))),
@@ -147,6 +153,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (extrema, "FEWEST_SEARCHED", 1),
     (hoistable, "LEAST_GAIN_OF_LOOPS", 0.0),
     (lookups, "FEWEST", 1),
+    (lookups, "FEWEST_OF_MORE", 1),
     (lookups, "MANY", 1),
     (lookups, "SHORT", 4),
     (selection, "FEWEST", 1),

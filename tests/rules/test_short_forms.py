@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.rules.lookups import FEWEST, MANY
+from aerogel.compiler.rules.lookups import FEWEST, FEWEST_OF_MORE, MANY
 from aerogel.compiler.rules.powers import POWERS
 from rules.rules_under_test import fired, normal, refusals
 from rules.specials import bits_with, integers, rules_fired, specials
@@ -62,6 +62,10 @@ def test_searches(right: bool) -> None:
         (search, (jnp.sort(odd), many)),
         (search, (odd, many)),
         (search, (-TABLE, spread_out(X, FEWEST))),
+        (search, (TABLE, normal(4, 77, 131))),
+        (search, (jnp.sort(odd), spread_out(specials(1, 41), FEWEST + 3))),
+        (search, (jnp.sort(spread_out(odd, 128)), spread_out(specials(1, 40), FEWEST_OF_MORE))),
+        (search, (jnp.sort(odd.astype("bfloat16")), many.astype("bfloat16"))),
         (jax.vmap(search, (None, 0)), (TABLE, normal(3, 5, FEWEST))),
         (jax.vmap(search, (None, 0)), (TABLE, normal(3, FEWEST))),
         (lambda t, x: jnp.digitize(x, t, right=right), (TABLE, spread_out(X, FEWEST))),
@@ -98,9 +102,31 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
     "a root": (POWER, lambda x: x**0.5, (abs(X),), "an exponent of 0.5"),
     "a few numbers": (POWER, lambda x: x**1.5, (abs(X[0, :7]),), "fewer than 8 elements"),
     "a variable exponent": (POWER, lambda x, y: x**y, (abs(X), X), "no number"),
-    "a long table": (SEARCH, jnp.searchsorted, (jnp.arange(33.0), spread_out(X, FEWEST)), "33 entries, more than 32"),
+    "a long table": (
+        SEARCH,
+        jnp.searchsorted,
+        (jnp.arange(129.0), spread_out(X, FEWEST)),
+        "129 entries",
+    ),
     "few numbers": (SEARCH, jnp.searchsorted, (TABLE, X), "600 numbers are fewer than 4096"),
-    "an odd number of numbers": (SEARCH, jnp.searchsorted, (TABLE, normal(4, 77, 131)), "an odd number of numbers"),
+    "few numbers for a longer table": (
+        SEARCH,
+        jnp.searchsorted,
+        (jnp.arange(33.0), spread_out(X, FEWEST)),
+        "4096 numbers are fewer than 16384",
+    ),
+    "an odd number of numbers": (
+        SEARCH,
+        jax.vmap(jnp.searchsorted, (None, 0)),
+        (jnp.arange(33.0), normal(4, 20_001)),
+        "an odd number of numbers",
+    ),
+    "complex numbers": (
+        SEARCH,
+        jnp.searchsorted,
+        (TABLE + 1j * TABLE, spread_out(X, FEWEST) + 0j),
+        "complex numbers",
+    ),
     "many tables": (
         SEARCH,
         jax.vmap(jnp.searchsorted),
@@ -108,6 +134,12 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
         "a table for each example",
     ),
     "a longer table": (AT_ONCE, jnp.searchsorted, (jnp.arange(1025.0), spread_out(X, MANY)), "1025 entries"),
+    "an odd number for a longer table": (
+        AT_ONCE,
+        jnp.searchsorted,
+        (jnp.arange(200.0), normal(0, MANY + 1)),
+        "an odd number of numbers",
+    ),
     "not so many numbers": (AT_ONCE, jnp.searchsorted, (TABLE, spread_out(X, FEWEST)), "4096 numbers are fewer"),
     "another way": (SEARCH, lambda t, x: jnp.searchsorted(t, x, method="sort"), (TABLE, X), ""),
 }

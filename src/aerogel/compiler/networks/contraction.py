@@ -35,6 +35,7 @@ class Contraction:
             _bits(self.network.out),
             tuple(tuple(one for dim in f.dims for one in dim) for f in factors),
             tuple(f.picking.label[0] if f.picking else -1 for f in factors),
+            sum(1 << k for k, f in enumerate(factors) if f.is_mask),
             tuple(dict.fromkeys(one for dim in self.network.out for one in dim)),
         )
         highest = self.precision == lax.Precision.HIGHEST and np.dtype(self.dtype) == np.float32

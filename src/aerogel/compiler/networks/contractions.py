@@ -180,11 +180,13 @@ class _Finder:
         if len(networks) == 1 and (not _is_more_than_written(networks[0]) or self._weighs_steps(networks[0])):
             return None
         on_cpu = self.context.platform == "cpu"
-        contractions = [Contraction(one, aval.dtype, self.context.machine, self.ranks, on_cpu) for one in networks]
         places = frozenset[int]().union(*(one.places for one in networks))
+        contractions = [Contraction(one, aval.dtype, self.context.machine, self.ranks, on_cpu) for one in networks]
         priced = (k for k in sorted(places) if k == place or self.level.eqns[k].primitive.name not in VIEWS)
-        bound = sum(self._seconds(k) for k in priced)
+        bound = sum(self._seconds(k) for k in priced) + sum(self._making(one, places) for one in networks)
         planned = sum(one.tree.seconds for one in contractions if one.tree is not None)
+        if planned == math.inf:
+            return Refusal(place, "a nan that a mask keeps out would not stay out")
         if planned > MARGIN * bound:
             return _refusal(networks, place, bound, planned)
         exactness = _exactness(contractions)
@@ -195,6 +197,12 @@ class _Finder:
         builder = Builder(eqn)
         result = _emitted(contractions, found.dim, builder, tuple(aval.shape))
         return self._judged(place, contractions, places, builder, result) if result.aval == aval else None
+
+    def _making(self, network: Network, places: frozenset[int]) -> float:
+        """Of the one-hot factors that nobody but the equations at `places` reads."""
+        hot = {factor.atom for factor in network.factors if factor.picking and is_var(factor.atom)}
+        alone = (x for x in hot if x in self.level.made_by and places.issuperset(self.level.readers(x)))
+        return sum(self._seconds(self.level.made_by[x]) for x in alone)
 
     def _weighs_steps(self, network: Network) -> bool:
         """Whether it is a sum of a loop's steps, each times a number: that is accumulated in the loop."""

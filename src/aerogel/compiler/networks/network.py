@@ -6,7 +6,7 @@ order in which sums are taken is left open.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aerogel._jax import Atom, Var
@@ -41,13 +41,15 @@ class Picking:
 class Factor:
     """A value; each of its dimensions is several labels, the last one fastest (none for a dimension of size 1).
 
-    Of a value with a `window`, the places of dimension `window[0]` from `window[1]` to `window[2]` are meant.
+    Of a value with a `window`, the places of dimension `window[0]` from `window[1]` to `window[2]` are meant. One that
+    `is_mask` is multiplied by nothing, as 0 * nan is nan: rows are picked or added by its indices.
     """
 
     atom: Atom
     dims: tuple[Labels, ...]
     picking: Picking | None = None
     window: tuple[int, int, int] | None = None
+    is_mask: bool = False
 
 
 @dataclass
@@ -164,7 +166,7 @@ class Network:
         self.sizes = [self.sizes[one] for one in numbers]
         self.out = _renumbered(self.out, numbers)
         self.factors = [
-            Factor(f.atom, _renumbered(f.dims, numbers), f.picking and f.picking.renumbered(numbers), f.window)
+            replace(f, dims=_renumbered(f.dims, numbers), picking=f.picking and f.picking.renumbered(numbers))
             for f in self.factors
         ]
 
@@ -178,4 +180,6 @@ class Network:
             # What is picked from in parts, or by an index that is read along its diagonal, is a matrix like any other.
             plain = len(label) != 1 or label[0] in flat or len(set(flat)) != len(flat)
             picking = None if plain else Picking(picking.index, at, label)
-        return Factor(factor.atom, dims, picking, factor.window)
+        if factor.is_mask and picking is None:
+            raise NotOneNetwork("a mask that no index says")
+        return replace(factor, dims=dims, picking=picking)

@@ -1,12 +1,13 @@
 """A network as it is read from a level, from its result down: what equations that multiply, move and add do to it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from aerogel._jax import Atom, JaxprEqn
 
+from ..known.one_hot import not_repeated
 from ..known.records import Constant, Diagonal, Facts, Identity, OneHot, Shifted, the
 from ..known.structures import is_no_pad
 from ..level import Level
@@ -72,6 +73,7 @@ class Reader:
         elif shifted is not None and self.terms is not None:
             self._take_term(shifted, dims)
         elif picked is not None:
+            atom, picked, dims = not_repeated(self.level, self.facts, atom, picked, dims)
             at = tuple(dims[d] if d >= 0 else () for d in picked.along)
             self.network.multiply(Factor(atom, dims, Picking(picked.index, at, dims[picked.dim])))
         else:
@@ -302,6 +304,8 @@ def _select(reader: Reader, eqn: JaxprEqn, dims: Dims, depth: int) -> bool:
     reader.network.is_finite = True
     reader.network.multiplies |= picks
     reader.read(which, dims, depth)
+    if picks:
+        reader.network.factors[-1] = replace(reader.network.factors[-1], is_mask=True)
     reader.read_stretched(cases[1], dims, depth)
     return True
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..apart import Priced
 from ..cost import Machine
 from ..exactness import Exactness
+from ..excerpts.classes import sums_of_classes
+from ..excerpts.counts import counts
 from ..excerpts.one_hot_sums import one_hot_sums
 from ..known.identity_rows import identity_rows
 from ..known.records import Facts
@@ -127,9 +130,14 @@ def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], l
 
 def _compared(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
     edits, decisions = list[Edit](), list[Decision]()
+    counted = counts, "indices are counted", "one-hot rows need not be made to be summed up or multiplied"
+    finite = Exactness.FINITE in context.allowed
+    of_classes = partial(sums_of_classes, finite=finite), "rows are added where their classes say", "they are read once"
     for find, what, why in (
         (identity_rows, "rows of an identity are compared, not looked up", "they are one-hot rows"),
         (one_hot_sums, "one-hot rows are not summed up", "the sum is 1 where an index is in bounds"),
+        # On GPUs many ones that go to few places wait for each other.
+        *((counted, of_classes) if context.platform == "cpu" else ()),
     ):
         found = find(level, facts)
         edits += found

@@ -6,6 +6,7 @@ Measured in docs/reference/catalogue-order.md.
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .operand import Operand
@@ -13,10 +14,10 @@ from .places import spread
 from .rule import rule
 from .site import Site
 
-SHORT = 32  # entries that are compared with everything: of 64 that takes 3 times as long as the search
-# Numbers that are looked up: below, starting a branch takes what is gained. Of an odd number it takes longer than the
-# search: 10,001 in a table of 17 took 3 times as long, 14,000 a third (jaxlib 0.10.2).
-FEWEST = 4096
+SHORT = 128  # entries that are compared with everything: of 256 nothing is gained
+FEWEST = 4096  # numbers that are looked up, for up to `SHORTER` entries: below, starting a branch takes what is gained
+SHORTER = 32
+FEWEST_OF_MORE = 16_384  # numbers, for up to `SHORT` entries
 LONGEST = 1024  # entries of a table in which the halves of the search are written out: of 10,000 nothing is gained
 MANY = 100_000  # numbers, for that
 
@@ -27,7 +28,7 @@ def _side(right: bool) -> str:
 
 @rule(
     exactness="bitwise",
-    reason="comparing with all of a short table fuses into one loop; a search by halves is a loop of gathers",
+    reason="comparisons with each entry of a short table are one loop of vector code; a search is a loop of gathers",
     stage="final",
     platforms=("cpu",),
 )
@@ -38,10 +39,13 @@ def searched_short(table: Any, x: Any, *, right: bool = False) -> Any:
 
 @searched_short.to
 def _(table: Any, x: Any, *, right: bool) -> Any:
-    ways = [
-        lambda t, x, way=way: jnp.searchsorted(t, x, side=_side(right), method=way) for way in ("scan", "compare_all")
-    ]
-    return lax.cond(_in_order(table), ways[1], ways[0], table, x)
+    def search(table: Any, x: Any) -> Any:
+        return jnp.searchsorted(table, x, side=_side(right))
+
+    def count(table: Any, x: Any) -> Any:
+        return _before(table, x, right)
+
+    return lax.cond(_in_order(table), count, search, table, x)
 
 
 @searched_short.when
@@ -50,9 +54,12 @@ def _(table: Operand, x: Operand, *, right: bool, site: Site) -> bool | str:
         return f"{table.size} entries, more than {SHORT}"
     if table.examples > 1:
         return "a table for each example: the branch would be taken both ways"
-    if x.size * x.examples < FEWEST:
-        return f"{x.size * x.examples} numbers are fewer than {FEWEST}"
-    if x.size * x.examples % 2:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return "complex numbers"
+    fewest = FEWEST if table.size <= SHORTER else FEWEST_OF_MORE
+    if x.size * x.examples < fewest:
+        return f"{x.size * x.examples} numbers are fewer than {fewest}"
+    if x.size * x.examples % 2 and table.size > SHORTER:
         return "an odd number of numbers, which XLA compares one by one"
     return spread(site) or True
 
@@ -78,7 +85,25 @@ def _(table: Operand, x: Operand, *, right: bool) -> bool | str:
     if not 1 < table.size <= LONGEST:
         return f"{table.size} entries, not 2 to {LONGEST}"
     numbers = x.size * x.examples
+    if numbers % 2:
+        return "an odd number of numbers, which XLA looks up one by one"
     return numbers >= MANY or f"{numbers} numbers are fewer than {MANY}"
+
+
+def _before(table: Any, x: Any, right: bool) -> Any:
+    """How many entries stand before each number, in a table that is in order: every nan is last, equal to all others.
+
+    Added up entry by entry: XLA writes comparisons out that it is told to reduce.
+    """
+    before = lax.le if right else lax.lt
+    count = jnp.zeros(x.shape, np.int32)
+    for k in range(table.shape[0]):
+        entry = lax.broadcast(table[k], x.shape)
+        count += lax.convert_element_type(before(entry, x), np.int32)
+    if not jnp.issubdtype(table.dtype, jnp.inexact):
+        return count
+    before_nan = table.shape[0] if right else jnp.sum(table == table, dtype=np.int32)
+    return jnp.where(x == x, count, before_nan)
 
 
 def _in_order(table: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from . import small_linalg as small
+from .once import once
 from .operand import Operand
 from .rule import Rule, rule
 from .site import Site
@@ -62,7 +63,8 @@ def small_slogdet(A: Any) -> Any:
 @small_slogdet.to
 def _(A: Any) -> Any:
     sign, diagonal = _diagonal(A)
-    return reduce(jnp.multiply, map(_sign, diagonal), sign), _logarithm(diagonal)
+    # The sign is nothing but cheap operations: a gradient would compute it again for each entry of the solve behind it.
+    return once(reduce(jnp.multiply, map(_sign, diagonal), sign)), _logarithm(diagonal)
 
 
 @_after
