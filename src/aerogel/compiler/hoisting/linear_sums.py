@@ -29,7 +29,7 @@ from .hoist import LoopCopy, Replacement, constant_equations
 
 # A sum of what is so many times larger than the sum that it replaces may be all that keeps it in memory.
 MUCH_SMALLER = 8
-SHAPING = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose copy neg convert_element_type".split())
+SHAPING = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose copy neg convert_element_type pad".split())
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class LinearSum:
 
 
 @dataclass
-class _Body:
-    """The body of a loop and who makes and reads what."""
+class Body:
+    """The body of a loop, who makes and reads what, and which values are the same in every step (`fixed`)."""
 
     loop: Loop
     machine: Machine
@@ -111,22 +111,22 @@ def holds(kind: Any, other: Any) -> bool:
 
 def find_linear(loop: Loop, machine: Machine) -> list[LinearSum]:
     """For each of a loop's sums what of it is best done after the loop, where that is anything."""
-    body = _Body(loop, machine)
+    body = Body(loop, machine)
     found = (_find(body, k) for k in range(len(loop.init)))
     return [one for one in found if one is not None]
 
 
-def _find(body: _Body, carry: int) -> LinearSum | None:
-    gathered = _gathered(body, carry)
-    if gathered is None:
+def _find(body: Body, carry: int) -> LinearSum | None:
+    what = gathered(body, carry)
+    if what is None:
         return None
-    terms, adds = gathered
+    terms, adds = what
     eqns, cone = body.loop.body.eqns, _cone(body, terms, adds)
     graph = Graph()
     for term in terms:
         graph.implies(SOURCE, term)
     for i in cone:
-        graph.edge(SOURCE, i, (body.loop.length - 1) * _step_seconds(eqns[i], body.machine))
+        graph.edge(SOURCE, i, (body.loop.length - 1) * step_seconds(eqns[i], body.machine))
         for k in body.moving(eqns[i]):
             graph.implies(i, eqns[i].invars[k])
         for reader in {reader for v in eqns[i].outvars for reader in body.readers.get(v, ())} - adds:
@@ -147,7 +147,7 @@ def _find(body: _Body, carry: int) -> LinearSum | None:
     return LinearSum(carry, terms, after, summed, graph.cost(set(terms)) - graph.cost(taken))
 
 
-def _gathered(body: _Body, carry: int) -> tuple[tuple[Var, ...], set[int]] | None:
+def gathered(body: Body, carry: int) -> tuple[tuple[Var, ...], set[int]] | None:
     """What each step adds to a carry, and the places of the additions; None if it does anything else with it."""
     loop, terms, adds = body.loop, list[Var](), set[int]()
     x, end = loop.body_carry[carry], loop.next_carry[carry]
@@ -173,7 +173,7 @@ def _gathered(body: _Body, carry: int) -> tuple[tuple[Var, ...], set[int]] | Non
     return (tuple(terms), adds) if terms and body.readers[x] == [-1] else None
 
 
-def _cone(body: _Body, terms: Sequence[Var], adds: set[int]) -> set[int]:
+def _cone(body: Body, terms: Sequence[Var], adds: set[int]) -> set[int]:
     """The equations, linear in what differs from step to step, that make terms and nothing else."""
     cone: set[int] = set()
     wanted: set[Atom] = set(terms)
@@ -187,8 +187,8 @@ def _cone(body: _Body, terms: Sequence[Var], adds: set[int]) -> set[int]:
     return cone
 
 
-def _step_seconds(eqn: JaxprEqn, machine: Machine) -> float:
-    """What an equation takes in a step: elementwise work is part of another kernel."""
+def step_seconds(eqn: JaxprEqn, machine: Machine) -> float:
+    """What an equation takes in a step: elementwise work and zeros around a value are part of another kernel."""
     if eqn.primitive.name in SHAPING:
         return 0.0
     if eqn.primitive.name in ELEMENTWISE:
