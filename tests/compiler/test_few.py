@@ -11,6 +11,7 @@ from jax import lax
 
 from aerogel.compiler.cost import machine
 from aerogel.compiler.cost.few import step_bytes
+from aerogel.compiler.loop import Loop
 from compiler.programs_of import only_loop
 
 LIMIT = machine("cpu").one_kernel_bytes
@@ -77,6 +78,30 @@ def moved(f: Callable[[Any], Any], size: int) -> int:
     """Bytes a step, by our count."""
     loop = only_loop(f, jnp.ones(size))
     return step_bytes(loop.body, len(loop.consts), len(loop.init))
+
+
+def numbers(count: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A gradient of a loop over so many numbers, each a carry, whose steps read as many rows of one number."""
+
+    def loss(p: Any, start: Any, xs: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            new = tuple(jnp.sin(p[i]) * c[i] + p[i - 1] * c[i - 1] * x for i in range(count))
+            return new, sum(new)
+
+        return jnp.sum(lax.scan(step, start, xs)[1] ** 2)
+
+    given = tuple(jnp.float32(1 + i) for i in range(count))
+    return jax.grad(loss, (0, 1)), (given, given, jnp.ones(300))
+
+
+@pytest.mark.parametrize("count", [4, 6, 8, 10])
+def test_the_number_of_the_step_is_counted_with_each_row(count: int) -> None:
+    """Kernels over single numbers read the step's number as well: with 8 carries that makes the difference."""
+    f, args = numbers(count)
+    backward = [eqn for eqn in jax.make_jaxpr(f)(*args).jaxpr.eqns if eqn.primitive.name == "scan"][-1]
+    loop = Loop(backward)
+    calls = jax.jit(f).lower(*args).compile().as_text().count("xla_cpu_small_call")
+    assert (step_bytes(loop.body, len(loop.consts), len(loop.init)) < LIMIT) == (calls == 2)
 
 
 @pytest.mark.parametrize("f", LOOPS, ids=lambda f: f.__name__)

@@ -195,6 +195,81 @@ def test_projections_stay_in_a_gradient_that_they_would_fill(dtype: Any) -> None
     assert planned_bytes(ag.optimize(gradient, passes=passes), *args) < 0.55 * planned_bytes(gradient, *args)
 
 
+def minimal_unit(w: Any, xs: Any) -> Any:
+    """A recurrent unit of one gate, which stores much for its gradient and needs little of it."""
+
+    def step(h: Any, x: Any) -> Any:
+        f = jax.nn.sigmoid(x @ w["wf"] + h @ w["uf"])
+        h = (1 - f) * h + f * jnp.tanh(x @ w["wh"] + (f * h) @ w["uh"])
+        return h, h
+
+    return jnp.mean(lax.scan(step, jnp.zeros_like(xs[0]), xs)[1] ** 2)
+
+
+def minimal_args(dtype: Any = jnp.float32) -> Any:
+    """Its weights and an input of 100 steps and 32 rows."""
+    return {k: normal(i, H, H, dtype=dtype) / 11 for i, k in enumerate(("wf", "uf", "wh", "uh"))}, normal(
+        4, T, 32, H, dtype=dtype
+    )
+
+
+def test_projections_leave_half_of_what_a_gradient_stores() -> None:
+    """Two projections of all steps would fill what the choice of residuals empties; of the value alone they leave."""
+    gradient, args = jax.value_and_grad(minimal_unit), minimal_args()
+    assert count(hoisted(minimal_unit), "dot_general", args, inside=True) == 2
+    assert "half of what the loops of a gradient store" in refusals(gradient, args)
+    assert planned_bytes(ag.optimize(gradient), *args) < 0.4 * planned_bytes(gradient, *args)
+    assert_same_gradients(minimal_unit, args, (0, 1))
+
+
+def test_a_projection_leaves_where_half_stays_free() -> None:
+    """A plain recurrent unit stores its states alone: with a projection as large that is half of plain JAX's."""
+
+    def loss(w: Any, u: Any, xs: Any) -> Any:
+        step = lambda h, x: ((h := jnp.tanh(x @ w + h @ u)), h)  # noqa: E731
+        return jnp.mean(lax.scan(step, jnp.zeros_like(xs[0]), xs)[1] ** 2)
+
+    args = normal(0, H, H) / 11, normal(1, H, H) / 11, normal(2, 2 * T, 32, H)
+    gradient = jax.value_and_grad(loss, (0, 1, 2))
+    assert "`dot_general` runs before the loop, for all steps at once" in [
+        d.what for d in ag.explain(gradient)(*args).fired
+    ]
+    assert planned_bytes(ag.optimize(gradient), *args) < 0.5 * planned_bytes(gradient, *args)
+
+
+def time_mixing(w: Any, xs: Any) -> Any:
+    """RWKV's recurrence, with a head in each step: what it reads is a few operations away from the state."""
+
+    def step(state: Any, x: Any) -> Any:
+        a, b, m = state
+        k, v, r = x @ w["k"], x @ w["v"], jax.nn.sigmoid(x @ w["r"])
+        top = jnp.maximum(m, 0.5 + k)
+        old, new = jnp.exp(m - top), jnp.exp(0.5 + k - top)
+        y = r * (old * a + new * v) / (old * b + new)
+        top = jnp.maximum(m - 0.3, k)
+        old, new = jnp.exp(m - 0.3 - top), jnp.exp(k - top)
+        return (old * a + new * v, old * b + new, top), y @ w["head"]
+
+    zeros = jnp.zeros_like(xs[0])
+    return jnp.mean(lax.scan(step, (zeros, zeros, zeros - 9), xs)[1] ** 2)
+
+
+def test_a_sum_stays_whose_factor_the_steps_may_make_again() -> None:
+    """Stacked for one product of all steps, what the head reads could not be made of the states any more."""
+    w = {key: normal(k, H, H) / 11 for k, key in enumerate(("k", "v", "r", "head"))}
+    gradient = jax.value_and_grad(time_mixing)
+
+    def sums_outside(steps: int) -> int:
+        found = decisions(gradient, (w, normal(4, steps, 32, H)))
+        return sum(d.fired and "the sum of `dot_general`" in d.what for d in found)
+
+    assert sums_outside(T) == 0
+    assert sums_outside(20) > 0  # 330 kB
+    args = w, normal(4, T, 32, H)
+    assert planned_bytes(ag.optimize(gradient), *args) < 0.55 * planned_bytes(gradient, *args)
+    assert_same_gradients(time_mixing, args, (0, 1))
+
+
 def test_weight_gradients_leave_the_backward_loop() -> None:
     """In a gradient that JAX built, no product with a weight's shape is left in a loop."""
     args = rnn_args()

@@ -248,6 +248,48 @@ def test_gates_of_one_array_are_stored_together() -> None:
     ag.verify(f)(*args)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_joined_of_an_input_and_a_state_is_not_stored(dtype: str) -> None:
+    """`[x, h] @ w`: of an LSTM in one product the joined rows are made again of the input and the state."""
+
+    def loss(w: Any, xs: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            h, c = state
+            i, f, g, o = jnp.split(jnp.concatenate([x, h], -1) @ w, 4, -1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), h
+
+        zeros = jnp.zeros_like(xs[0])
+        return jnp.mean(lax.scan(step, (zeros, zeros), xs)[1].astype(jnp.float32) ** 2)
+
+    args = (normal(0, 192, 384) / 14).astype(dtype), normal(1, 80, 32, 96).astype(dtype)
+    g = jax.value_and_grad(loss)
+    joined = (80, 32, 192)
+    assert joined in stacked(jax.make_jaxpr(g)(*args).jaxpr, 80 * 32 * 96)
+    assert joined not in stacked(jax.make_jaxpr(ag.optimize(g))(*args).jaxpr, 80 * 32 * 96)
+    if dtype == "float32":
+        ag.verify(g)(*args)
+
+
+def test_what_is_joined_of_computed_values_is_stored() -> None:
+    """A state of three coordinates that each stage joins: a join is a kernel of its own, dearer than its store."""
+
+    def f(state: Any) -> Any:
+        def slope(y: Any) -> Any:
+            return jnp.stack([10 * (y[1] - y[0]), y[0] * (28 - y[2]) - y[1], y[0] * y[1] - 2 * y[2]])
+
+        def step(y: Any, _: Any) -> Any:
+            y = y + 0.01 * slope(y + 0.005 * slope(y))
+            return y, jnp.sum(y * y)
+
+        return jnp.mean(lax.scan(step, state, None, length=T)[1])
+
+    jaxpr = jax.make_jaxpr(ag.optimize(jax.value_and_grad(f)))(normal(0, 3, 8192))
+    *_, backward = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert not {"stack", "concatenate"} & {eqn.primitive.name for eqn in backward.params["jaxpr"].jaxpr.eqns}
+
+
 def test_small_loops_are_left() -> None:
     """Residuals that stay in the cache are not worth a change."""
     f, args = loss("logistic map", False), arguments((4, 8))

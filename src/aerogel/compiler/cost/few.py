@@ -1,8 +1,8 @@
 """How many bytes a step of a loop moves as XLA counts them, which makes one kernel of a loop that moves few.
 
 XLA's CPU backend (jaxlib 0.10.2) calls a loop as one function if its cost analysis finds less than 1 kB a step, after
-fusion: what each kernel reads and writes, a row of a stacked output read and written once more, a carry that is read
-after it was overwritten copied, and 8 bytes for each value that the loop holds.
+fusion: what each kernel reads and writes, the step's number with a row of an input, a row of a stacked output read and
+written once more, a carry that is read after it was overwritten copied, and 8 bytes for each value that the loop holds.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ CHEAP = frozenset(ELEMENTWISE_FLOPS) - DEAR | frozenset(
     "broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice concatenate pad rev iota "
     "convert_element_type copy".split()
 )
-OF_THE_LOOP, OF_A_VALUE = 40, 8  # bytes of its counter, and of a pointer
+OF_THE_LOOP, OF_A_VALUE, OF_A_NUMBER = 40, 8, 4  # bytes of its counter, of a pointer, and of the step's number
 
 
 def step_bytes(body: Jaxpr, constants: int, carries: int) -> int:
@@ -34,6 +34,7 @@ def step_bytes(body: Jaxpr, constants: int, carries: int) -> int:
 class _Step:
     def __init__(self, body: Jaxpr, constants: int, carries: int) -> None:
         self.carry = body.invars[constants : constants + carries]
+        self.rows_in = set(body.invars[constants + carries :])
         self.next, self.ys = body.outvars[:carries], body.outvars[carries:]
         self.makers = {v: eqn for eqn in body.eqns for v in eqn.outvars}
         readers = Counter(x for eqn in body.eqns for x in {x for x in eqn.invars if isinstance(x, Var)})
@@ -65,7 +66,8 @@ class _Step:
 
     def moved(self, root: Var) -> int:
         """Bytes that the kernel of a root reads and writes."""
-        return nbytes(root.aval) + sum(nbytes(x.aval) for x in self.leaves[root])
+        number = OF_A_NUMBER if self.leaves[root] & self.rows_in else 0
+        return nbytes(root.aval) + sum(nbytes(x.aval) for x in self.leaves[root]) + number
 
     def rows(self) -> int:
         """Bytes of stacked rows that a kernel of their own reads and writes."""

@@ -28,7 +28,7 @@ from .hoist import LoopCopy, Replacement, constant_equations
 
 # A sum of what is so many times larger than the sum that it replaces may be all that keeps it in memory.
 MUCH_SMALLER = 8
-SHAPING = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose copy neg convert_element_type".split())
+SHAPING = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose copy neg convert_element_type pad".split())
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class LinearSum:
 
 
 @dataclass
-class _Body:
-    """The body of a loop and who makes and reads what."""
+class Body:
+    """The body of a loop, who makes and reads what, and which values are the same in every step (`fixed`)."""
 
     loop: Loop
     machine: Machine
@@ -103,13 +103,13 @@ def _is_shorter(x: Atom, eqn: JaxprEqn) -> bool:
 
 def find_linear(loop: Loop, machine: Machine) -> list[LinearSum]:
     """For each of a loop's sums what of it is best done after the loop, where that is anything."""
-    body = _Body(loop, machine)
+    body = Body(loop, machine)
     found = (_find(body, k) for k in range(len(loop.init)))
     return [one for one in found if one is not None]
 
 
-def _find(body: _Body, carry: int) -> LinearSum | None:
-    found = _gathered(body, carry)
+def _find(body: Body, carry: int) -> LinearSum | None:
+    found = added(body, carry)
     if found is None:
         return None
     terms, adds = found
@@ -118,7 +118,7 @@ def _find(body: _Body, carry: int) -> LinearSum | None:
     for term in terms:
         graph.implies(SOURCE, term)
     for i in cone:
-        graph.edge(SOURCE, i, (body.loop.length - 1) * _step_seconds(eqns[i], body.machine))
+        graph.edge(SOURCE, i, (body.loop.length - 1) * step_seconds(eqns[i], body.machine))
         for k in body.moving(eqns[i]):
             graph.implies(i, eqns[i].invars[k])
         for reader in {reader for v in eqns[i].outvars for reader in body.readers.get(v, ())} - adds:
@@ -139,7 +139,7 @@ def _find(body: _Body, carry: int) -> LinearSum | None:
     return LinearSum(carry, terms, after, summed, graph.cost(set(terms)) - graph.cost(taken))
 
 
-def _gathered(body: _Body, carry: int) -> tuple[tuple[Var, ...], set[int]] | None:
+def added(body: Body, carry: int) -> tuple[tuple[Var, ...], set[int]] | None:
     """What each step adds to a carry, all different from step to step, and the places of the additions."""
     whole = gathered(body.loop, carry, body.readers, body.equations)
     if whole is None or not body.fixed.isdisjoint(whole.terms):
@@ -147,7 +147,7 @@ def _gathered(body: _Body, carry: int) -> tuple[tuple[Var, ...], set[int]] | Non
     return tuple(whole.terms), {body.makers[add.outvars[0]] for add in whole.adds}
 
 
-def _cone(body: _Body, terms: Sequence[Var], adds: set[int]) -> set[int]:
+def _cone(body: Body, terms: Sequence[Var], adds: set[int]) -> set[int]:
     """The equations, linear in what differs from step to step, that make terms and nothing else."""
     cone: set[int] = set()
     wanted: set[Atom] = set(terms)
@@ -161,8 +161,8 @@ def _cone(body: _Body, terms: Sequence[Var], adds: set[int]) -> set[int]:
     return cone
 
 
-def _step_seconds(eqn: JaxprEqn, machine: Machine) -> float:
-    """What an equation takes in a step: elementwise work is part of another kernel."""
+def step_seconds(eqn: JaxprEqn, machine: Machine) -> float:
+    """What an equation takes in a step: elementwise work and zeros around a value are part of another kernel."""
     if eqn.primitive.name in SHAPING:
         return 0.0
     if eqn.primitive.name in ELEMENTWISE:

@@ -173,9 +173,13 @@ def widens(loop: Loop, sums: Sequence[Sum]) -> bool:
     return added > max(FREE_STACKS, held // 2)
 
 
-def is_long(loop: Loop, one: Sum) -> bool:
-    """Whether each step sums up many terms, and all their factors, stacked, would not stay in the cache."""
-    added = loop.length * sum(nbytes(x.aval) for x in new_stacks(loop, one))
+def is_long(loop: Loop, one: Sum, made_again: Collection[Var] = ()) -> bool:
+    """Whether each step sums up many terms, and all their factors, stacked, would not stay in the cache.
+
+    What the steps read and would else be `made_again` in them counts.
+    """
+    again = [x for x in dict.fromkeys(one.operands) if x in made_again]
+    added = loop.length * sum(nbytes(x.aval) for x in (*new_stacks(loop, one), *again))
     return contracted(one) >= LONGEST_CONTRACTION and added > FREE_STACKS
 
 

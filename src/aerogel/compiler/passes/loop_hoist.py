@@ -7,6 +7,7 @@ leave in the loop though it never changes is computed once.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 from jax import lax
@@ -40,7 +41,7 @@ from ..loop import MANY_STEPS, Loop, as_loop
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
-from ..residuals.residuals import needed_by_loops
+from ..residuals.residuals import cheapest, is_light, needed_by_loops
 
 NAME = "loop-hoist"
 # A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:
@@ -192,7 +193,7 @@ def _gather(work: _Work, loop: Loop) -> None:
 def _stays(work: _Work, loop: Loop, one: Sum, others: list[Sum]) -> str | None:
     """Why a sum of products should stay in its loop, which `others` leave; None if it should not."""
     machine = work.terms.machine
-    if is_long(loop, one):
+    if is_long(loop, one, _made_again(work, loop)):
         return "each step sums up enough terms already, for the memory that stacking its factors takes"
     if moves_few(loop.eqn, machine) and not work.terms.before_differentiation:
         return "XLA makes one kernel of the loop: a product of few terms costs next to nothing there"
@@ -309,7 +310,19 @@ def _beside(work: _Work, loop: Loop) -> Beside:
     read = {x: level.made_by[x] for x in loop.xs if is_var(x) and _runs_the_other_way(level.maker(x), loop)}
     others = {*readers, *read.values()}
     seconds = sum(equation_seconds(level.eqns[place], work.terms.machine) for place in others)
-    return Beside(sum(nbytes(y.aval) for y in {*stored, *read}), seconds)
+    return Beside(sum(nbytes(y.aval) for y in {*stored, *read}), seconds, partial(_room, work, level, loop))
+
+
+def _room(work: _Work, level: Level, loop: Loop) -> float:
+    """Half of what a loop stacks and its readers read besides, less what it must stack for them; inf of no readers."""
+    stored, places = needed_by_loops(level, loop)
+    if not stored or work.index is None:
+        return inf
+    readers = [reader for place in places if (reader := as_loop(level.eqns[place])) is not None]
+    stacks = {*loop.ys, *(x for reader in readers for x in reader.xs if is_var(x) and x in level.made_by)}
+    found = cheapest(level, work.index, loop, work.terms.machine, work.terms.machine.fresh_bytes)
+    kept = stored if found is None else {*found.stored.values(), *found.before.values()}
+    return sum(nbytes(x.aval) for x in stacks) / 2 - sum(nbytes(y.aval) for y in kept)
 
 
 def _stored_for(work: _Work, loop: Loop) -> set[Var]:
@@ -318,6 +331,20 @@ def _stored_for(work: _Work, loop: Loop) -> set[Var]:
     makers = {level.made_by[x] for x in loop.xs if is_var(x) and _runs_the_other_way(level.maker(x), loop)}
     others = (as_loop(level.eqns[place]) for place in makers)
     return {y for other in others if other is not None for y in needed_by_loops(level, other)[0]}
+
+
+def _made_again(work: _Work, loop: Loop) -> set[Var]:
+    """What the steps read that another loop stores for this one alone, and that may be made of others in them."""
+    level, stored, found = Level(work.jaxpr), _stored_for(work, loop), set[Var]()
+    for x, v in zip(loop.xs, loop.body_xs, strict=True):
+        other = as_loop(eqn) if x in stored and (eqn := level.maker(x)) is not None else None
+        if other is None or x not in other.ys:
+            continue
+        y = other.body_ys[other.ys.index(x)]
+        maker = next((eqn for eqn in other.body.eqns if y in eqn.outvars), None)
+        if maker is not None and is_light(maker) and y not in other.next_carry:
+            found.add(v)
+    return found
 
 
 def _runs_the_other_way(maker: JaxprEqn | None, loop: Loop) -> bool:

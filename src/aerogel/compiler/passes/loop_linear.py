@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 from aerogel._jax import Jaxpr
 
-from ..cost import equation_seconds
+from ..cost import Machine, equation_seconds, nbytes
 from ..exactness import Exactness
-from ..hoisting.hoist_plan import LEAST_SECONDS
+from ..hoisting.hoist_plan import LEAST_SECONDS, LEAST_SHARE
+from ..hoisting.like_terms import LikeTerms, find_like_terms, together
 from ..hoisting.linear_sums import LinearSum, find_linear, summed_first
 from ..levels import rewrite_levels
-from ..loop import as_loop
+from ..loop import Loop, as_loop
 from ..pipeline import Context
-from ..program import Program, where
+from ..program import Program, where, with_equations
 from ..report import Decision
 
 NAME = "loop-linear"
@@ -37,12 +38,15 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         loop = as_loop(jaxpr.eqns[place])
         if loop is None or loop.length < 2:
             continue
+        loop = _together(loop, context, decisions)
+        if loop.eqn is not jaxpr.eqns[place]:
+            jaxpr = with_equations(jaxpr, [*jaxpr.eqns[:place], loop.eqn, *jaxpr.eqns[place + 1 :]])
         paying: list[LinearSum] = []
         for one in find_linear(loop, context.machine):
             eqn = max((loop.body.eqns[i] for i in one.after), key=lambda e: equation_seconds(e, context.machine))
             what = f"`{eqn.primitive.name}` of {loop.length} steps is done once, to the sum of what it is done to"
             saved = f"saves {1e6 * one.seconds_saved:.1f} us"
-            if one.seconds_saved < 2 * LEAST_SECONDS:
+            if one.seconds_saved < _least(loop, one, context.machine):
                 decisions.append(Decision(NAME, what, where(eqn), False, f"{saved}: too little to be sure"))
                 continue
             paying.append(one)
@@ -51,3 +55,29 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         if paying:
             jaxpr = summed_first(loop, paying).apply(jaxpr, place)
     return jaxpr
+
+
+def _together(loop: Loop, context: Context, decisions: list[Decision]) -> Loop:
+    """The loop with terms of its sums that are made alike made once."""
+    paying: list[LikeTerms] = []
+    for one in find_like_terms(loop, context.machine):
+        what = f"`{one.dearest.primitive.name}` of several terms of a sum is done once in a step, to their sum"
+        saved = f"saves {1e6 * one.seconds_saved:.1f} us"
+        fired = one.seconds_saved >= 2 * LEAST_SECONDS
+        reason = f"it is linear and the same for all of them; {saved}" if fired else f"{saved}: too little to be sure"
+        exactness = Exactness.REASSOCIATES if fired else Exactness.BITWISE
+        decisions.append(Decision(NAME, what, where(one.dearest), fired, reason, exactness=exactness))
+        paying += [one] if fired else []
+    return Loop(together(loop, paying)) if paying else loop
+
+
+def _least(loop: Loop, one: LinearSum, machine: Machine) -> float:
+    """The smallest saving that is believed: a share of the loop's time where the new sums are larger than the old.
+
+    Of a step's kernels they are further ones, which XLA may share among threads, and each makes again what it reads:
+    of a gradient by four parameters of 4,096 equations, whose sums over these left for 1 %, the time was 1.6 times.
+    """
+    old = max(nbytes(term.aval) for term in one.terms)
+    if sum(nbytes(v.aval) for v in one.summed) <= old:
+        return 2 * LEAST_SECONDS
+    return max(2 * LEAST_SECONDS, LEAST_SHARE * equation_seconds(loop.eqn, machine))
