@@ -9,6 +9,7 @@ import pytest
 
 import aerogel as ag
 from aerogel.compiler.excerpts.classes import FEWEST, FEWEST_SUMS, SPARSEST
+from aerogel.compiler.passes.reroll import FEWEST as FEWEST_STEPS
 
 K, D = 3, 4
 N = FEWEST // D
@@ -122,3 +123,19 @@ def test_cases_at_the_end_of_integers() -> None:
     assert groups(f, X, y) == 1
     f = lambda x, y: by_masks(x, y, (ends.max, ends.max - 1))  # noqa: E731
     assert groups(f, X, y) == 1
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_many_classes_are_no_loop(gradient: bool) -> None:
+    """Steps that are all the same would be rolled up to a loop that reads all rows once for each class."""
+    cases = range(2 * FEWEST_STEPS)
+    rows = jnp.asarray(rng.integers(0, len(cases), N), jnp.int32)
+
+    def means(x: Any, y: Any) -> Any:
+        return jnp.stack([jnp.mean(x, 0, where=(y == k)[:, None]) for k in cases])
+
+    f = jax.grad(lambda x, y: jnp.sum(jnp.sin(means(x, y)))) if gradient else means
+    assert groups(f, X, rows)
+    made = {eqn.primitive.name for eqn in jax.make_jaxpr(ag.optimize(f))(X, rows).eqns}
+    assert "scatter-add" in made
+    assert "scan" not in made

@@ -369,3 +369,26 @@ def test_a_padding_that_cuts_stays() -> None:
     assert "they cut off what they pad" in [d.reason for d in reports[0].refused]
     moved = lambda x: jnp.sum(sum(jnp.tanh(jnp.pad(x, (i, 8 - i)) * i) for i in range(8)))  # noqa: E731
     np.testing.assert_allclose(jax.jit(ag.optimize(jax.grad(moved)))(x), jax.grad(moved)(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        lambda x, y, k: jnp.sum(jnp.where(y == k, x, 0.0)),
+        lambda x, y, k: jnp.max(jnp.where(y == k, x, -jnp.inf)),
+        lambda x, y, k: jnp.sum(x * (y >= k)),
+    ],
+)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_classes_of_an_array_that_all_steps_read_stay(one: Any, gradient: bool) -> None:
+    """In a loop these took 1.5 to 3.3 times plain JAX's time; but products of all of them are one."""
+
+    def f(x: Any, y: Any) -> Any:
+        found = jnp.stack([one(x, y, k) for k in range(24)])
+        return jnp.sum(jnp.sin(found)) if gradient else found
+
+    x, y = jnp.linspace(-1, 1, 300), jnp.arange(300) % 24
+    g = jax.grad(f) if gradient else f
+    made = jax.make_jaxpr(ag.optimize(g))(x, y)
+    assert not [eqn for eqn in made.eqns if eqn.primitive.name in ("scan", "while")]
+    np.testing.assert_allclose(jax.jit(ag.optimize(g))(x, y), jax.jit(g)(x, y), rtol=1e-5, atol=1e-6)

@@ -1,7 +1,8 @@
 """Reroll: a loop that was written in Python, and unrolled by tracing, is a loop again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,6 +14,9 @@ from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from ..exactness import Exactness
+from ..excerpts.classes import sums_of_classes
+from ..known.structure import structure
+from ..level import Level
 from ..levels import rewrite_nested
 from ..normalize import drop_dead
 from ..pipeline import Context
@@ -45,7 +49,8 @@ class Reroll:
         new_constants: dict[Var, np.ndarray] = {}
 
         def level(jaxpr: Jaxpr, around: Sequence[JaxprEqn]) -> Jaxpr:
-            return _Level(jaxpr, decisions, None if around else new_constants).run()
+            by_class = partial(_sums_by_class, jaxpr, around, context)
+            return _Level(jaxpr, decisions, None if around else new_constants, by_class).run()
 
         new = rewrite_nested(program, level)
         if new is program or not new_constants:
@@ -55,6 +60,14 @@ class Reroll:
         return ClosedJaxpr(whole, [*new.consts, *map(jnp.asarray, values)]), decisions
 
 
+def _sums_by_class(jaxpr: Jaxpr, around: Sequence[JaxprEqn], context: Context) -> frozenset[Var]:
+    """The sums of a level that are no sums of all rows each in the end: `ContractionOrder` takes them together."""
+    if context.platform != "cpu" or not any(eqn.primitive.name == "reduce_sum" for eqn in jaxpr.eqns):
+        return frozenset()
+    edits = sums_of_classes(Level(jaxpr), structure(jaxpr, around), Exactness.FINITE in context.allowed)
+    return frozenset(v for edit in edits for v in edit.results)
+
+
 @dataclass
 class _Level:
     """One level, its equations written anew from left to right."""
@@ -62,6 +75,7 @@ class _Level:
     jaxpr: Jaxpr
     decisions: list[Decision]
     constants: dict[Var, np.ndarray] | None  # None where a program may hold none
+    find_by_class: Callable[[], frozenset[Var]]
     eqns: list[JaxprEqn] = field(default_factory=list)
     env: dict[Var, Atom] = field(default_factory=dict)
     parts: dict[Var, Part] = field(default_factory=dict)
@@ -76,6 +90,7 @@ class _Level:
             return given
         if self.begun:
             self.jaxpr = with_equations(given, eqns)
+        self.by_class = self.find_by_class()
         self.read_by = users(self.jaxpr)
         self.makers = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
         for run in found:
@@ -128,6 +143,8 @@ class _Level:
         def is_read(v: Var) -> bool:
             return any(not start <= place < stop for place in self.read_by.get(v, ()))
 
+        if any(not self.by_class.isdisjoint(eqn.outvars) for eqn in self.jaxpr.eqns[start:stop]):
+            raise Settled("rows are added where their classes say, for all of them at once")
         again = steps.are_made_again(is_read)
         if steps.is_one_kernel and not steps.reads_loops and not again:
             raise Refused("entry by entry they are one kernel, which keeps all values in registers")

@@ -31,6 +31,7 @@ MADE_AGAIN = PLUMBING | frozenset(
     "pad select_n sign sin slice square stack sub unstack".split()
 )
 MOST_CHEAP = 1024
+COMPARISONS = frozenset("eq ne lt le gt ge".split())
 JOINS = ("concatenate", "pad", "stack")
 # How often a step reads each entry that it is handed, from which on joined steps are made again and again.
 SHARED = 1.4
@@ -282,12 +283,17 @@ class Steps:
     @property
     def has_places(self) -> bool:
         """Whether a step reads or writes at places of its own."""
-        operands = [x for xs in self.operands for x in xs]
-        numbers = [x for x in operands if isinstance(x, Numbers)]
-        return (
-            bool(self.moving)
-            or any(isinstance(x, Entries) for x in operands)
-            or any(x.values.dtype.kind in "iu" for x in numbers)
+        read = [(eqn, x) for eqn, xs in zip(self.steps[0], self.operands, strict=True) for x in xs]
+        # What is compared with a number is an array that all steps read; a product of it is one for all of them.
+        multiply = any(eqn.primitive.name in PRODUCTS for eqn in self.steps[0])
+        return bool(self.moving) or any(
+            isinstance(x, Entries)
+            or (
+                isinstance(x, Numbers)
+                and x.values.dtype.kind in "iu"
+                and (multiply or eqn.primitive.name not in COMPARISONS)
+            )
+            for eqn, x in read
         )
 
     @property
