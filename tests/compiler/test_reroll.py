@@ -377,6 +377,7 @@ def test_a_padding_that_cuts_stays() -> None:
         lambda x, y, k: jnp.sum(jnp.where(y == k, x, 0.0)),
         lambda x, y, k: jnp.max(jnp.where(y == k, x, -jnp.inf)),
         lambda x, y, k: jnp.sum(x * (y >= k)),
+        lambda x, y, k: jnp.sum(x * ((y >> k) & 1)),
     ],
 )
 @pytest.mark.parametrize("gradient", [False, True])
@@ -387,7 +388,7 @@ def test_classes_of_an_array_that_all_steps_read_stay(one: Any, gradient: bool) 
         found = jnp.stack([one(x, y, k) for k in range(24)])
         return jnp.sum(jnp.sin(found)) if gradient else found
 
-    x, y = jnp.linspace(-1, 1, 300), jnp.arange(300) % 24
+    x, y = jnp.linspace(-1, 1, 30_000), jnp.arange(30_000) % 24
     g = jax.grad(f) if gradient else f
     made = jax.make_jaxpr(ag.optimize(g))(x, y)
     assert not [eqn for eqn in made.eqns if eqn.primitive.name in ("scan", "while")]

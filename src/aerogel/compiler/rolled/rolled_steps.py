@@ -31,7 +31,6 @@ MADE_AGAIN = PLUMBING | frozenset(
     "pad select_n sign sin slice square stack sub unstack".split()
 )
 MOST_CHEAP = 1024
-COMPARISONS = frozenset("eq ne lt le gt ge".split())
 JOINS = ("concatenate", "pad", "stack")
 # How often a step reads each entry that it is handed, from which on joined steps are made again and again.
 SHARED = 1.4
@@ -284,14 +283,14 @@ class Steps:
     def has_places(self) -> bool:
         """Whether a step reads or writes at places of its own."""
         read = [(eqn, x) for eqn, xs in zip(self.steps[0], self.operands, strict=True) for x in xs]
-        # What is compared with a number is an array that all steps read; a product of it is one for all of them.
+        # What a number is compared with, or added to, is an array that all steps read; products of it are one product.
         multiply = any(eqn.primitive.name in PRODUCTS for eqn in self.steps[0])
         return bool(self.moving) or any(
             isinstance(x, Entries)
             or (
                 isinstance(x, Numbers)
                 and x.values.dtype.kind in "iu"
-                and (multiply or eqn.primitive.name not in COMPARISONS)
+                and (multiply or eqn.primitive.name not in ELEMENTWISE or not eqn.outvars[0].aval.shape)
             )
             for eqn, x in read
         )
