@@ -180,8 +180,8 @@ class _Finder:
         if len(networks) == 1 and (not _is_more_than_written(networks[0]) or self._weighs_steps(networks[0])):
             return None
         on_cpu = self.context.platform == "cpu"
-        places = frozenset[int]().union(*(one.places for one in networks))
         contractions = [Contraction(one, aval.dtype, self.context.machine, self.ranks, on_cpu) for one in networks]
+        places = frozenset[int]().union(*(one.places for one in networks))
         priced = (k for k in sorted(places) if k == place or self.level.eqns[k].primitive.name not in VIEWS)
         bound = sum(self._seconds(k) for k in priced) + sum(self._making(one, places) for one in networks)
         planned = sum(one.tree.seconds for one in contractions if one.tree is not None)

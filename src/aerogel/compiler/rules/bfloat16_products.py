@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..cost import Machine
-from ..products import may_swap, place_of_terms
+from ..products import place_of_terms
 from .on import on
 from .site import Site
 
@@ -43,7 +43,7 @@ def bfloat16_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **pa
         return f"{a.dtype.name} times {b.dtype.name} in {dtype.name}"
     if not multiplies_bfloat16(site.machine):
         return "the processor has no AVX512_BF16, and how XLA's library does without was not measured"
-    if not may_swap(params.get("precision")) or isinstance(params.get("precision"), lax.DotAlgorithm):
+    if isinstance(params.get("precision"), lax.DotAlgorithm):
         return "an algorithm is asked for"
     if params.get("out_sharding") is not None or site.over_devices:
         return "its values may be spread over devices"

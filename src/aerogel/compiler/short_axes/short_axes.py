@@ -6,7 +6,7 @@ is small beside the value may be cut: a gradient pads and adds up what was cut, 
 is large.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -272,20 +272,8 @@ def _is_reduced(level: Level, result: Var) -> bool:
     XLA hands such a reduction to a library, with all that feeds it, and stores each cut for it. Where the library is
     handed the result alone, one loop reads the array.
     """
-    if result.aval.dtype != np.float32:
-        return False
-    waiting, seen = [result], {result}
-    while waiting and len(seen) <= MOST_EQUATIONS:
-        for place in level.readers(waiting.pop()):
-            eqn = level.eqns[place] if place >= 0 else None
-            if eqn is None:
-                continue
-            if eqn.primitive.name in REDUCE:
-                return True
-            if eqn.primitive.name in ELEMENTWISE:
-                waiting += [v for v in eqn.outvars if v not in seen]
-                seen.update(eqn.outvars)
-    return False
+    is_single = result.aval.dtype == np.float32
+    return is_single and any(eqn.primitive.name in REDUCE for eqn in _read_through(level, result, ELEMENTWISE))
 
 
 def _is_compared(level: Level, result: Var, early: bool) -> bool:
@@ -296,18 +284,24 @@ def _is_compared(level: Level, result: Var, early: bool) -> bool:
     """
     if not np.issubdtype(result.aval.dtype, np.floating):
         return False
+    return any(
+        asks_for_equals(eqn) or (early and FOLDS.get(eqn.primitive.name) in (lax.max, lax.min))
+        for eqn in _read_through(level, result, {*FUSED, "slice"})
+    )
+
+
+def _read_through(level: Level, result: Var, through: Collection[str]) -> Iterator[JaxprEqn]:
+    """The equations that read a value, or what those of these names make of it."""
     waiting, seen = [result], {result}
     while waiting and len(seen) <= MOST_EQUATIONS:
         for place in level.readers(waiting.pop()):
-            eqn = level.eqns[place] if place >= 0 else None
-            if eqn is None:
+            if place < 0:
                 continue
-            if asks_for_equals(eqn) or (early and FOLDS.get(eqn.primitive.name) in (lax.max, lax.min)):
-                return True
-            if eqn.primitive.name in FUSED or eqn.primitive.name == "slice":
+            eqn = level.eqns[place]
+            yield eqn
+            if eqn.primitive.name in through:
                 waiting += [v for v in eqn.outvars if v not in seen]
                 seen.update(eqn.outvars)
-    return False
 
 
 def _beside(place: int, eqn: JaxprEqn, found: Components) -> Edit:
