@@ -76,6 +76,33 @@ def recurrent(multiply):
     return f
 
 
+def cast_gradient(w, h, xs):
+    """By float32 weights that each step makes bfloat16."""
+
+    def f(w):
+        step = lambda h, x: (jnp.tanh(h @ w.astype(jnp.bfloat16) + x), None)  # noqa: E731
+        return jnp.sum(lax.scan(step, h, xs)[0].astype(jnp.float32) ** 2)
+
+    return jax.grad(f)(w.astype(jnp.float32) / 16)
+
+
+def cast_gradient_by_hand(w, h, xs):
+    """One product of all steps, in float32."""
+    w = w / 16
+
+    def step(h, x):
+        new = jnp.tanh(h @ w + x)
+        return new, (h, new)
+
+    def back(g, kept):
+        g = g * (1 - kept[1] * kept[1])
+        return g @ w.T, g
+
+    last, kept = lax.scan(step, h, xs)
+    _, gs = lax.scan(back, (2 * last.astype(jnp.float32)).astype(jnp.bfloat16), kept, reverse=True)
+    return lax.dot_general(kept[0], gs, (((0, 1), (0, 1)), ((), ())), preferred_element_type=jnp.float32)
+
+
 def attention(q, k, v):
     """Of heads, as `jax.nn` writes it."""
     scores = jnp.einsum("bthd,bshd->bhts", q, k).astype(jnp.float32) / q.shape[-1] ** 0.5
@@ -128,6 +155,7 @@ CASES = (
     ),
     layers(256, 64),
     layers(640, 96),
+    case("weights cast in each step", cast_gradient, cast_gradient_by_hand, (256, 256), (4, 256), (100, 4, 256)),
     case("attention of heads", attention, attention_by_hand, *3 * ((2, 192, 6, 64),), bounds=PART),
     case("a recurrent layer", recurrent(plain), recurrent(matmul), (192, 192), (192, 192), (60, 24, 192), bounds=PART),
 ) if machine("cpu").multiplies_bfloat16 else ()  # fmt: skip

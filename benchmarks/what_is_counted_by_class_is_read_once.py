@@ -58,6 +58,11 @@ def means_by_hand(x, y):
     return summed_by_hand(x, y) / counted_by_hand(y)[:, None]
 
 
+def maxima(x, y):
+    """What has no sum by class: no loop of as many passes, which took 1.5 (gradient 3.3) times as long."""
+    return jnp.stack([jnp.max(jnp.where(y == k, x, -jnp.inf)) for k in range(CLASSES)])
+
+
 def binned(x):
     return jnp.histogram(x, bins=40, range=(-3.0, 3.0))[0]
 
@@ -82,6 +87,15 @@ CASES = (
     case("sums by one-hot rows", summed, summed_by_hand, rows, grad=(0,)),
     case("means by masks in a list", means, means_by_hand, rows, CLOSE, grad=(0,)),
     case("means by masks under vmap", mapped_means, means_by_hand, rows, CLOSE, grad=(0,), grad_bounds=CLOSE),
+    case(
+        "maxima by masks in a list",
+        maxima,
+        maxima,
+        lambda: (normal(0, ROWS), labels(1)),
+        Bounds(),
+        grad=(0,),
+        grad_bounds=Bounds(),
+    ),
     case(
         "a histogram of 40 bins",
         binned,
