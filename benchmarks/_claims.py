@@ -57,6 +57,7 @@ CLAIMS = (
     "seams_are_computed_once",
     "a_short_call_stays_in_its_thread",
     "everyday_programs_without_loops_are_never_slower",
+    "lists_of_functions_of_one_array_are_never_slower",
     "elementary_functions_are_vector_code",
     "max_pool_gradients_are_slices",
     "pooling_between_convolutions_turns_nothing",

@@ -738,3 +738,11 @@ def test_a_mask_of_all_pairs_is_read_where_it_lies(monkeypatch: pytest.MonkeyPat
     assert any(d.fired for d in decisions)
     assert max(v.aval.size for eqn in new.jaxpr.eqns for v in eqn.outvars) < rows * M // 2
     close(run(new, *args), [jax.jit(f)(*args)], [in_float64(f, args)])
+
+
+def test_rows_that_are_put_together_are_in_no_memory() -> None:
+    """XLA makes one kernel of a stack and its sum; in blocks all rows would be written first."""
+    x = jax.ShapeDtypeStruct((300_000,), jnp.float32)
+    for join in (lambda rows: jnp.stack(rows).sum(0), lambda rows: jnp.stack(rows, 1).max(1)):
+        f = lambda x, join=join: join([jnp.roll(x, k) for k in range(20)])  # noqa: E731
+        assert not [d for d in ag.explain(f)(x).fired if d.rule == "streaming"]

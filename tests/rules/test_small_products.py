@@ -159,3 +159,35 @@ def test_other_types_stay() -> None:
 def test_it_keeps_its_claim() -> None:
     """Values are as exact as a sum in another order is."""
     ag.check_rule(RULE, fires_on=[(jnp.matmul, (normal(0, N, 4, 4), normal(1, N, 4, 4)))], under=[jax.vmap])
+
+
+ROWS = normal(0, 1024, 4), normal(1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, w: jnp.tanh(x @ w).mean(),
+        lambda x, w: jax.nn.relu(x @ w).sum(),
+        lambda x, w: jnp.max(jnp.abs(x @ w), 0),
+        lambda x, w: jnp.sum(jnp.exp((x @ w).reshape(-1))),
+    ],
+)
+def test_what_is_computed_and_reduced_along_rows_stays(f: Callable[..., Any]) -> None:
+    """XLA's library takes product, function and sum in one; written out they took 1.5 to 2 times as long."""
+    assert "reduced along its rows" in refusals(f, RULE, *ROWS)[0]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, w: jnp.tanh(x @ w).sum(1),
+        lambda x, w: jnp.sum((x @ w) ** 2),
+        lambda x, w: jnp.max(x @ w, 0),
+        lambda x, w: jax.nn.relu(x @ w),
+    ],
+)
+def test_other_sums_of_rows_are_written_out(f: Callable[..., Any]) -> None:
+    """Along the columns, of squares, or of nothing else: 0.15 to 0.8 of the time is left."""
+    assert [d.rule for d in report_of(f, [RULE], *ROWS).fired] == [RULE.name]
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(*ROWS), jax.jit(f)(*ROWS), rtol=1e-5, atol=1e-5)

@@ -15,6 +15,7 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from ..exactness import Exactness
 from ..excerpts.classes import sums_of_classes
+from ..joins import AXES as JOINS
 from ..known.structure import structure
 from ..level import Level
 from ..levels import rewrite_nested
@@ -22,6 +23,7 @@ from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, rename, substitute, users, where, with_equations
 from ..report import Decision
+from ..rolled.kernels import Kernels
 from ..rolled.repeats import Run, runs
 from ..rolled.rolled import Rolled, rolled
 from ..rolled.rolled_steps import Part, Refused, Settled, Steps
@@ -113,7 +115,7 @@ class _Level:
 
     def _rolled(self, run: Run) -> tuple[Rolled | None, int, int]:
         """The loop of a stretch, if it is one, and the places of the equations that it stands for."""
-        reason = ""
+        reason, best = "", None
         for start, count in self._stretches(run):
             stop = start + count * run.period
             eqns = [rename(eqn, self.env) for eqn in self.jaxpr.eqns[start:stop]]
@@ -126,10 +128,20 @@ class _Level:
             except Refused as refused:
                 reason = reason or str(refused)
             else:
-                self._decide(run, count, True, f"XLA compiles one of {count} steps")
-                return loop, start, stop
-        self._decide(run, run.count(0), False, reason)
-        return None, 0, 0
+                begins_well = not steps.begin_in_another
+                if best is None or begins_well:
+                    best = loop, start, stop
+                if begins_well:
+                    break
+        if best is None:
+            self._decide(run, run.count(0), False, reason)
+            return None, 0, 0
+        loop, start, stop = best
+        if self.constants is not None:
+            self.constants.update(loop.constants)
+        count = (stop - start) // run.period
+        self._decide(run, count, True, f"XLA compiles one of {count} steps")
+        return best
 
     def _stretches(self, run: Run) -> Iterator[tuple[int, int]]:
         """Where the first step may begin, and how many there are: the first, and the last, may be others."""
@@ -140,26 +152,19 @@ class _Level:
                 yield run.start + offset, count
 
     def _loop(self, steps: Steps, start: int, stop: int) -> Rolled:
-        def is_read(v: Var) -> bool:
-            return any(not start <= place < stop for place in self.read_by.get(v, ()))
-
+        readers = partial(self._readers, start, stop)
         if any(not self.by_class.isdisjoint(eqn.outvars) for eqn in self.jaxpr.eqns[start:stop]):
             raise Settled("rows are added where their classes say, for all of them at once")
-        again = steps.are_made_again(is_read)
-        if steps.is_one_kernel and not steps.reads_loops and not again:
-            raise Refused("entry by entry they are one kernel, which keeps all values in registers")
-        if not steps.has_places and not again:
-            raise Settled("each reads what all read: a loop of them is no faster, and its derivative is slower")
-        if len(steps.steps) < FEWEST_PRODUCTS and steps.carries_products:
-            raise Settled(f"fewer than {FEWEST_PRODUCTS} products that wait for each other cost as much in a loop")
-        if not steps.derive_alike:
-            raise Refused("a function in them has other derivatives in another step")
-        loop = rolled(steps, is_read)
+        _judge(steps, Kernels(steps, readers))
+        loop = rolled(steps, lambda v: bool(readers(v)))
         if loop.constants and self.constants is None:
             raise Refused("their numbers follow no rule, and a body holds no arrays")
-        if self.constants is not None:
-            self.constants.update(loop.constants)
         return loop
+
+    def _readers(self, start: int, stop: int, v: Var) -> list[JaxprEqn | None]:
+        """The equations that read a value, but for those from `start` to `stop`; None stands for the results."""
+        places = (k for k in self.read_by.get(v, ()) if not start <= k < stop)
+        return [self.jaxpr.eqns[k] if k >= 0 else None for k in places]
 
     def _decide(self, run: Run, steps: int, fired: bool, reason: str) -> None:
         what = f"{steps} times the same {run.period} equation{'s'[: run.period != 1]}"
@@ -193,13 +198,13 @@ class _Level:
 
     def _joined(self, eqn: JaxprEqn) -> Atom | None:
         """What joins entries of loops' outputs, from these outputs; None where it joins hardly any."""
-        if eqn.primitive.name not in ("stack", "concatenate"):
+        if eqn.primitive.name not in JOINS:
             return None
         groups = self._groups(eqn)
         if 2 * len(groups) > len(eqn.invars):
             return None
         stacks = eqn.primitive.name == "stack"
-        d, shape = eqn.params["axis" if stacks else "dimension"], tuple(eqn.outvars[0].aval.shape)
+        d, shape = eqn.params[JOINS[eqn.primitive.name]], tuple(eqn.outvars[0].aval.shape)
         atoms = [y if count else self._read(y, eqn) for y, _, count, _ in groups]
 
         def join(*values: Any) -> Any:
@@ -238,3 +243,24 @@ class _Level:
             else:
                 found.append((part.array, place, 1, 1))
         return found
+
+
+def _judge(steps: Steps, kernels: Kernels) -> None:
+    """Nothing where a loop of the steps pays.
+
+    Raises:
+        Refused: it does not.
+    """
+    again = steps.are_made_again(lambda v: bool(kernels.readers(v)))
+    if steps.is_one_kernel and not steps.reads_loops and not again:
+        raise Refused("entry by entry they are one kernel, which keeps all values in registers")
+    if not steps.has_places and not again:
+        raise Settled("each reads what all read: a loop of them is no faster, and its derivative is slower")
+    if kernels.is_read_once:
+        raise Settled("each is part of the kernel that reads it")
+    if kernels.are_wide:
+        raise Settled("each computes much of what all read, with little of its own")
+    if len(steps.steps) < FEWEST_PRODUCTS and steps.carries_products:
+        raise Settled(f"fewer than {FEWEST_PRODUCTS} products that wait for each other cost as much in a loop")
+    if not steps.derive_alike:
+        raise Refused("a function in them has other derivatives in another step")

@@ -22,6 +22,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..axes.rebind import bind
+from ..joins import joined_axis
 from ..level import Edit, Level
 from ..program import Builder, is_var
 
@@ -77,8 +78,17 @@ def sums_of_rows(level: Level) -> Iterator[SumOfRows]:
         product = None if is_wide else _weighted(level, eqn)
         if is_wide or product is not None:
             chain = _chain(level, place)
-            if is_wide or product in chain:
+            if (is_wide or product in chain) and not _are_joined(level, (place, *chain), axes):
                 yield SumOfRows(place, axes, rows, chain, is_wide)
+
+
+def _are_joined(level: Level, places: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether single rows are put together for a reduction alone: XLA makes one kernel of these, with no array."""
+    for x in (x for k in places for x in level.eqns[k].invars if is_var(x)):
+        maker = level.maker(x)
+        if maker is not None and joined_axis(maker) in axes and all(k in places for k in level.readers(x)):
+            return True
+    return False
 
 
 def _weighted(level: Level, eqn: JaxprEqn) -> int | None:

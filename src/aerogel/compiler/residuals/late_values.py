@@ -40,7 +40,9 @@ TESTS = frozenset("eq ne lt le gt ge".split())
 CHOOSES = frozenset(
     "select_and_scatter_add select_and_gather_add sort argmax argmin top_k reduce_max reduce_min".split()
 )
-VIEWS = frozenset("slice pad reshape squeeze expand_dims transpose rev broadcast_in_dim concatenate".split())
+VIEWS = frozenset(
+    "slice pad reshape squeeze expand_dims transpose rev broadcast_in_dim concatenate split stack unstack".split()
+)
 
 LIGHT = ENTRYWISE | VIEWS | REDUCTIONS  # between products, a layer's own equations
 

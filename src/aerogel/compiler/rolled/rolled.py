@@ -48,7 +48,7 @@ class _Rolling:
         self.sums = {one.carry: one for one in found if not one.is_carried}
         self.carried_sums = {e: p for one in found if one.is_carried for e, p in zip(one.adds, one.pads, strict=True)}
         # A derivative goes backwards: so does the loop, and what it reads and stacks lies in its order.
-        self.turned = any(one.falls for one in found)
+        self.turned = any(one.falls for one in found) or steps.reads_falling
         self.loop = LoopBuilder(scan_like(self.body[0]), self.count, self.turned)
         self.values: dict[Place, Atom] = {}
         self.constants: dict[Var, np.ndarray] = {}

@@ -1,5 +1,6 @@
 """A stretch of repeated equations that may be one loop: what each operand of a step is."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -280,6 +281,12 @@ class Steps:
         return any(isinstance(x, Entries) and x.array in stacked for xs in self.operands for x in xs)
 
     @property
+    def reads_falling(self) -> bool:
+        """Whether most of what the steps read at places of their own lies from the last step to the first."""
+        read = {x for xs in self.operands for x in xs if isinstance(x, Entries) and x.axis is not None}
+        return sum(math.prod(x.sizes) * (1 if x.move[x.axis or 0] < 0 else -1) for x in read) > 0
+
+    @property
     def has_places(self) -> bool:
         """Whether a step reads or writes at places of its own."""
         read = [(eqn, x) for eqn, xs in zip(self.steps[0], self.operands, strict=True) for x in xs]
@@ -295,16 +302,29 @@ class Steps:
             for eqn, x in read
         )
 
+    @cached_property
+    def waiting(self) -> set[Place]:
+        """What a step cannot make before the step before it is done."""
+        found: set[Place] = set()
+        for e, (eqn, xs) in enumerate(zip(self.steps[0], self.operands, strict=True)):
+            if any(isinstance(x, Carried) or (isinstance(x, Inner) and x.place in found) for x in xs):
+                found |= {(e, o) for o in range(len(eqn.outvars))}
+        return found
+
     @property
     def carries_products(self) -> bool:
         """Whether a product in a step waits for the step before."""
-        late: set[Place] = set()
-        for e, (eqn, xs) in enumerate(zip(self.steps[0], self.operands, strict=True)):
-            if any(isinstance(x, Carried) or (isinstance(x, Inner) and x.place in late) for x in xs):
-                if eqn.primitive.name in PRODUCTS:
-                    return True
-                late |= {(e, o) for o in range(len(eqn.outvars))}
-        return False
+        return any(self.steps[0][e].primitive.name in PRODUCTS for e, _ in self.waiting)
+
+    @property
+    def recurs(self) -> bool:
+        """Whether an array that a step hands on depends on what it was handed."""
+        return any(place in self.waiting and init.aval.shape for place, init in self.carries.items())
+
+    @property
+    def begin_in_another(self) -> bool:
+        """Whether a step hands on an array that waits for nothing: the next could make it, if it began earlier."""
+        return any(place not in self.waiting and init.aval.shape for place, init in self.carries.items())
 
     @property
     def is_one_kernel(self) -> bool:

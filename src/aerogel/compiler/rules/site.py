@@ -13,11 +13,12 @@ from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, nbytes
 from ..levels import Around
 from ..pipeline import Context
-from ..program import where
+from ..program import inner_jaxprs, where
 from .facts import facts_at
 from .graph import Graph
 from .spelling import PLUMBING
 
+CALLS = ("jit", "closed_call", "custom_jvp_call")
 LOOPS = ("scan", "while")
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod argmax argmin".split())
 MOVES = frozenset("concatenate pad slice rev transpose".split())  # which XLA computes where they are read
@@ -138,6 +139,10 @@ class Site:
         """Whether reductions alone read a result, operations entry by entry and new shapes looked past."""
         return self._ask("is_reduced", result)
 
+    def computed_before_rows_are_reduced(self, result: int = 0) -> frozenset[str]:
+        """The names of what is computed of a result entry by entry, and then reduced along more than its last axis."""
+        return self._ask("computed_before_rows_are_reduced", result)
+
     def spread(self, result: int = 0) -> int:
         """How many entries a result is repeated to at most, what is computed of it entry by entry or moved looked past.
 
@@ -225,7 +230,7 @@ class Site:
         while waiting:
             for eqn in self._reading(waiting.pop()):
                 name = "result" if eqn is None else eqn.primitive.name
-                if eqn is not None and (name in ELEMENTWISE or name in PLUMBING):
+                if eqn is not None and _entrywise(eqn) is not None:
                     if eqn.outvars[0] not in seen:
                         seen.add(eqn.outvars[0])
                         waiting.append(eqn.outvars[0])
@@ -235,6 +240,22 @@ class Site:
                     found = True
             if len(seen) > LONGEST_CHAIN:
                 return False
+        return found
+
+    def _computed_before_rows_are_reduced(self, result: int) -> frozenset[str]:
+        waiting = [(self._results[result], frozenset[str]())]
+        columns = math.prod(self._results[result].aval.shape[-1:])
+        seen, found = set[Var](), frozenset[str]()
+        while waiting and len(seen) <= LONGEST_CHAIN:
+            x, names = waiting.pop()
+            for eqn in self._reading(x):
+                computed = None if eqn is None else _entrywise(eqn)
+                if eqn is not None and computed is not None:
+                    if eqn.outvars[0] not in seen:
+                        seen.add(eqn.outvars[0])
+                        waiting.append((eqn.outvars[0], names | computed))
+                elif eqn and eqn.primitive.name in REDUCTIONS and x.aval.size > columns * eqn.outvars[0].aval.size:
+                    found |= names
         return found
 
     def _spread(self, result: int) -> int:
@@ -262,6 +283,19 @@ class Site:
         return tuple(Enclosing(name, n if name == "scan" and isinstance(n, int) else None) for name, n in found)
 
 
+def _entrywise(eqn: JaxprEqn) -> frozenset[str] | None:
+    """What an equation computes entry by entry, those of a call among them; None where it does anything else."""
+    name = eqn.primitive.name
+    if name in PLUMBING:
+        return frozenset()
+    if name in ELEMENTWISE:
+        return frozenset((name,))
+    if name not in CALLS or len(eqn.outvars) != 1:
+        return None
+    inner = [_entrywise(one) for body in inner_jaxprs(eqn) for one in body.eqns]
+    return None if None in inner else frozenset().union(*filter(None, inner))
+
+
 _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "primitive": lambda site: site._eqn.primitive.name,
     "where": lambda site: where(site._eqn),
@@ -280,5 +314,6 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "readers": Site._readers,
     "end": Site._end,
     "is_reduced": Site._is_reduced,
+    "computed_before_rows_are_reduced": Site._computed_before_rows_are_reduced,
     "spread": Site._spread,
 }

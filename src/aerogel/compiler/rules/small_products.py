@@ -22,6 +22,9 @@ FEWEST_ROWS = 1024  # rows from which that pays
 # operand. Where the gain is small that may take it all; where it is not, what XLA calls one element at a time may.
 COSTLY = frozenset("sin cos tan asin acos atan atan2 cbrt pow lgamma digamma erf_inv".split())
 ELEMENTWISE = frozenset(NAMES)
+# What is reduced as fast from a product that is written out; of others (`tanh`, `exp`, `max`, `abs`) a sum along the
+# rows took 1.5 to 2 times as long, and more memory: XLA's library makes the product and the sum in one.
+OF_SUMS = frozenset("mul integer_pow square neg convert_element_type".split())
 
 
 @on(
@@ -54,6 +57,8 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
         return f"`{again}` makes an operand, and would be computed for each row or column of the other"
     if little and not COSTLY.isdisjoint(site.readers()):
         return "what reads it takes much longer, and is as fast from memory"
+    if batch == 1 and not site.computed_before_rows_are_reduced() <= OF_SUMS:
+        return "what is computed of it is reduced along its rows, which takes as long from the product itself"
     if batch > 1:
         reason = _of_batch(batch, terms, rows, columns)
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn
 
 from ..axes import Axis
+from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..exactness import Exactness
 from ..fusion.canonical import canonical
 from ..kernels.counted import NOT_SHORT, counted, counted_in
@@ -21,6 +22,9 @@ from .streams import ORDERLESS, Stream, made_whole, read_outside
 MOST_LEFT = NOT_SHORT // 2
 # A step takes 0.1 to 0.6 us longer than its entries do in the program as it is; a thread that is awake, 5 us.
 MOST_STEPS = 40
+# What XLA computes in the kernel that reads it, and has to write first for a loop, and how many may be.
+MADE = frozenset((*ELEMENTWISE, "concatenate", "pad", "slice", "stack"))
+MOST_MADE = 4
 # Each takes XLA 20 to 60 ms to compile: a thousand calls.
 MOST_LOOPS = 4
 # XLA makes one kernel of loops with such steps by itself.
@@ -47,6 +51,9 @@ def shortened(jaxpr: Jaxpr, context: Context) -> Shortened | str:
     streams = _cover(level, context)
     if isinstance(streams, str):
         return streams
+    made = sum(map(_made_for, streams))
+    if made > MOST_MADE:
+        return f"{made} arrays that its loops read would be made first"
     loops = sum(stream.phases for stream in streams)
     if loops > MOST_LOOPS:
         return f"{loops} loops would take long to compile"
@@ -106,6 +113,14 @@ def _streams(level: Level, place: int, taken: frozenset[int], context: Context) 
             stream = grow(level, large, scope, seed, Axis(dim), monoids)
             if place in stream.answers and _can_be_loops(stream):
                 yield stream
+
+
+def _made_for(stream: Stream) -> int:
+    """How many large values would be written for the loops alone, which XLA computes in the kernel that reads them."""
+    level, places = stream.level, stream.answers
+    read = {x for place in places for x, axis in stream.reads(place) if axis is not None and is_var(x)}
+    makers = [(x, level.maker(x)) for x in read if level.made_by.get(x) not in places]
+    return sum(maker is not None and maker.primitive.name in MADE for _, maker in makers)
 
 
 def _can_be_loops(stream: Stream) -> bool:

@@ -13,6 +13,7 @@ from ..cost.account import jaxpr_cost
 from ..cost.vector_code import VECTOR_SECONDS, with_vector_code
 from ..cost.work import dot_shape, is_sum_of_products
 from ..exactness import Exactness
+from ..joins import joined_axis
 from ..level import Edit, Level
 from ..levels import rewrite_levels
 from ..loop import is_float
@@ -148,7 +149,8 @@ def written(level: Level, least_bytes: int, machine: Machine) -> list[Var]:
                 continue
             readers = level.readers(v)
             reads = any(_reads_memory(level, k, sums) for k in readers)
-            if eqn.primitive.name not in LIGHT or eqn.primitive.name in called or len(readers) > 1 or reads:
+            fuses = eqn.primitive.name in LIGHT or joined_axis(eqn) is not None
+            if not fuses or eqn.primitive.name in called or len(readers) > 1 or reads:
                 found.append(v)
     return sorted(found, key=lambda v: -nbytes(v.aval))
 
@@ -341,7 +343,8 @@ def _is_written_for(stream: Stream, v: Var) -> bool:
     if v not in level.made_by:
         return False
     others = [k for k in level.readers(v) if k not in stream.answers]
-    return is_light(level.eqns[level.made_by[v]]) and not any(_reads_memory(level, k) for k in others)
+    maker = level.eqns[level.made_by[v]]
+    return (is_light(maker) or joined_axis(maker) is not None) and not any(_reads_memory(level, k) for k in others)
 
 
 @dataclass(frozen=True)
