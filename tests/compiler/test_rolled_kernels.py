@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aerogel as ag
+from aerogel.compiler.loop import Loop
 from aerogel.compiler.passes.reroll import NAME, Reroll
 from compiler.programs_of import scans, traced
 from rules.rules_under_test import normal
@@ -131,3 +132,10 @@ def test_what_falls_is_read_backwards() -> None:
     program = traced(ag.optimize(f, passes=(Reroll(),)), SHORT)
     assert any(eqn.params["reverse"] for eqn in scans(program))
     assert not any(eqn.primitive.name == "rev" for eqn in program.jaxpr.eqns)
+
+
+def test_steps_begin_where_they_hand_on_least() -> None:
+    """What the next step could make itself it makes itself: only the gradient's sum is carried."""
+    for f in SCALED.values():
+        for eqn in scans(traced(ag.optimize(gradient(f), passes=(Reroll(),)), LONG, C)):
+            assert sum(x.aval.shape == LONG.shape for x in Loop(eqn).init) <= 1
