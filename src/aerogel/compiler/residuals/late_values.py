@@ -40,9 +40,7 @@ TESTS = frozenset("eq ne lt le gt ge".split())
 CHOOSES = frozenset(
     "select_and_scatter_add select_and_gather_add sort argmax argmin top_k reduce_max reduce_min".split()
 )
-VIEWS = frozenset(
-    "slice pad reshape squeeze expand_dims transpose rev broadcast_in_dim concatenate split stack unstack".split()
-)
+VIEWS = frozenset("slice pad reshape squeeze expand_dims transpose rev broadcast_in_dim concatenate".split())
 
 LIGHT = ENTRYWISE | VIEWS | REDUCTIONS  # between products, a layer's own equations
 
@@ -87,7 +85,13 @@ def _is_handed_on(lives: Lives, v: Var) -> bool:
     eqns = lives.jaxpr.eqns
     readers = lives.readers.get(v, [])
     between = eqns[lives.made[v] + 1 : max(readers, default=len(eqns)) + 1]
-    return v in lives.jaxpr.outvars or any(eqn.primitive.name not in LIGHT for eqn in between)
+    return v in lives.jaxpr.outvars or any(map(_is_layer, between))
+
+
+def _is_layer(eqn: JaxprEqn) -> bool:
+    """Whether an equation does more to something large than what fuses: sums that are stacked are none."""
+    large = any(nbytes(x.aval) >= SMALLEST for x in (*eqn.invars, *eqn.outvars))
+    return eqn.primitive.name not in LIGHT and large
 
 
 def _fused(lives: Lives) -> set[Var]:

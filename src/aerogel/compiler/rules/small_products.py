@@ -57,8 +57,6 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
         return f"`{again}` makes an operand, and would be computed for each row or column of the other"
     if little and not COSTLY.isdisjoint(site.readers()):
         return "what reads it takes much longer, and is as fast from memory"
-    if batch == 1 and not site.computed_before_rows_are_reduced() <= OF_SUMS:
-        return "what is computed of it is reduced along its rows, which takes as long from the product itself"
     if batch > 1:
         reason = _of_batch(batch, terms, rows, columns)
     else:
@@ -68,6 +66,8 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
         reason = _of_rows(max(rows, columns), terms, min(rows, columns), strided or (k == 0 and terms == IN_LIBRARY))
     if reason is not None:
         return reason
+    if batch == 1 and not site.computed_before_rows_are_reduced() <= OF_SUMS:
+        return "what is computed of it is reduced along its rows, which takes as long from the product itself"
     written = term_by_term(a, b, dimension_numbers)
     return stored(written) if terms > 1 and site.is_reduced() else written
 
