@@ -135,8 +135,8 @@ def _graph(lives: Lives, late: Sequence[Var], fused: set[Var], machine: Machine)
         reads = [x for x in dict.fromkeys(filter(is_var, eqn.invars)) if x in lives.made]
         seconds = 0.0 if v in results or not reads else _kept_seconds(v, machine)
         graph.edge(("kept", v), SINK, seconds)
-        fixed = not tested.isdisjoint(eqn.outvars) or _goes_by_rows(lives, eqn)
-        if not reads or not _is_entrywise(eqn) or fixed:
+        moves = _is_entrywise(eqn) and not _goes_by_rows(lives, eqn)
+        if not reads or not moves or not tested.isdisjoint(eqn.outvars):
             graph.implies(("need", v), ("kept", v))
             continue
         places.append(i)
