@@ -39,8 +39,8 @@ WIDEST = 4
 # On CPU several solves, as of a value and its gradient, share their factors and no more: for 2 n columns in all they
 # took 1.1 to 1.5 times what one inverse and its products take (n = 8 to 128).
 WIDEST_OF_SEVERAL = 1
-# Of so few rows a call of LAPACK is what takes the time, and the inverse is a solve like one for n columns: that took 1.0
-# to 1.2 of its time, two solves of one column 1.1 to 1.4 (of 16 rows 0.9).
+# Of so few rows a call of LAPACK is what takes the time, and the inverse is a solve like one for n columns: that took
+# 1.0 to 1.2 of its time, two solves of one column 1.1 to 1.4 (of 16 rows 0.9).
 FEW_ROWS = 8
 
 

@@ -18,9 +18,9 @@ LARGEST = 16
 # time are left, Xeon), of 4 terms it has, and of 8 it is faster.
 MOST_SHARED, IN_LIBRARY = 7, 4
 FEWEST_ROWS = 1024  # rows from which that pays
-# Rows with rows, `a @ b.T`: written out, the columns of `b.T` are read entry by entry. Of 12 and 16 terms that takes 0.8
-# to 2.1 of the library's time (8 to 16 rows and columns), of 8 it takes 0.4 to 1.0, of 9 and 10, for which the library
-# has no vector code, 0.4 to 0.8, and for 3 to 6 rows and columns 0.3 to 0.9.
+# Rows with rows, `a @ b.T`: written out, the columns of `b.T` are read entry by entry. Of 12 and 16 terms that takes
+# 0.8 to 2.1 of the library's time (8 to 16 rows and columns), of 8 it takes 0.4 to 1.0; of 9 and 10, for which the
+# library has no vector code, 0.4 to 0.8, and for 3 to 6 rows and columns 0.3 to 0.9.
 SHORT, LANES = 8, 4
 # What is elementwise is fused into what is written out here, and computed once for each row or column of the other
 # operand. Where the gain is small that may take it all; where it is not, what XLA calls one element at a time may.
