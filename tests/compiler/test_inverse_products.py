@@ -21,9 +21,9 @@ def normal(seed: int, *shape: int) -> Any:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "float32")
 
 
-def regular(*batch: int) -> Any:
+def regular(*batch: int, n: int = N) -> Any:
     """Matrices that are far from singular, and not symmetric."""
-    return normal(0, *batch, N, N) / 3 + 3 * jnp.eye(N)
+    return normal(0, *batch, n, n) / 3 + 3 * jnp.eye(n)
 
 
 A, AS, V, B, XS = regular(), regular(4), normal(1, N), normal(2, N, 3), normal(3, 4, N)
@@ -54,7 +54,7 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "A^-1 B": (lambda A, b: jnp.dot(inv(A), b), (A, B)),
     "sums of rows": (lambda A, b: inv(A).sum(1) * b, (A, V)),
     "sums of columns": (lambda A, b: inv(A).sum(0) * b, (A, V)),
-    "sums, stacks": (lambda A, b: inv(A).sum(-1) + inv(A).sum(-2), (AS, V)),
+    "sums, stacks": (lambda A, b: inv(A).sum(-1) + inv(A).sum(-2), (regular(4, n=12), V)),
     "A^-T B": (lambda A, b: inv(A).T @ b, (A, B)),
     "b A^-1": (lambda A, b: b @ inv(A), (A, V)),
     "B' A^-T": (lambda A, b: b.T @ inv(A).T, (A, B)),
@@ -67,7 +67,7 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "vmap": (jax.vmap(lambda A, b: b @ inv(A)), (AS, XS)),
     "vmap of vmap, shared": (
         jax.vmap(jax.vmap(lambda A, b: inv(A) @ b, (None, 0)), (None, 0)),
-        (A, normal(1, 2, 3, N)),
+        (A, normal(1, 1, 3, N)),
     ),
     "vmap, b shared": (jax.vmap(lambda A, b: inv(A) @ b, (0, None)), (AS, V)),
     "batch in the middle": (einsum("nij,kni->jkn"), (AS, normal(1, 2, 4, N))),
@@ -76,7 +76,7 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (A, V),
     ),
     "least squares": (lambda X, y: inv(X.T @ X) @ (X.T @ y), (jnp.concatenate([A, A]), normal(1, 2 * N))),
-    "a gain": (lambda P, H, S: P @ H.T @ inv(S), (A, normal(1, 2, N), A[:2, :2])),
+    "a gain": (lambda P, H, S: P @ H.T @ inv(S), (A, normal(1, 12, N), regular(n=12))),
 }
 
 
@@ -183,12 +183,39 @@ def test_a_gradient_of_normal_equations(f: Callable[..., Any], loss: Callable[..
         np.testing.assert_allclose(got, want, 1e-3, 1e-4)
 
 
+def twice(A: Any, b: Any) -> Any:
+    """What reads an inverse at two places."""
+    return inv(A) @ b + (b.T @ inv(A)).T
+
+
 def test_two_products_are_two_solves() -> None:
-    """As long as they have few columns together."""
-    assert report_of(lambda A, b: inv(A) @ b + b @ inv(A), A, V).fired
-    wide = normal(1, N, 15)
-    refused = report_of(lambda A, b: inv(A) @ b + (b.T @ inv(A)).T, A, wide).refused
-    assert [d.reason for d in refused] == ["more than 4 columns for each row: one inverse serves all of them"]
+    """As long as they have no more columns together than the inverse has."""
+    large = regular(n=12)
+    assert report_of(twice, large, normal(1, 12, 6)).fired
+    (refused,) = report_of(twice, large, normal(1, 12, 7)).refused
+    assert refused.reason == "more than 1 columns for each row: one inverse serves all of them"
+    assert report_of(lambda A, b: inv(A) @ b, large, normal(1, 12, 48)).fired  # one solve, of many
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes", "reason"),
+    [
+        (lambda A, b: inv(A) @ b, ((N, N), (N, N - 1)), None),
+        (lambda A, b: inv(A) @ b, ((N, N), (N, N)), "solve for 6 columns"),
+        (twice, ((N, N), (N, 1)), "2 solves take longer"),
+        (twice, ((64, 3, 3), (64, 3, 1)), None),  # written out, a solve has no calls
+        (twice, ((63, 3, 3), (63, 3, 1)), "2 solves take longer"),
+        (twice, ((64, 3, 3), (64, 3, 2)), "more than 1 columns"),
+        (twice, ((64, 5, 5), (64, 5, 1)), "2 solves take longer"),
+    ],
+)
+def test_few_rows(f: Callable[..., Any], shapes: Any, reason: str | None) -> None:
+    """The inverse of few rows is a solve like those that would stand for its products."""
+    (n, _), batch = shapes[0][-2:], shapes[0][:-2]
+    report = report_of(jax.vmap(f) if batch else f, regular(*batch, n=n), normal(1, *shapes[1]))
+    assert len(report.fired) == (reason is None)
+    assert all(reason is not None and reason in d.reason for d in report.refused)
+    assert len(report.decisions) == 1
 
 
 def test_a_transposed_solve_shares_the_factors() -> None:

@@ -170,3 +170,16 @@ def test_what_is_read_once_is_in_no_memory() -> None:
     args = normal(0, 256, 1024), normal(1, 256, 1024), normal(2, 1024, 256), normal(3, 2048, 256)
     assert fired(gated, *args) == 0
     assert fired(jax.grad(gated), *args) == 1
+
+
+@pytest.mark.parametrize(("width", "times"), [(3, 0), (7, 0), (16, 1)])
+def test_rows_of_few_entries_are_kept(width: int, times: int) -> None:
+    """A mean that is spread over points is subtracted point by point: what is less its mean is made once."""
+
+    def aligned(p: Any, q: Any) -> Any:
+        p, q = (x - x.mean(1, keepdims=True) for x in (p, q))
+        u, _, v = jnp.linalg.svd(jnp.einsum("bni,bnj->bij", p, q))
+        return jnp.mean((p @ (u @ v) - q) ** 2, (1, 2))
+
+    points = jax.ShapeDtypeStruct((40_000 // width, 64, width), "float32")
+    assert fired(aligned, points, points) == times

@@ -144,6 +144,25 @@ def test_the_gradient_of_a_maximum_meets_the_maximum(step: str, read: str, level
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * float(jnp.abs(want).max()))
 
 
+def test_a_maximum_behind_a_product_compares_no_operand() -> None:
+    """What a product makes exists once: its operands may be computed as often as XLA likes (steps of SGD, softmax)."""
+
+    def loss(p: Any, x: Any) -> Any:
+        hidden = jax.nn.relu(x @ p[0] + p[1])
+        return jax.nn.logsumexp(hidden @ p[2], -1).mean()
+
+    def f(p: Any, xs: Any) -> Any:
+        def step(p: Any, x: Any) -> tuple[Any, Any]:
+            value, slope = jax.value_and_grad(loss)(p, x)
+            return jax.tree.map(lambda a, b: a - 0.1 * b, p, slope), value
+
+        return lax.scan(step, p, xs)
+
+    args = (normal(0, 8, 64), normal(1, 64), normal(2, 64, 3)), normal(3, 4, 32, 8)
+    assert any(eqn.primitive.name == "scan" for eqn in jax.make_jaxpr(f)(*args).eqns)
+    assert all(d.rule != "loop-once" for d in ag.explain(f)(*args).fired)
+
+
 def test_what_is_compared_is_stored_for_the_gradient() -> None:
     """The backward loop compares states with their maximum: it reads them, and does not compute them again."""
     f = program(STEPS["exponential"], MAXIMA["of absolute values"], 64)

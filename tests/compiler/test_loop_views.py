@@ -234,3 +234,32 @@ def test_a_stack_that_is_wanted_is_not_turned() -> None:
 
     (loop,) = scans(jax.make_jaxpr(ag.optimize(f))(X0))
     assert [v.aval.shape for v in Loop(loop).ys] == [(LENGTH, *SHAPE)]
+
+
+def test_stacks_that_stay_are_not_taken_apart() -> None:
+    """Two loops that run in opposite directions keep their stacks: sums over both are made of whole arrays."""
+
+    def expected(A: Any, b: Any) -> Any:
+        def forward(a: Any, b: Any) -> tuple[Any, Any]:
+            a = (a @ A) * b
+            return a / a.sum(), (a / a.sum(), a.sum())
+
+        def backward(late: Any, step: Any) -> tuple[Any, Any]:
+            late = A @ (step[0] * late) / step[1]
+            return late, late
+
+        first, last = b[0] / b[0].sum(), jnp.ones(b.shape[1])
+        _, (early, c) = lax.scan(forward, first, b[1:])
+        early = jnp.concatenate([first[None], early])
+        _, late = lax.scan(backward, last, (b[1:], c), reverse=True)
+        late = jnp.concatenate([late, last[None]])
+        both = early * late
+        pairs = early[:-1, :, None] * A * (b[1:] * late[1:])[:, None] / c[:, None, None]
+        return (both / both.sum(1, keepdims=True)).sum(0), pairs.sum(0)
+
+    args = jax.nn.softmax(normal(0, 16, 16)), jnp.abs(normal(1, 1200, 16)) + 0.1
+    made = [d for d in ag.explain(expected)(*args).decisions if d.rule == "loop-parts"]
+    assert made
+    assert {(d.fired, d.reason) for d in made} == {(False, "what the loops stack is needed all the same")}
+    for got, want in zip(jax.jit(ag.optimize(expected))(*args), jax.jit(expected)(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3)

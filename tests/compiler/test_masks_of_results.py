@@ -92,3 +92,15 @@ def test_near_misses():
     assert fired(lambda x: (jnp.minimum(x, 0), x > 0), x) == 0
     assert fired(lambda x: (jnp.maximum(x, 0), x > 1), x) == 0
     assert fired(lambda x: (x > 0, jax.nn.relu(x + 1)), x) == 0
+
+
+def test_what_a_scatter_makes_is_compared_as_it_is() -> None:
+    """It is in memory whatever is asked: sums over the edges of a graph, and the gradient that reads them by edge."""
+    source, target = jnp.arange(90) % 7, jnp.arange(90) % 11 % 8
+
+    def layer(w: Any, x: Any) -> Any:
+        return jnp.square(jax.nn.relu(jax.ops.segment_sum((x @ w)[source], target, 8)) @ w).sum()
+
+    decisions = ag.explain(jax.value_and_grad(layer))(W, normal(5, 8, 64)).decisions
+    made = [d for d in decisions if d.rule == NAME]
+    assert [(d.fired, "scatter" in d.reason) for d in made] == [(False, True)]

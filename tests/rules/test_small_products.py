@@ -14,12 +14,18 @@ from aerogel.compiler.rules.once import stored
 from rules.rules_under_test import normal, refusals, report_of
 
 RULE = ag.rules.small_product
+LIE = "rows of {} entries with rows, which are read as vectors where they lie"
 N = 32
 
 
 def step(c: Any, xs: Any) -> Any:
     """A chain of products, one in each step."""
     return c @ xs, jnp.trace(c, axis1=1, axis2=2)
+
+
+def row_products(a: Any, b: Any) -> Any:
+    """Rows with rows."""
+    return jnp.einsum("bmk,bnk->bmn", a, b)
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -40,6 +46,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "five features": (lambda a, b: a @ b, (normal(0, 1024, 5), normal(1, 5, 4))),
     "seven columns": (lambda a, b: a @ b, (normal(0, 1024, 3), normal(1, 3, 7))),
     "six and six": (lambda a, b: jnp.tanh(a @ b), (normal(0, 1024, 6), normal(1, 6, 6))),
+    "rows of ten with rows": (row_products, (normal(0, 1024, 9, 10), normal(1, 1024, 9, 10))),
+    "rows of eight with rows": (row_products, (normal(0, 1024, 9, 8), normal(1, 1024, 9, 8))),
+    "few rows with rows": (row_products, (normal(0, 1024, 7, 16), normal(1, 1024, 9, 16))),
+    "columns with columns": (
+        lambda a, b: jnp.einsum("bkm,bkn->bmn", a, b),
+        (normal(0, 1024, 12, 9), normal(1, 1024, 12, 9)),
+    ),
     "a rotation of points": (jax.vmap(lambda b, x: b @ x, (None, 0)), (normal(1, 3, 3), normal(0, 1024, 3))),
 }
 
@@ -74,6 +87,8 @@ def test_it_fires_in_gradients() -> None:
         (jnp.matmul, ((2, 4, 4), (2, 4, 4)), "fewer than 16 products of 4 x 4 x 4"),
         (jnp.matmul, ((N, 17, 17), (N, 17, 17)), "larger than 16 x 16"),
         (jnp.matmul, ((N, 16, 16), (N, 16, 16)), "fewer than 1024 products of 16 x 16 x 16"),
+        (row_products, ((2048, 16, 16), (2048, 16, 16)), LIE.format(16)),
+        (row_products, ((2048, 8, 12), (2048, 9, 12)), LIE.format(12)),
         (jax.vmap(jnp.dot), ((N, 3), (N, 3)), "fewer than 1024 products of vectors"),
         (jax.vmap(jnp.dot), ((2048, 17), (2048, 17)), "larger than 16 x 16"),
         (jnp.matmul, ((4, 4), (4, 4)), "one product with fewer than 1024 rows"),

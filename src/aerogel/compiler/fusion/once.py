@@ -111,7 +111,8 @@ class _Step:
                 into |= self.kernels[reader.outvars[0]]
             elif reader.primitive.name not in REDUCE:  # which is a kernel that reads what exists
                 exists = True
-            if self._is_extreme(reader) or any(w in self.extremes for w in reader.outvars):
+            # What a product or a reduction makes exists: it is not computed again of what went in.
+            if self._is_extreme(reader) or (_is_read_by(reader) and reader.outvars[0] in self.extremes):
                 self.extremes.add(v)
         if v in self.stacked:
             into |= (stack := self._kernel())

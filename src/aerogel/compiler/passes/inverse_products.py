@@ -29,12 +29,19 @@ from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Builder, Program, depends_on, is_var, where
 from ..report import Decision
+from ..rules import small_linalg, small_solves
 
 NAME = "inverse-products"
 WHAT = "a product with an inverse becomes a solve"
-# A solve goes through all columns twice, by triangles; a product with the inverse once, by blocks. For n = 8 to 400 a
+# A solve goes through all columns twice, by triangles; a product with the inverse once, by blocks. For n = 8 to 400 one
 # solve is never slower up to 4 n columns, and takes up to 1.35 of the product's time from 16 n on.
 WIDEST = 4
+# On CPU several solves, as of a value and its gradient, share their factors and no more: for 2 n columns in all they
+# took 1.1 to 1.5 times what one inverse and its products take (n = 8 to 128).
+WIDEST_OF_SEVERAL = 1
+# Of so few rows a call of LAPACK is what takes the time, and the inverse is a solve like one for n columns: that took
+# 1.0 to 1.2 of its time, two solves of one column 1.1 to 1.4 (of 16 rows 0.9).
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,9 @@ def _level(jaxpr: Jaxpr, around: Around, context: Context, decisions: list[Decis
         if inverse is None:
             continue
         found = (
-            _products(level, inverse) if varies(inverse.matrix) else "the matrix is the same in every step of a loop"
+            _products(level, inverse, context.platform == "cpu")
+            if varies(inverse.matrix)
+            else "the matrix is the same in every step of a loop"
         )
         fired = not isinstance(found, str)
         reason = "only the columns that are asked for are solved for" if fired else str(found)
@@ -117,9 +126,8 @@ def _inverse(level: Level, eqn: JaxprEqn) -> _Inverse | None:
     return _Inverse(eqn, solve, columns) if len(known) == len(shape_of(eqn.outvars[0])) else None
 
 
-def _products(level: Level, inverse: _Inverse) -> list[Edit] | str:
+def _products(level: Level, inverse: _Inverse, on_cpu: bool) -> list[Edit] | str:
     """The edits that put a solve in the place of each product that reads an inverse; or the reason against it."""
-    n = shape_of(inverse.eqn.outvars[0])[inverse.solve.along]
     waiting = [(inverse.eqn.outvars[0], list(range(inverse.eqn.outvars[0].aval.ndim)))]  # the inverse, as it is read
     edits: dict[int, Edit] = {}
     columns = 0
@@ -139,9 +147,25 @@ def _products(level: Level, inverse: _Inverse) -> list[Edit] | str:
             if isinstance(found, str):
                 return found
             edits[place], columns = found[0], columns + found[1]
-    if columns > WIDEST * n:
-        return f"more than {WIDEST} columns for each row: one inverse serves all of them"
-    return list(edits.values()) or "nobody reads the inverse"
+    slower = _is_slower(inverse, len(edits), columns, on_cpu)
+    return slower or list(edits.values()) or "nobody reads the inverse"
+
+
+def _is_slower(inverse: _Inverse, solves: int, columns: int, on_cpu: bool) -> str | None:
+    """Why so many solves, for so many columns in all, would take longer than the inverse and its products."""
+    shape = shape_of(inverse.eqn.outvars[0])
+    n = shape[inverse.solve.along]
+    widest = WIDEST_OF_SEVERAL if on_cpu and solves > 1 else WIDEST
+    if columns > widest * n:
+        return f"more than {widest} columns for each row: one inverse serves all of them"
+    if not on_cpu or n > FEW_ROWS:
+        return None
+    if columns >= n:
+        return f"{n} rows are few: their inverse takes no longer than a solve for {columns} columns"
+    matrices = math.prod(shape[b] for _, b in inverse.solve.batch)
+    if solves > 1 and not (n <= small_linalg.LARGEST and matrices >= small_solves.FEWEST):
+        return f"{n} rows are few: {solves} solves take longer than their inverse"
+    return None
 
 
 def _multiplied(level: Level, inverse: _Inverse, place: int, at: Var, axes: list[int]) -> tuple[Edit, int] | str:

@@ -15,12 +15,14 @@ from ..cost import nbytes
 from ..exactness import Exactness
 from ..levels import rewrite_levels
 from ..pipeline import Context
-from ..program import Program, inner_jaxprs, is_var, rename, where, with_equations
+from ..program import Program, inner_jaxprs, is_var, producers, rename, where, with_equations
 from ..report import Decision
 
 NAME = "masks-of-results"
 CALLS = ("jit", "custom_jvp_call", "closed_call")
 REASON = "what went in need not be kept"
+# XLA makes the larger one again where the comparison is read: for each edge of a graph, not for each of its nodes.
+SCATTERED = "what a scatter makes is in memory, and is compared as it is"
 WHAT = "whether a number is above 0 is asked of the larger one of it and 0"
 
 
@@ -43,13 +45,16 @@ class MasksOfResults:
 def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     larger: dict[Var, Var] = {}
     eqns: list[JaxprEqn] = []
+    makers = producers(jaxpr)
     for eqn in jaxpr.eqns:
         x = above_zero(eqn)
         if x is not None:
             larger.setdefault(x, eqn.outvars[0])
         elif eqn.primitive.name == "gt" and is_var(eqn.invars[0]) and _is_zero(eqn.invars[1]):
             x = eqn.invars[0]
-            if x in larger:
+            if x in larger and x in makers and jaxpr.eqns[makers[x]].primitive.name.startswith("scatter"):
+                decisions.append(Decision(NAME, WHAT, where(eqn), False, SCATTERED))
+            elif x in larger:
                 eqn = rename(eqn, {x: larger[x]})
                 decisions.append(Decision(NAME, WHAT, where(eqn), True, REASON, peak_bytes_saved=nbytes(x.aval)))
         eqns.append(eqn)

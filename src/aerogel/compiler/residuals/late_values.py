@@ -27,6 +27,7 @@ from ..cost.primitives import DEAR
 from ..cut import SINK, SOURCE, Graph
 from ..orders.orders import REDUCTIONS
 from ..program import Builder, is_var, rename, with_equations
+from ..short_axes.short_sums import VECTOR
 from .recompute import Lives, is_true
 from .residuals import AGAIN, DRIVEN_OUT, arithmetic
 
@@ -140,7 +141,8 @@ def _graph(lives: Lives, late: Sequence[Var], fused: set[Var], machine: Machine)
         reads = [x for x in dict.fromkeys(filter(is_var, eqn.invars)) if x in lives.made]
         seconds = 0.0 if v in results or not reads else _kept_seconds(v, machine)
         graph.edge(("kept", v), SINK, seconds)
-        if not reads or not _is_entrywise(eqn) or not tested.isdisjoint(eqn.outvars):
+        moves = _is_entrywise(eqn) and not _goes_by_rows(lives, eqn)
+        if not reads or not moves or not tested.isdisjoint(eqn.outvars):
             graph.implies(("need", v), ("kept", v))
             continue
         places.append(i)
@@ -161,6 +163,22 @@ def _is_entrywise(eqn: JaxprEqn) -> bool:
     values = [x for x in (*eqn.invars, *eqn.outvars) if is_var(x)]
     same = eqn.primitive.name in AGAIN or values[0].aval.shape == values[-1].aval.shape
     return same and all(_has_bits(x) for x in values)
+
+
+def _goes_by_rows(lives: Lives, eqn: JaxprEqn) -> bool:
+    """Whether a row of few entries is spread over the others: scalar code, row by row, in any kernel but a reduction's.
+
+    What is less its mean (2,000 x 100 points) is made with that in one kernel; made again as well it is made in kernels
+    of its own, both times, and took 1.2 of the time of the whole, singular values included.
+    """
+    (v,) = eqn.outvars
+    shape = v.aval.shape
+    if eqn.primitive.name == "broadcast_in_dim" or len(shape) < 2 or not 2 <= shape[-1] < VECTOR:
+        return False
+    reads = [x for x in eqn.invars if is_var(x)]
+    makers = (lives.jaxpr.eqns[lives.made[x]] for x in reads if x in lives.made)
+    reads += [x for maker in makers if maker.primitive.name == "broadcast_in_dim" for x in maker.invars if is_var(x)]
+    return any(x.aval.shape and x.aval.size < v.aval.size for x in reads)
 
 
 def _kept_seconds(v: Var, machine: Machine) -> float:

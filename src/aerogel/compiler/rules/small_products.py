@@ -18,6 +18,10 @@ LARGEST = 16
 # time are left, Xeon), of 4 terms it has, and of 8 it is faster.
 MOST_SHARED, IN_LIBRARY = 7, 4
 FEWEST_ROWS = 1024  # rows from which that pays
+# Rows with rows, `a @ b.T`: written out, the columns of `b.T` are read entry by entry. Of 12 and 16 terms that takes
+# 0.8 to 2.1 of the library's time (8 to 16 rows and columns), of 8 it takes 0.4 to 1.0; of 9 and 10, for which the
+# library has no vector code, 0.4 to 0.8, and for 3 to 6 rows and columns 0.3 to 0.9.
+SHORT, LANES = 8, 4
 # What is elementwise is fused into what is written out here, and computed once for each row or column of the other
 # operand. Where the gain is small that may take it all; where it is not, what XLA calls one element at a time may.
 COSTLY = frozenset("sin cos tan asin acos atan atan2 cbrt pow lgamma digamma erf_inv".split())
@@ -58,7 +62,8 @@ def small_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **param
     if little and not COSTLY.isdisjoint(site.readers()):
         return "what reads it takes much longer, and is as fast from memory"
     if batch > 1:
-        reason = _of_batch(batch, terms, rows, columns)
+        meet = a.ndim - 1 in ca and b.ndim - 1 in cb
+        reason = _of_batch(batch, terms, rows, columns, meet)
     else:
         k = 0 if rows > columns else 1
         last = sorted((ca, cb)[k]) == list(range((a, b)[k].ndim - len(ca), (a, b)[k].ndim))
@@ -76,10 +81,12 @@ def _free(shape: Any, contracted: Any, batch: Any) -> int:
     return math.prod(n for i, n in enumerate(shape) if i not in (*contracted, *batch))
 
 
-def _of_batch(batch: int, terms: int, rows: int, columns: int) -> str | None:
-    """Why products of so many matrices of this size stay as they are."""
+def _of_batch(batch: int, terms: int, rows: int, columns: int, meet: bool) -> str | None:
+    """Why products of so many matrices of this size stay as they are; `meet`, where rows are multiplied with rows."""
     if max(terms, rows, columns) > LARGEST:
         return f"larger than {LARGEST} x {LARGEST}"
+    if meet and min(rows, columns) >= SHORT and terms > SHORT and terms % LANES == 0:
+        return f"rows of {terms} entries with rows, which are read as vectors where they lie"
     if rows == columns == 1:
         return None if batch >= FEWEST_ROWS else f"fewer than {FEWEST_ROWS} products of vectors"
     if terms < 3:
