@@ -13,8 +13,11 @@ from jax import lax
 
 import aerogel as ag
 from aerogel.compiler.kernels import long_rows
+from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.short_rows import ShortRows
+from aerogel.compiler.short_axes import short_rows
 from compiler.loop_patterns import normal
+from compiler.programs_of import traced
 
 EVEN, PRIME = 65_540, 65_543  # with `two_cpus`: of 99, 65,539 is a prime, too
 X, P, Q = normal(0, EVEN), normal(1, PRIME), normal(2, PRIME)
@@ -23,8 +26,9 @@ X[-1] = 200.0  # so that a sum without the last entry shows
 
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads, whatever the machine has."""
+    """Two threads, and vectors that mask nothing, whatever the machine has."""
     monkeypatch.setattr(long_rows, "_cpus", lambda: 2)
+    monkeypatch.setattr(short_rows, "if_chosen", lambda rows: rows)
 
 
 def optimised(f: Callable[..., Any], reports: list[Any] | None = None, **options: Any) -> Callable[..., Any]:
@@ -136,3 +140,25 @@ def test_any_order_of_work_keeps_its_meaning(steps: list[tuple[int, int, int]]) 
         return values[2:]
 
     assert_same(f, X, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize(
+    ("f", "with_masks"),
+    [
+        (jnp.diff, 0),
+        (lambda x: jnp.sqrt(1 + jnp.diff(x) ** 2), 0),
+        (lambda x: jnp.exp(-jnp.abs(x[1:] - x[:-1])), 0),
+        (lambda x: jnp.tanh(jnp.diff(x)), 1),
+        (lambda x: jnp.log1p(jnp.exp(x[1:] - x[:-1])), 1),
+    ],
+)
+def test_vectors_that_mask_need_it_for_choices_only(
+    f: Any, with_masks: int, masks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices in two parts took up to 2.6 times as long where code for what is left over is vector code."""
+    monkeypatch.undo()
+    monkeypatch.setattr(long_rows, "_cpus", lambda: 2)
+    program, *_ = normalize(traced(f, X))
+    _, found = short_rows.lengthened(program.jaxpr, True, False, masks)
+    assert sum(rows.is_peeled and rows.refusal is None for rows in found) == (with_masks if masks else 1)

@@ -23,6 +23,7 @@ class Machine:
         vector_flops_per_second: f32 elementwise arithmetic.
         highest_scale: factor of the rate for float32 products at `Precision.HIGHEST`.
         multiplies_bfloat16: whether the processor has instructions for it, and XLA's library takes them.
+        masks_vectors: whether its vectors can leave entries out, so that code for what is left over is vector code, too.
         gemm_half_rows: the smaller of M and N at which a product runs at half its speed; `gemm_half_depth`: K.
         cores: how much faster work that is shared among cores runs; the rates are those of one core.
         seconds_to_share: what it costs to share a kernel's work and to wait for the last part.
@@ -72,6 +73,7 @@ class Machine:
     seconds_per_fresh_byte: float = 0.0
     highest_scale: float = 1.0
     multiplies_bfloat16: bool = False
+    masks_vectors: bool = False
     gemm_half_rows: float = 1.0
     gemm_half_depth: float = 6.0
     cores: float = 1.0
@@ -234,8 +236,9 @@ def of_processor(described: Path) -> Mapping[str, Any]:
     except OSError:
         return {}
     said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
-    short = {"multiplies_bfloat16": True} if "avx512_bf16" in said.get("flags", "").split() else {}
-    return {**_PROCESSORS.get(said.get("vendor_id", ""), {}), **short}
+    flags = said.get("flags", "").split()
+    can = {"multiplies_bfloat16": "avx512_bf16" in flags, "masks_vectors": "avx512f" in flags}
+    return {**_PROCESSORS.get(said.get("vendor_id", ""), {}), **{name: True for name, yes in can.items() if yes}}
 
 
 def table(platform: str) -> Machine:

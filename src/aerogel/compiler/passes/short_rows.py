@@ -33,7 +33,8 @@ class ShortRows:
             if jaxpr.effects:
                 return jaxpr
             in_loop = any(eqn.primitive.name in ("scan", "while") for eqn in around)
-            new, found = lengthened(jaxpr, Exactness.REASSOCIATES in context.allowed, in_loop)
+            sums = Exactness.REASSOCIATES in context.allowed
+            new, found = lengthened(jaxpr, sums, in_loop, context.machine.masks_vectors)
             decisions.extend(map(_decision, found))
             return new
 
