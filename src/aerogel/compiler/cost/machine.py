@@ -23,7 +23,7 @@ class Machine:
         vector_flops_per_second: f32 elementwise arithmetic.
         highest_scale: factor of the rate for float32 products at `Precision.HIGHEST`.
         multiplies_bfloat16: whether the processor has instructions for it, and XLA's library takes them.
-        masks_vectors: whether its vectors can leave entries out, so that code for what is left over is vector code, too.
+        masks_vectors: whether its vectors can leave entries out: code for what is left over is vector code, too.
         gemm_half_rows: the smaller of M and N at which a product runs at half its speed; `gemm_half_depth`: K.
         cores: how much faster work that is shared among cores runs; the rates are those of one core.
         seconds_to_share: what it costs to share a kernel's work and to wait for the last part.
