@@ -17,7 +17,7 @@ from rules.rules_under_test import normal
 
 N = 20
 C = jnp.linspace(0.1, 1.0, N)
-SHORT, LONG = normal(0, 700), normal(0, 20_000)
+SHORT, LONG = normal(0, 700), normal(0, 40_000)
 
 
 def each(one: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -78,13 +78,13 @@ def test_what_is_one_contraction_is_rolled_up(name: str) -> None:
 
 def test_rows_of_few_coordinates() -> None:
     """What a step reads at its own place may be a row, or a small matrix; not one as large as what is made of it."""
-    x, rows = normal(0, 5_000, 4), normal(1, N, 4)
+    x, rows = normal(0, 10_000, 4), normal(1, N, 4)
     f = lambda x, c: jnp.stack([jnp.exp(-((x - c[k]) ** 2).sum(-1)).mean() for k in range(N)])  # noqa: E731
     assert loops(f, x, rows) == 0
     matrices = lambda x, w: jnp.stack([jnp.tanh(x @ w[k]).mean() for k in range(N)])  # noqa: E731
     assert loops(matrices, x, normal(1, N, 4, 4)) == 0
     large = lambda x, w: jnp.stack([jnp.tanh(x * w[k]).mean() for k in range(N)])  # noqa: E731
-    assert loops(large, LONG, normal(1, N, 20_000)) == 1
+    assert loops(large, LONG, normal(1, N, 40_000)) == 1
     results = lambda x, w: [x @ w[k] for k in range(N)]  # noqa: E731  # 3.3 times as long in a loop, and copied
     assert loops(results, x, normal(1, N, 4, 4)) == 0
     agrees(results, x, normal(1, N, 4, 4))

@@ -19,6 +19,7 @@ from aerogel.compiler.passes import (
     full_sums,
     half_spectra,
     in_place,
+    inverse_products,
     loop_contraction,
     loop_hoist,
     loop_kernel,
@@ -133,6 +134,8 @@ MANY = 30
 _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (contractions, "MARGIN", 1e9),
     (contractions, "LEAST_SECONDS", -1e9),
+    (inverse_products, "FEW_ROWS", 0),
+    (inverse_products, "WIDEST_OF_SEVERAL", 4),
     (reroll, "FEWEST", 4),
     (reroll, "FEWEST_PRODUCTS", 4),
     (branch_guard, "LEAST_SECONDS", 0.0),

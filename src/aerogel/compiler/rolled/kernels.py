@@ -21,7 +21,7 @@ from .rolled_steps import FUSED, LOOKS, PRODUCTS, Carried, Entries, Inner, Opera
 
 # Entries of a value up to which a loop was faster (docs/explanation/reroll.md): where steps keep it for a derivative or
 # multiply matrices, and elsewhere.
-MOST_KEPT, MOST = 4096, 16384
+MOST_KEPT, MOST = 4096, 32768
 LITTLE = 4  # times what a step reads at places of its own: a value of fewer entries is no more than that
 
 
