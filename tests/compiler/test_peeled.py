@@ -1,6 +1,8 @@
 """An odd number of entries that are no long rows: the last one is worked on by itself, with the same numbers."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.cost.machine import of_processor, table
 from aerogel.compiler.kernels import long_rows
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.short_rows import ShortRows
@@ -162,3 +165,11 @@ def test_vectors_that_mask_need_it_for_choices_only(
     program, *_ = normalize(traced(f, X))
     _, found = short_rows.lengthened(program.jaxpr, True, False, masks)
     assert sum(rows.is_peeled and rows.refusal is None for rows in found) == (with_masks if masks else 1)
+
+
+@pytest.mark.parametrize(("flags", "masks"), [("avx2 avx512f", True), ("avx2", False), ("", False)])
+def test_processors_that_mask_vectors(flags: str, masks: bool, tmp_path: Path) -> None:
+    """What the system says of this one decides."""
+    described = tmp_path / "cpuinfo"
+    described.write_text(f"vendor_id\t: Another\nflags\t\t: fpu {flags}\n")
+    assert replace(table("cpu"), **of_processor(described)).masks_vectors == masks

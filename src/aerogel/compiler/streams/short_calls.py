@@ -119,8 +119,8 @@ def _made_for(stream: Stream) -> int:
     """How many large values would be written for the loops alone, which XLA computes in the kernel that reads them."""
     level, places = stream.level, stream.answers
     read = {x for place in places for x, axis in stream.reads(place) if axis is not None and is_var(x)}
-    makers = [(x, level.maker(x)) for x in read if level.made_by.get(x) not in places]
-    return sum(maker is not None and maker.primitive.name in MADE for _, maker in makers)
+    makers = {level.made_by[x] for x in read if x in level.made_by} - places.keys()
+    return sum(level.eqns[k].primitive.name in MADE for k in makers)
 
 
 def _can_be_loops(stream: Stream) -> bool:

@@ -149,10 +149,14 @@ def written(level: Level, least_bytes: int, machine: Machine) -> list[Var]:
                 continue
             readers = level.readers(v)
             reads = any(_reads_memory(level, k, sums) for k in readers)
-            fuses = eqn.primitive.name in LIGHT or joined_axis(eqn) is not None
-            if not fuses or eqn.primitive.name in called or len(readers) > 1 or reads:
+            if not _fuses(eqn) or eqn.primitive.name in called or len(readers) > 1 or reads:
                 found.append(v)
     return sorted(found, key=lambda v: -nbytes(v.aval))
+
+
+def _fuses(eqn: JaxprEqn) -> bool:
+    """Whether what an equation makes is a part of the one kernel that reads it; single rows that are joined are."""
+    return is_light(eqn) or joined_axis(eqn) is not None
 
 
 def _made_of_sums(level: Level) -> set[Var]:
@@ -343,8 +347,7 @@ def _is_written_for(stream: Stream, v: Var) -> bool:
     if v not in level.made_by:
         return False
     others = [k for k in level.readers(v) if k not in stream.answers]
-    maker = level.eqns[level.made_by[v]]
-    return (is_light(maker) or joined_axis(maker) is not None) and not any(_reads_memory(level, k) for k in others)
+    return _fuses(level.eqns[level.made_by[v]]) and not any(_reads_memory(level, k) for k in others)
 
 
 @dataclass(frozen=True)
