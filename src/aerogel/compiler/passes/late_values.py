@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
+from ..cost.account import jaxpr_cost
 from ..cost.vector_code import with_vector_code
 from ..exactness import Exactness
 from ..levels import rewrite_levels
@@ -20,6 +21,8 @@ from ..residuals.recompute import Lives
 
 NAME = "late-values"
 REASON = "computing them where they are read costs less than writing and reading them"
+# Of what is kept less, so much must be held less at once: of a single layer the backward part holds as much again.
+LEAST_OF_SAVED = 0.25
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,24 @@ class LateValues:
             found = made_again(lives, machine)
             if found is None:
                 return jaxpr
-            decisions.append(_decision(lives, found))
-            return drop_dead(with_made_again(lives, found))
+            new = drop_dead(with_made_again(lives, found))
+            falls = jaxpr_cost(jaxpr).peak_bytes - jaxpr_cost(new).peak_bytes
+            is_lower = falls >= LEAST_OF_SAVED * found.bytes_saved
+            decisions.append(_decision(lives, found, falls, is_lower))
+            return new if is_lower else jaxpr
 
         return rewrite_levels(program, level), decisions
 
 
-def _decision(lives: Lives, found: MadeAgain) -> Decision:
+def _decision(lives: Lives, found: MadeAgain, falls: int, is_lower: bool) -> Decision:
+    share = f"{found.bytes_saved / 1e6:.1f} MB less would be kept, but only {falls / 1e6:.1f} MB less held at once"
     return Decision(
         NAME,
         f"{len(found.values)} values of the forward part are computed again in the backward part",
         where(lives.jaxpr.eqns[lives.peak]),
-        True,
-        REASON,
-        bytes_saved=2 * found.bytes_saved,
-        peak_bytes_saved=found.bytes_saved,
+        is_lower,
+        REASON if is_lower else share,
+        bytes_saved=2 * found.bytes_saved if is_lower else 0,
+        peak_bytes_saved=falls if is_lower else 0,
         exactness=Exactness.NO_WORSE,
     )

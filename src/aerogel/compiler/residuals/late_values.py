@@ -32,7 +32,8 @@ from .recompute import Lives, is_true
 from .residuals import AGAIN, DRIVEN_OUT, arithmetic
 
 ENTRYWISE = AGAIN | {"bitcast_convert_type"}  # of as many bits: elementary functions hold it
-SMALLEST = 1 << 18  # bytes of a value that is worth a look
+# Bytes of a value that is worth a look: the least, and the share of the largest's, up to a size that always is.
+SMALLEST, SMALL_SHARE, LARGE = 1 << 16, 1 / 16, 1 << 18
 # Bytes that must be saved in all, and of what is stored: what XLA computes again by itself is not known to the byte.
 LEAST_SAVED, LEAST_SHARE = 1 << 22, 0.2
 # What asks which entry is the larger one must see the same bits as what found the largest: a product and a sum are one
@@ -64,6 +65,8 @@ class MadeAgain:
 def made_again(lives: Lives, machine: Machine) -> MadeAgain | None:
     """What a level is best to compute again; None if that is not worth another program."""
     late = [v for v in lives.late() if nbytes(v.aval) >= SMALLEST and _is_handed_on(lives, v)]
+    least = min(LARGE, SMALL_SHARE * max((nbytes(v.aval) for v in late), default=0))
+    late = [v for v in late if nbytes(v.aval) >= least]
     made = (v for eqn in lives.jaxpr.eqns[: lives.peak + 1] for v in eqn.outvars)
     if sum(nbytes(v.aval) for v in late) < LEAST_SAVED or not any(map(_can_be_waited_for, made)):
         return None
