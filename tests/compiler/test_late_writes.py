@@ -240,3 +240,67 @@ def test_two_that_would_wait_for_each_other():
 def test_no_entries():
     """Of nothing."""
     agree(lambda w, x: (x @ w, w + 1), jnp.zeros((96, 96)), jnp.zeros((0, 96)))
+
+
+def accumulated(w: Any, x: Any, start: Any = 0.0) -> Any:
+    """A loop that begins with one number everywhere, behind a product."""
+    n = w.shape[1]
+    step = lambda total, row: (jnp.sin(total) * 0.5 + jnp.outer(row, row), None)  # noqa: E731
+    return lax.scan(step, jnp.full((n, n), start, x.dtype), jnp.tanh(x @ w))[0]
+
+
+def late_loops(f: Callable[..., Any], *args: Any) -> int:
+    """How many loops are filled late."""
+    return sum(d.rule == NAME and "a loop begins with" in d.what for d in ag.explain(f)(*args).fired)
+
+
+@pytest.mark.parametrize("start", [0.0, -0.0, -np.inf, 3.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_loop_begins_with_is_filled_late(start: float, dtype: str) -> None:
+    """The bits are the same, -0.0 too."""
+    w, x = normal(0, 64, 256, dtype=dtype), normal(1, 5, 64, dtype=dtype)
+    assert late_loops(accumulated, w, x, start) == 0  # it is an argument
+    f = lambda w, x: accumulated(w, x, start)  # noqa: E731
+    assert late_loops(f, w, x) == 1
+    got, want = (np.asarray(jax.jit(h)(w, x)) for h in (ag.optimize(f), f))
+    assert got.tobytes() == want.tobytes()
+    no_step = lambda w, x: accumulated(w, x[:0], start)  # noqa: E731
+    assert np.asarray(ag.optimize(no_step)(w, x)).tobytes() == np.asarray(no_step(w, x)).tobytes()
+
+
+def test_fills_are_held_as_long_as_their_loop() -> None:
+    """4 MB less are held at once: what the loop begins with is not there when a sorted array is at its largest."""
+
+    def f(x: Any) -> Any:
+        y = lax.sort(x, dimension=0)[: 1 << 10, 0]
+        step = lambda i, t: jnp.sin(t) * 0.5 + lax.dynamic_slice(y, (i,), (1,))  # noqa: E731
+        return lax.fori_loop(0, 9, step, jnp.zeros((1 << 20,))).sum()
+
+    def held(f: Callable[..., Any]) -> int:
+        plan: Any = jax.jit(f).lower(x).compile().memory_analysis()
+        return plan.temp_size_in_bytes
+
+    x = normal(0, 1 << 12, 1 << 10)
+    assert late_loops(f, x) == 1
+    assert held(ag.optimize(f)) <= held(f) - (1 << 22)
+
+
+LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "of arguments": (lambda x: lax.fori_loop(0, 5, lambda i, t: t + x[i], jnp.zeros((256, 256))), (normal(0, 5, 256),)),
+    "little": (lambda w, x: accumulated(w, x), (normal(0, 64, 16), normal(1, 5, 64))),
+    "a mask": (
+        lambda w, x: lax.scan(lambda m, r: (m | (r > 0), None), jnp.zeros((512, 256), bool), x @ w)[0],
+        (normal(0, 64, 256), normal(1, 5, 64)),
+    ),
+    "computed": (
+        lambda w, x: lax.scan(lambda t, r: (t * 0.5 + r, None), jnp.sin(w @ w.T), x @ w)[0],
+        (normal(0, 256, 256), normal(1, 5, 256)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_starts_are_left(name: str) -> None:
+    """Nothing is computed before the loop, or what it begins with is small, no number, or not one number."""
+    f, args = LEFT[name]
+    assert late_loops(f, *args) == 0

@@ -13,11 +13,14 @@ from ..loop import as_loop
 from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
+from ..residuals.late_fills import filled_late, late_fills
 from ..residuals.late_writes import LateWrite, late_writes, ordered, updates
 
 NAME = "late-writes"
 WHAT = "an argument is read by all before what takes its place is made"
 REASON = "donated, it would be copied"
+FILL = "what a loop begins with is filled when it begins"
+HELD = "it would be held from the start"
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,17 @@ class LateWrites:
             pairs = _carries(jaxpr, around) if around else updates(level) if context.outermost else []
             new, made = ordered(level, late_writes(level, pairs, in_loop=bool(around)))
             decisions.extend(_decision(level, one) for one in made)
-            return new
+            return new if around else _filled_late(Level(new), decisions)
 
         return rewrite_nested(program, one_level), decisions
+
+
+def _filled_late(level: Level, decisions: list[Decision]) -> Jaxpr:
+    chosen = late_fills(level)
+    for one in chosen:
+        saved = {"peak_bytes_saved": one.bytes, "exactness": Exactness.BITWISE}
+        decisions.append(Decision(NAME, FILL, where(level.eqns[one.place]), True, HELD, **saved))
+    return filled_late(level, chosen) if chosen else level.jaxpr
 
 
 def _carries(jaxpr: Jaxpr, around: Around) -> list[tuple[Var, Atom]]:

@@ -126,12 +126,12 @@ def _waiting(level: Level, chosen: Sequence[LateWrite]) -> list[JaxprEqn]:
         for one in at[place]:
             made = [level.eqns[k].outvars[0] for k in one.readers]
             for x in dict.fromkeys(x for x in eqn.invars if is_var(x) and passed(level, x) is one.argument):
-                (env[x],) = builder.call(_behind_all, x, *made)
+                (env[x],) = builder.call(behind_all, x, *made)
         eqns += [*builder.eqns, rename(eqn, env)]
     return eqns
 
 
-def _behind_all(x: Array, *made: Array) -> Array:
+def behind_all(x: Array, *made: Array) -> Array:
     """`x`, computed from an entry of each of `made`: what is subtracted is zero, which XLA does not find out.
 
     It is no barrier, since XLA's CPU backend drops those before it decides who is overwritten. `x` keeps its
@@ -227,7 +227,7 @@ class _Around:
         late = [k for k in self.ends if not behind(self.maker, k) and not any(behind(k, head) for head in heads)]
         if not any(self.level.eqns[k].primitive.name in APART for k in late):
             return None
-        readers = tuple(self._witness(k, behind, heads) for k in late if _stands_for_all(self.level.eqns[k]))
+        readers = tuple(self._witness(k, behind, heads) for k in late if _can_be_waited_for(self.level.eqns[k]))
         return LateWrite(self.old, heads, readers) if heads and readers else None
 
     def _witness(self, place: int, behind: "_Behind", heads: Sequence[int]) -> int:
@@ -238,7 +238,7 @@ class _Around:
                 eqn = self.level.eqns[k] if k >= 0 else None
                 if eqn is None or any(behind(k, head) for head in heads):
                     continue
-                if eqn.primitive.name in REDUCTIONS and _stands_for_all(eqn):
+                if eqn.primitive.name in REDUCTIONS and _can_be_waited_for(eqn):
                     return k
                 waiting += eqn.outvars if _is_fused(eqn) else ()
         return place
@@ -248,11 +248,15 @@ def _is_fused(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in FUSED or eqn.primitive.name in _jax.OURS
 
 
-def _stands_for_all(eqn: JaxprEqn) -> bool:
+def _can_be_waited_for(eqn: JaxprEqn) -> bool:
     """Whether an entry of an equation's first result can stand for all that it does."""
-    if eqn.effects or not eqn.outvars or not getattr(eqn.outvars[0].aval, "size", 0):
+    return not eqn.effects and bool(eqn.outvars) and stands_for_all(eqn.outvars[0].aval)
+
+
+def stands_for_all(aval: Any) -> bool:
+    """Whether a value has an entry, whose bits fill a word."""
+    if not getattr(aval, "size", 0):
         return False
-    aval: Any = eqn.outvars[0].aval
     for kind, about in ((jnp.floating, jnp.finfo), (jnp.integer, jnp.iinfo)):
         if jnp.issubdtype(aval.dtype, kind):
             return about(aval.dtype).bits == 8 * aval.dtype.itemsize  # numbers of 4 bits have no words of their own
