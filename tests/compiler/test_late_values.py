@@ -175,7 +175,8 @@ def test_leaves_alone(name: str) -> None:
 
 def test_says_why_not() -> None:
     """What would be kept less is no less memory where the backward part holds as much again."""
-    reasons = [d.reason for d in ag.explain(jax.grad(experts))(EXPERTS, normal(4, 4096, 128)).decisions if d.rule == NAME]
+    decisions = ag.explain(jax.grad(experts))(EXPERTS, normal(4, 4096, 128)).decisions
+    reasons = [decision.reason for decision in decisions if decision.rule == NAME]
     assert [reason.partition(" MB less would be kept, but only ")[1] != "" for reason in reasons] == [True]
 
 
