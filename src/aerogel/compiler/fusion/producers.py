@@ -77,6 +77,15 @@ class Producers:
             self._blocks[key] = self._read(x, axis, window) if made is None else made
         return self._blocks[key]
 
+    def turned(self, x: Var, axis: Axis) -> list[Var]:
+        """What is written in the order of the steps before the loop, for these to read or make their block of `x`."""
+        found = self._answer(x, axis) if self.can_make(x, axis) else None
+        if found is None:
+            return [] if axis == Axis(0) or is_view(x.aval.shape, axis) else [x]
+        eqn, answer = found
+        pairs = zip(eqn.invars, answer.ins, strict=True)
+        return [v for y, place in pairs if place is not None and is_var(y) for v in self.turned(y, place)]
+
     def can_make(self, x: Var, axis: Axis, whole: bool = True) -> bool:
         """Whether a step can make its block of `x` by moving less memory than writing `x` beforehand and reading it."""
         found = self._answer(x, axis)
