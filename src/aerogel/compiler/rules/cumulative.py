@@ -92,7 +92,7 @@ def cannot_accumulate(x: Any, axis: int, reverse: bool, site: Site) -> str | Non
 
 def _is_costly(x: jax.Array, site: Site) -> bool:
     """Whether XLA would compute what the tree adds for each of its branches and levels, and that is much arithmetic."""
-    return x.dtype in (np.float32, np.float64) and not COSTLY.isdisjoint(site.computed(0))
+    return str(x.dtype) in ("float32", "float64") and not COSTLY.isdisjoint(site.computed(0))
 
 
 def _rule_of(name: str, exactness: str) -> PrimitiveRule:
