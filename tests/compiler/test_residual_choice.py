@@ -225,6 +225,31 @@ def test_what_a_library_would_compute_row_by_row_is_stored(last: int, kept: bool
     ag.verify(g)(centre)
 
 
+@pytest.mark.parametrize(("shift", "kept"), [(0, 0), (1, 1), (3, 1)])
+def test_what_is_read_shifted_is_stored(shift: int, kept: int) -> None:
+    """A step of a binomial tree: a gradient reads one of two quotients through a roll, and that is stored.
+
+    Made again of two comparisons, as the other one is, it took 1.3 of the time of plain JAX.
+    """
+
+    def f(price: Any, strike: Any) -> Any:
+        def step(v: Any, x: Any) -> Any:
+            v = 0.49 * v + 0.5 * (jnp.roll(v, -shift, -1) if shift else v)
+            return jnp.maximum(v, strike[:, None] - 0.01 * x), None
+
+        return lax.scan(step, price, jnp.arange(100.0))[0].sum()
+
+    def floats(f: Any) -> int:
+        loops = [eqn for eqn in jax.make_jaxpr(f)(*args).jaxpr.eqns if eqn.primitive.name == "scan"]
+        stacks = [v.aval for eqn in loops for v in eqn.outvars if v.aval.size == 100 * 128 * 128]
+        return sum(aval.dtype == jnp.float32 for aval in stacks)
+
+    g, args = jax.value_and_grad(f, argnums=1), (normal(0, 128, 128), normal(1, 128))
+    assert floats(g) == 2
+    assert floats(ag.optimize(g)) == kept
+    ag.verify(g)(*args)
+
+
 def test_gates_of_one_array_are_stored_together() -> None:
     """A GRU that cuts its gates out of one array of sigmoids: neither of the gates is stored besides, nor a slope."""
 

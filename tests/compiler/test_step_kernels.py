@@ -27,7 +27,7 @@ def states(x: Any) -> Any:
     return lax.scan(lambda c, _: (c * 0.999 + 0.01, c), x, None, length=STEPS)[1]
 
 
-@pytest.mark.parametrize(("size", "moves"), [(256, False), (8192, True)])
+@pytest.mark.parametrize(("size", "moves"), [(256, False), (2000, False), (4000, False), (8192, True)])
 def test_small_sums_stay_beside_a_stack_that_is_wanted(size: int, moves: bool) -> None:
     """A sum of few numbers in each step costs more than it saves when the stack is returned."""
 
@@ -55,6 +55,38 @@ def test_small_sums_move_where_no_stack_is_left() -> None:
     """Without the stack the same sum pays at any size."""
     jaxpr = jax.make_jaxpr(ag.optimize(lambda x: states(x).mean()))(jnp.ones(64)).jaxpr
     assert not made(jaxpr, STEPS * 64)
+
+
+@pytest.mark.parametrize(("size", "moves"), [(256, False), (500, False), (8192, True)])
+def test_second_sums_of_short_steps_stay(size: int, moves: bool) -> None:
+    """What one sum of a step does is fused with the step, a second is a kernel: 1.4 to 3 of the time in short steps."""
+
+    def two(x: Any, w: Any) -> Any:
+        ys = states(x)
+        return jnp.sum(ys**2), jnp.sum(ys * w)
+
+    args = (jnp.ones(size), jnp.linspace(0.0, 1.0, STEPS * size).reshape(STEPS, size))
+    sums = [d.fired for d in ag.explain(two)(*args).decisions if "reduce_sum" in d.what and "time" in d.what]
+    assert sums == [moves] * 2
+    ag.verify(two)(*args)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((128, 1000, 3), 1), ((1000, 128, 3), 0)])
+def test_values_of_another_order_are_not_turned_for_a_sum(shape: tuple[int, ...], axis: int) -> None:
+    """A sum along time that comes after the rays would have all that it reads written in the order of the steps.
+
+    The gradient of a rendered volume took 1.5 of plain JAX's time.
+    """
+    rays, colours = jnp.ones((128,)), jnp.linspace(0.0, 1.0, 384_000).reshape(shape)
+
+    def f(rays: Any, colours: Any) -> Any:
+        seen = states(rays)
+        weights = seen if axis == 0 else seen.T
+        return jnp.sum(weights[..., None] * colours, axis), jnp.sum(weights)
+
+    sums = [d.fired for d in ag.explain(f)(rays, colours).decisions if "reduce_sum" in d.what and "time" in d.what]
+    assert sums[0] == (axis == 0)
+    ag.verify(f)(rays, colours)
 
 
 @pytest.mark.parametrize(("mean", "spread"), [(0, 1), (1e4, 0.1), (-1e6, 3)])

@@ -47,6 +47,21 @@ def test_sums(name: str) -> None:
     assert fired(f, SUM, x) == 1 + (name == "gradient")
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("make", "is_stored"), [(lax.erf_inv, True), (jnp.tanh, False), (lambda x: x * x, False)])
+def test_much_arithmetic_is_done_once(make: Any, is_stored: bool, axis: int) -> None:
+    """A tree reads its entries in each branch: sums of normal numbers took 1.1 to 3 of JAX's time."""
+
+    def f(x: Any) -> Any:
+        return jnp.cumsum(0.06 * make(x) - 0.002, axis)
+
+    x = jax.random.uniform(jax.random.key(0), (20, 20), minval=-0.9, maxval=0.9)
+    text = str(jax.make_jaxpr(ag.optimize(f, rules=[SUM], passes=()))(x))
+    assert "cumsum" not in text
+    assert ("bitcast_convert_type" in text) == is_stored
+    np.testing.assert_allclose(ag.optimize(f)(x), f(x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(40, 300), (64, 33), (300, 5), (1000, 1)])
 @pytest.mark.parametrize("name", ["cummax", "cummin"])
 def test_extrema(name: str, shape: tuple[int, int]) -> None:

@@ -400,13 +400,18 @@ def test_the_logarithm_of_float64() -> None:
 
 
 def test_logarithms_that_are_vector_code_are_left_alone() -> None:
-    """Those of float32, and what one reduction reads in the end."""
+    """Those of float32, what one reduction reads in the end, and what the place of an extremum is looked for in."""
     with jax.enable_x64(True):
         x = X.astype("float64") + 1
         assert fired(lambda x: jnp.log(x) + 1, RULES["log"], x) == 1
         assert fired(lambda x: (jnp.log(x).sum(), (jnp.log(x) ** 2).sum()), RULES["log"], x) == 1
         for summed in (lambda x: jnp.log(x), lambda x: (jnp.log(x) - 1) ** 2 / 3 - jnp.log(x)):
             assert refusals(lambda x, summed=summed: summed(x).sum(), RULES["log"], x) == [SUMMED]
+        rows = x.reshape(-1, 4)
+        for find in (jnp.argmax, jnp.argmin):
+            drawn = refusals(lambda x, find=find: find(x - jnp.log(x), -1), RULES["log"], rows)
+            assert drawn == ["the place of an extremum is all that reads it: they are one loop, of scalar code"]
+        assert fired(lambda x: (jnp.argmax(jnp.log(x), -1), jnp.log(x) + 1), RULES["log"], rows) == 1
         assert refusals(jnp.log, RULES["log"], X) == ["it is of float32, not of float64"]
         assert refusals(jnp.log, RULES["log"], x[:9]) == ["it has fewer than 4096 elements"]
 

@@ -9,10 +9,12 @@ from ..axes import Mapped, Reduced
 from ..cost import Machine, equation_seconds, nbytes
 from ..cut import SINK, SOURCE, Graph
 from ..level import Level
+from ..loop import LoopBuilder
 from ..program import is_var
 from .dear import repeated_seconds
 from .delays import seconds_to_delay
 from .entrywise_sums import summed_by_entry
+from .producers import Producers
 from .region import Joined, Region, Site, is_view, stacked_reads
 from .searched import is_searched
 from .site_seconds import (
@@ -23,7 +25,9 @@ from .site_seconds import (
     is_written_to_reduce,
     seconds_beside_a_stack,
     seconds_more_inside,
+    seconds_of_second,
     seconds_to_cross,
+    seconds_to_give,
     seconds_to_reduce,
     seconds_to_turn,
 )
@@ -154,6 +158,7 @@ def _graph(level: Level, region: Region, machine: Machine) -> Graph:
             if value in made_by:
                 graph.implies(site.index, made_by[value])
     _add_accumulators(graph, region, machine)
+    _add_turned(graph, level, region, machine)
     return graph
 
 
@@ -180,10 +185,27 @@ def _add_accumulators(graph: Graph, region: Region, machine: Machine) -> None:
         if is_var(x) and x in region.stacked:
             name = site.answer.monoid.name
             shared.setdefault((x, (HOLDS.get(name, name), site.eqn.params["axes"], site.window)), []).append(site)
-    for held, sites in shared.items():
+    for k, (held, sites) in enumerate(shared.items()):
         graph.edge(held, held[0], max(seconds_beside_a_stack(site, machine) for site in sites))
+        graph.edge(held, SINK, max(seconds_of_second(site, machine) for site in sites) if k else 0.0)
         for site in sites:
             graph.implies(site.index, held)
+
+
+def _add_turned(graph: Graph, level: Level, region: Region, machine: Machine) -> None:
+    """What it costs to give the steps values from outside in which other dimensions come before time."""
+    if region.block is not None or machine.name != "cpu":  # blocks are cut out of them; elsewhere a turn is a kernel
+        return
+    producers = Producers(level, LoopBuilder(region.loop.eqn, region.steps, region.loop.reverse), region.index)
+    for site in region.sites:
+        for x, place in zip(site.reads, site.places, strict=True):
+            if place is None or not is_var(x) or x in region.stacked:
+                continue
+            for turned in producers.turned(x, place):
+                node = ("turned", turned)
+                graph.implies(site.index, node)
+                if (node, SINK) not in graph.edges:
+                    graph.edge(node, SINK, seconds_to_give(turned, machine))
 
 
 def _is_written(level: Level, site: Site, readers: Sequence[int], machine: Machine) -> bool:

@@ -1,5 +1,7 @@
 """What the sites of a region cost: inside the loop, after it, and on the way from the one to the other."""
 
+import math
+
 import numpy as np
 
 from aerogel import _jax
@@ -8,6 +10,7 @@ from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 from ..axes import Mapped, Reduced
 from ..cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from ..cost.primitives import DEAR
+from ..cost.seconds import transposed_seconds
 from ..cost.vector_code import is_vector_search
 from ..level import Level
 from ..loop import is_float
@@ -15,9 +18,11 @@ from ..program import is_var
 from .centered import SOFTMAX
 from .moments import MOMENTS
 from .region import Region, Site
+from .searched import is_searched
 
-# An element of a reduction over leading axes only, on CPU, beyond reading it from memory, which no cache makes faster:
-# 0.05 to 0.3 ns measured (jaxlib 0.10.2) where what is left takes at most so many bytes, 2 to 10 ns where it is larger.
+# An element of a reduction over axes before one that is left, on CPU, beyond reading it from memory, which no cache
+# makes faster: 0.05 to 0.3 ns measured (jaxlib 0.10.2) where what is left behind them takes at most so many bytes, 2 to
+# 10 ns where it is larger.
 COLUMN_SECONDS = 1e-10
 COLUMN_BYTES = 2**16
 LONG_COLUMN_SECONDS = 2e-9
@@ -30,6 +35,10 @@ ONLINE_SECONDS = 3e-10
 ACCUMULATORS = {MOMENTS: 2, SOFTMAX: 2, "max ties": 2, "min ties": 2, "argmax": 2, "argmin": 2}
 # What the accumulators of a reduction around a late center hold as well: see `fusion.HELD`.
 HOLDS = {MOMENTS: "add", SOFTMAX: "max", "max ties": "max", "min ties": "min"}
+# An element of a step that reduces its own values, up to steps of so many bytes: 0.2 to 0.8 ns measured (steps of 64 to
+# 2,048 numbers, jaxlib 0.10.2). Kernels of larger steps run beside each other, and nothing waits for the sum.
+STEP_SECONDS = 3e-10
+SHORT_STEP_BYTES = 2**14
 # Kernels of a step that reduces its own values, beyond the first: XLA sums in stages, and what it gets is written. For
 # moments there are so many that the step's kernels run as tasks (jaxlib 0.10.2: from 9 on, 1 us a step measured).
 STEP_KERNELS, MOMENT_KERNELS = 2, 10
@@ -61,6 +70,11 @@ def seconds_to_turn(region: Region, value: Var, machine: Machine) -> float:
     return 2 * nbytes(value.aval) / machine.bytes_per_second
 
 
+def seconds_to_give(x: Var, machine: Machine) -> float:
+    """Time to write a value from outside in the order of the steps, which read it at another place than the first."""
+    return transposed_seconds(x.aval.size, x.aval.dtype.itemsize, machine)
+
+
 def seconds_to_reduce(level: Level, site: Site, machine: Machine) -> float:
     """Time to reduce a value over time after the loop: reading it, and slowly where other dimensions are kept."""
     if not isinstance(site.answer, Reduced) or not is_var(site.reads[0]):
@@ -70,18 +84,27 @@ def seconds_to_reduce(level: Level, site: Site, machine: Machine) -> float:
     if not fuses(site.eqn):
         return 0.0
     aval, out = site.reads[0].aval, site.eqn.outvars[0].aval
-    keeps_columns = machine.name == "cpu" and out.size > 1
+    behind = _kept_behind(site)
+    keeps_columns = machine.name == "cpu" and behind > 1
     is_cached = nbytes(aval) <= machine.cache_bytes and not keeps_columns
     speed = machine.cache_bytes_per_second if is_cached else machine.bytes_per_second
     seconds = nbytes(aval) / speed
     if keeps_columns:
-        seconds += aval.size * (LONG_COLUMN_SECONDS if nbytes(out) > COLUMN_BYTES else COLUMN_SECONDS)
+        seconds += aval.size * (LONG_COLUMN_SECONDS if behind * out.dtype.itemsize > COLUMN_BYTES else COLUMN_SECONDS)
     operand = site.eqn.invars[0]
     if site.late and is_var(operand):
         maker, readers = level.eqns[level.made_by[operand]], level.readers(operand)
         if is_written_to_reduce(maker, machine) or (maker.primitive.name in DEAR and len(readers) > 1):
             seconds += 2 * nbytes(operand.aval) / speed
     return seconds
+
+
+def _kept_behind(site: Site) -> int:
+    """How many entries a reduction keeps for each place in front of what it reduces: 1 where that comes last."""
+    shape, axes = site.reads[0].aval.shape, site.eqn.params.get("axes")
+    if not axes or max(axes) >= len(shape):
+        return site.eqn.outvars[0].aval.size
+    return math.prod(n for d, n in enumerate(shape) if d > min(axes) and d not in axes)
 
 
 def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
@@ -125,6 +148,19 @@ def seconds_of_reductions(site: Site, machine: Machine) -> float:
     return site.window.count * machine.seconds_per_step_kernel
 
 
+def seconds_of_short_steps(site: Site, machine: Machine) -> float:
+    """Time for summing up the entries of short steps in a kernel of its own, besides that kernel."""
+    aval = site.reads[0].aval
+    short = nbytes(aval) <= site.window.count * SHORT_STEP_BYTES
+    return 0.0 if not short or _is_over_time(site) or is_searched(site, machine) else aval.size * STEP_SECONDS
+
+
+def seconds_of_second(site: Site, machine: Machine) -> float:
+    """Time by which another sum in short steps takes longer than the first one, which is fused with the step."""
+    seconds = seconds_of_short_steps(site, machine)
+    return seconds + STEP_KERNELS * site.window.count * machine.seconds_per_step_kernel if seconds else 0.0
+
+
 def seconds_beside_a_stack(site: Site, machine: Machine) -> float:
     """Time by which a reduction is slower in the steps if what it reads is stacked as well: it then fuses with nothing.
 
@@ -135,7 +171,7 @@ def seconds_beside_a_stack(site: Site, machine: Machine) -> float:
     name, aval = site.answer.monoid.name, site.reads[0].aval
     if not _is_over_time(site):
         more = MOMENT_KERNELS if name in (MOMENTS, SOFTMAX) else STEP_KERNELS
-        return more * site.window.count * machine.seconds_per_step_kernel
+        return more * site.window.count * machine.seconds_per_step_kernel + seconds_of_short_steps(site, machine)
     each = 3 * nbytes(aval) / machine.cache_bytes_per_second
     each += 2 * site.window.count * machine.seconds_per_step_kernel
     return ACCUMULATORS.get(name, 1) * each + (aval.size * ONLINE_SECONDS if name == SOFTMAX else 0.0)

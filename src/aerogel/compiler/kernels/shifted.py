@@ -17,24 +17,30 @@ MOST = 256  # equations that are counted
 
 def flops_again(level: Level, value: Var) -> int:
     """For one element of `value`, if it is stored nowhere: what whoever reads it computes because of shifts."""
-    return flops_behind_shifts(level, value) + _shifts_before(level, value) * _flops(level, value)
+    return flops_behind_shifts(level, value) + len(_shifts_before(level, value)) * _flops(level, value)
 
 
-def _shifts_before(level: Level, value: Var) -> int:
-    """How many shifts read `value`, or what it is fused into."""
-    found: set[int] = set()
+def entries_again(level: Level, value: Var) -> int:
+    """How many entries of `value` are computed again, if it is stored nowhere, for the shifts that read it."""
+    return sum(min(size, value.aval.size) for size in _shifts_before(level, value).values())
+
+
+def _shifts_before(level: Level, value: Var) -> dict[int, int]:
+    """The places of the shifts that read `value`, or what it is fused into, with the entries that each reads."""
+    found: dict[int, int] = {}
     waiting, seen = [value], {value}
     while waiting and len(seen) < MOST:
-        for place in level.readers(waiting.pop()):
+        x = waiting.pop()
+        for place in level.readers(x):
             eqn = level.eqns[place] if place >= 0 else None
             if eqn is None or eqn.primitive.name not in FUSED:
                 continue
             if _is_shift(eqn):
-                found.add(place)
+                found[place] = max(found.get(place, 0), min(x.aval.size, eqn.outvars[0].aval.size))
                 continue
             waiting += [v for v in eqn.outvars if v not in seen]
             seen.update(eqn.outvars)
-    return len(found)
+    return found
 
 
 def _flops(level: Level, value: Var) -> int:

@@ -7,7 +7,7 @@ inputs, or from what exists anyway. The carry before a step is the one after the
 anyway, it is read from there.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from ..level import Level
 from ..loop import Loop, LoopBuilder, as_loop
 from ..program import copy_equation, is_var, rename, substitute
 from ..short_axes.short_sums import row_by_row
+from .at_shifts import behind_shifts, entries_at_shifts, shifted_seconds
 from .made_there import Made, made_there
 
 # Computed again without a kernel of their own: they are fused into what reads them.
@@ -95,7 +96,8 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
     slow = row_by_row(level, loop, readers) if machine.name == "cpu" else set[int]()
     loops = [reader for place in readers if (reader := as_loop(level.eqns[place])) is not None]
     there = made_there(loop, loops) - fixed
-    work = _Choice(level, loop, needed, kept, before, carries, fixed, there, slow, len(readers), machine, fresh)
+    shifted = entries_at_shifts(needed, loops) if machine.name == "cpu" else dict[Var, int]()
+    work = _Choice(level, loop, needed, kept, before, carries, fixed, there, slow, shifted, len(loops), machine, fresh)
     cost, stored, before = work.best()
     now_stored = {v for v in needed.values() if is_var(v)}
     if cost > WORTH * sum(_stored_seconds(v, False, loop, machine, fresh) for v in now_stored):
@@ -114,7 +116,8 @@ class _Choice:
     """What a choice is made of: `kept` and `before` are stacked anyway, `carries` may be read of the step before.
 
     `there` is what the readers have without the loop, `slow` are ids of equations that a library would compute row by
-    row.
+    row. `shifted` has of needed values how many entries are computed once more, as scalar code, if they are computed in
+    the readers: what reads them is shifted.
     """
 
     level: Level
@@ -126,6 +129,7 @@ class _Choice:
     fixed: set[Var]
     there: set[Var]
     slow: set[int]
+    shifted: dict[Var, int]
     readers: int
     machine: Machine
     fresh: bool
@@ -143,11 +147,7 @@ class _Choice:
         """The same for the cheapest choice that stores `ends`, what carries become."""
         loop, kept = self.loop, self.kept
         read = {v for v, x in self.carries if x in ends and v not in self.before}
-        graph = self._graph({*self.before, *read}, self.fixed | ends)
-        for x in ends:
-            graph.edge(SOURCE, ("need", x), float("inf"))
-        taken = graph.taken()
-        cost = graph.cost(taken)
+        cost, taken = self._taken({*self.before, *read}, ends)
         named = {v: y for y, v in self.needed.items() if is_var(v)} | kept
         own = [*loop.body_carry, *(v for eqn in loop.body.eqns for v in eqn.outvars)]
         stored = {
@@ -163,15 +163,34 @@ class _Choice:
                 cost -= 0.0 if v in read else self._written(v)
         return cost + sum(self._written(v) for v in read if v in stored), stored, before
 
-    def _graph(self, before: Collection[Var], fixed: set[Var]) -> Graph:
+    def _taken(self, before: Collection[Var], ends: set[Var]) -> tuple[float, set[Hashable]]:
+        """The cheapest cut and its seconds.
+
+        What is stored need not be computed at shifted places, nor what it is made of: a second cut knows what the first
+        one stored.
+        """
+        graph = self._graph(before, ends, behind_shifts(self.loop, self.shifted, ()))
+        taken = graph.taken()
+        if not self.shifted:
+            return graph.cost(taken), taken
+
+        def known(taken: set[Hashable]) -> Graph:
+            own = {v for eqn in self.loop.body.eqns for v in eqn.outvars}
+            stored = {v for v in own if ("need", v) in taken and ("again", v) not in taken}
+            return self._graph(before, ends, behind_shifts(self.loop, self.shifted, stored))
+
+        first = known(taken)
+        other = first.taken()
+        return min((first.cost(taken), taken), (known(other).cost(other), other), key=lambda pair: pair[0])
+
+    def _graph(self, before: Collection[Var], ends: set[Var], shifted: dict[Var, int]) -> Graph:
         """Two nodes for each value of the body: the readers need it; they compute it themselves.
 
         The first without the second means that it is stored.
         """
-        loop, machine, graph = self.loop, self.machine, Graph()
-        for v in self.needed.values():
-            if is_var(v):
-                graph.edge(SOURCE, ("need", v), float("inf"))
+        loop, machine, graph, fixed = self.loop, self.machine, Graph(), self.fixed | ends
+        for v in (*ends, *filter(is_var, self.needed.values())):
+            graph.edge(SOURCE, ("need", v), float("inf"))
         for v in loop.body_carry:
             graph.edge(("need", v), SINK, self._stored(v, v in self.kept or v in before))
         for x, v in zip(loop.xs, loop.body_xs, strict=True):
@@ -189,7 +208,8 @@ class _Choice:
             if again and not free:
                 slow = id(eqn) in self.slow
                 seconds = eqn.outvars[0].aval.size * machine.short_axis_seconds if slow else arithmetic(eqn, machine)
-                graph.edge(("run", id(eqn)), SINK, self.readers * loop.length * seconds)
+                seconds = self.readers * seconds + shifted_seconds(eqn, shifted)
+                graph.edge(("run", id(eqn)), SINK, loop.length * seconds)
                 for x in filter(is_var, eqn.invars):
                     graph.implies(("run", id(eqn)), ("need", x))
         return graph

@@ -120,6 +120,10 @@ class Site:
         """
         return self._ask("maker", operand)
 
+    def computed(self, operand: int) -> frozenset[str]:
+        """The names of what XLA computes entry by entry for an operand, where that is not stored."""
+        return self._ask("computed", operand)
+
     def is_repeated(self, operand: int) -> bool:
         """Whether an operand is what was broadcast from fewer entries, or computed entry by entry of such a value."""
         return self._ask("is_repeated", operand)
@@ -185,6 +189,18 @@ class Site:
         makers = [self._graph.maker(x) for x in self._graph.stripped(self._operands[operand])]
         names = [one.eqn.primitive.name for one in makers if one is not None]
         return next((name for name in names if name not in PLUMBING), names[-1] if names else None)
+
+    def _computed(self, operand: int) -> frozenset[str]:
+        waiting, seen, found = [self._operands[operand]], set[Atom](), frozenset[str]()
+        while waiting and len(seen) <= LONGEST_CHAIN:
+            x = waiting.pop()
+            made = self._graph.maker(x)
+            names = None if made is None else frozenset() if made.eqn.primitive.name in MOVES else _entrywise(made.eqn)
+            if made is not None and names is not None:
+                found |= names
+                waiting += [y for y in made.eqn.invars if isinstance(y, Var) and y not in seen]
+                seen.update(y for y in made.eqn.invars if isinstance(y, Var))
+        return found
 
     def _is_repeated(self, operand: int) -> bool:
         x = self._operands[operand]
@@ -310,6 +326,7 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "value": Site._value_key,
     "facts": lambda site, k: facts_at(site._graph, site._operands[k]),
     "maker": Site._maker,
+    "computed": Site._computed,
     "is_repeated": Site._is_repeated,
     "readers": Site._readers,
     "end": Site._end,
