@@ -90,6 +90,11 @@ def _(table: Operand, x: Operand, *, right: bool) -> bool | str:
     return numbers >= MANY or f"{numbers} numbers are fewer than {MANY}"
 
 
+# The loop of a search takes the table, the numbers and the two ends of each search.
+searched_short.begins = searched_at_once.begins = {"scan": 4}
+
+
+
 def _before(table: Any, x: Any, right: bool) -> Any:
     """How many entries stand before each number, in a table that is in order: every nan is last, equal to all others.
 
