@@ -200,8 +200,8 @@ class _Round:
 
 def _best_match(level: Level, rule: Rule, start: Node) -> Match | NoMatch:
     """The first match, or what came nearest to one."""
-    taken = None if rule.begins is None else rule.begins[start.operation]
-    if taken is not None and len(start.operands) != taken:
+    is_likely = None if rule.begins is None else rule.begins[start.operation]
+    if is_likely is not None and not is_likely(start.eqn):
         return unlike(start, start.eqn)
     best = NOT_TRIED
     for skeleton in starts_of(rule).get(start.operation, ()):

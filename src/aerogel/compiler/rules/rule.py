@@ -41,7 +41,7 @@ class Rule:
         fires_on: programs in which it must fire; `examples` sets them.
         leaves_alone: near misses.
         begins: where a search begins, by the name of the operation (`spelling.operation`), if that is known before
-            `before` is traced; with the number of its operands, where that tells it from others of its name.
+            `before` is traced; with what such an equation has in common with no other, where there is something.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> @ag.rule(exactness="no_worse", reason="log(1 + x) loses x below 6e-8")
@@ -68,7 +68,7 @@ class Rule:
     condition: Callable[..., Any] | None = None
     fires_on: tuple[Any, ...] = field(init=False, default=(), repr=False)
     leaves_alone: tuple[Any, ...] = field(init=False, default=(), repr=False)
-    begins: Mapping[str, int | None] | None = field(init=False, default=None, repr=False)
+    begins: Mapping[str, Callable[[Any], bool] | None] | None = field(init=False, default=None, repr=False)
     asks_site: bool = field(init=False, default=False)
     spellings: list[Callable[..., Any]] = field(init=False, default_factory=list, repr=False)
     arrays: tuple[str, ...] = field(init=False)
