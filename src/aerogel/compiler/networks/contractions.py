@@ -151,16 +151,15 @@ class _Finder:
             self.judged[key] = self._judged(place, *key)
         return self.judged[key]
 
-    def _judged(
-        self, place: int, form: Form, dying: frozenset[int], shared: frozenset[int]
-    ) -> Site | Refusal | None:
+    def _judged(self, place: int, form: Form, dying: frozenset[int], shared: frozenset[int]) -> Site | Refusal | None:
         eqns = self.level.eqns
         before = cost_of(self.level, [eqns[k] for k in sorted(dying)], eqns[place].outvars, self.context.machine)
         after = cost_of(self.level, form.made, (form.result,), self.context.machine)
         whole = before.seconds or 0.0
         parts = {k: self._part_of_others(k, dying) for k in shared}
         # Alone, an equation writes its result out, as it does not in one kernel with those that read it.
-        others = min(sum(self.forms.seconds(k) * part for k, part in parts.items()), whole * max(parts.values(), default=0))
+        others = sum(self.forms.seconds(k) * part for k, part in parts.items())
+        others = min(others, whole * max(parts.values(), default=0))
         merging = sum(one.tree.merging for one in form.contractions if one.tree is not None)
         after = replace(after, seconds=(after.seconds or 0.0) + merging)
         now, then = whole - others, after.seconds or 0.0

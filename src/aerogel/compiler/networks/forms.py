@@ -193,6 +193,7 @@ def picks(node: Node | None) -> str | None:
 
 
 def refusal(networks: Sequence[Network], place: int, now: float, then: float) -> Refusal | None:
+    """The refusal of another order by its seconds; None of two factors, which have no other."""
     if len(networks) == 1 and len(networks[0].factors) < 3 and not networks[0].is_finite:
         return None
     more = 1e6 * (then - now)

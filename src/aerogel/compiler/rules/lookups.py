@@ -100,7 +100,6 @@ def _may_search(eqn: JaxprEqn) -> bool:
 searched_short.begins = searched_at_once.begins = {"scan": _may_search}
 
 
-
 def _before(table: Any, x: Any, right: bool) -> Any:
     """How many entries stand before each number, in a table that is in order: every nan is last, equal to all others.
 
