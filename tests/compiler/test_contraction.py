@@ -15,7 +15,7 @@ from jax import lax
 import aerogel as ag
 from aerogel._jax import ClosedJaxpr, evaluate
 from aerogel.compiler.cost import program_cost
-from aerogel.compiler.networks import contractions
+from aerogel.compiler.networks import contractions, networks
 from aerogel.compiler.normal_form.kernel_branches import without_kernel_branches
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.contraction import ContractionOrder
@@ -792,3 +792,35 @@ def test_terms_of_a_factor_stay_together_under_a_sum() -> None:
     assert "dot_general" in text
     assert not re.search(r"f32\[80,80\] = dot_general", text)
     ag.verify(g)(*args)
+
+
+def test_another_walk_reads_no_network_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What several networks read and stays is a reason to walk again: only what comes to it is read anew."""
+    read: list[tuple[int, frozenset[int]]] = []
+    walks: list[frozenset[int]] = []
+    network_of, walk = networks.network_of, contractions._Finder.run  # pyright: ignore[reportPrivateUsage]
+
+    def counted(level: Any, facts: Any, place: int, closed: frozenset[int], *rest: Any) -> Any:
+        read.append((place, closed))
+        return network_of(level, facts, place, closed, *rest)
+
+    def counted_walk(finder: Any) -> Any:
+        walks.append(finder.staying)
+        return walk(finder)
+
+    monkeypatch.setattr(networks, "network_of", counted)
+    monkeypatch.setattr(contractions._Finder, "run", counted_walk)  # pyright: ignore[reportPrivateUsage]
+
+    def f(a: Any, b: Any, x: Any, d: Any) -> Any:
+        y = a @ b
+        return y @ x, y @ d, (a + d) @ d @ x
+
+    args = A, B, V, A + B
+    before, after, fired = passed(f, *args)
+    assert fired
+    assert len(walks) == 2
+    assert walks[-1]
+    assert len(read) == len(set(read)), "a network is read twice"
+    assert [place for place, closed in read if closed], "what comes to it is"
+    assert {place for place, _ in read} - {place for place, closed in read if closed}, "what does not is not"
+    assert_near(run(after, *args), run(before, *args), 1e-4)

@@ -797,3 +797,24 @@ def test_costs_are_forgotten_with_their_programs():
     jax.clear_caches()
     gc.collect()
     assert gone() is None
+
+
+COSTED = {
+    "a loop": lambda x: lax.scan(lambda c, y: (jnp.tanh(c * y) + x.sum(), (c, y * 2)), x[0], x),
+    "a search for an end": lambda x: lax.while_loop(lambda c: c.sum() < 9, lambda c: jnp.exp(c) @ c.T, x),
+    "branches": lambda x: lax.cond(x.sum() > 0, lambda x: x @ x, lambda x: jnp.sin(x) * 2, x),
+    "loops in loops": lambda x: lax.scan(
+        lambda c, _: (lax.fori_loop(0, 3, lambda i, c: c.at[i].add(c[0]), c), c.sum()), x, None, length=4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COSTED)
+def test_a_cost_that_is_found_beside_the_time_is_the_same(name: str) -> None:
+    """Who asks for the time first gets the cost that who asks for it alone does."""
+    x = f32(8, 8)
+    alone, after = (trace(lambda x, f=COSTED[name]: f(x), x) for _ in range(2))
+    wanted = program_cost(alone.jaxpr)
+    seconds = jaxpr_seconds(after, CPU)
+    assert program_cost(after.jaxpr) == wanted
+    assert jaxpr_seconds(alone, CPU) == seconds

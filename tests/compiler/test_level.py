@@ -10,10 +10,11 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 from aerogel.compiler.judging.check import check_program
 from aerogel.compiler.level import After, Edit, Level, apply_edits
-from aerogel.compiler.program import Builder, Cyclic, depends_on, is_var, schedule, with_equations
+from aerogel.compiler.program import Builder, Cyclic, depends_on, inner_jaxprs, is_var, schedule, with_equations
 from compiler.programs_of import bits, run, traced
 
 X = np.arange(6, dtype=np.float32)
@@ -164,3 +165,29 @@ def test_what_one_edit_writes_may_be_replaced_by_another() -> None:
     assert made == 3
     assert not new.eqns
     assert new.outvars == [x]
+
+
+def test_simple_primitives_hold_no_programs() -> None:
+    """What is told by a primitive's name alone is what a look at its parameters tells; one of a user's is looked at."""
+    looked: set[str] = set()
+
+    def look(jaxpr: Any) -> None:
+        for eqn in jaxpr.eqns:
+            held = list(_jax.jaxprs_in_params(eqn.params))
+            assert not (held and _jax.is_simple(eqn.primitive)), eqn
+            assert [id(x) for x in inner_jaxprs(eqn)] == [id(getattr(x, "jaxpr", x)) for x in held]
+            looked.add(eqn.primitive.name)
+            for inner in held:
+                look(inner)
+
+    def f(x: Any) -> Any:
+        y = jnp.where(x > 0, jax.nn.relu(x @ x), jnp.sort(x)) + lax.reduce(x, 0.0, lax.add, (0,))
+        return lax.scan(lambda c, r: (jnp.tanh(c + r), c.at[0].add(1.0)), y[0], y)
+
+    look(traced(jax.grad(lambda x: f(x)[0].sum()), jnp.ones((3, 3))).jaxpr)
+    assert {"scan", "mul", "dot_general"} <= looked
+    own = _jax.Primitive("mul")
+    own.is_high = lambda *_, **__: True
+    assert _jax.is_simple(lax.mul_p)
+    assert not _jax.is_simple(own)
+    assert not _jax.is_simple(lax.sort_p)

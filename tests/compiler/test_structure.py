@@ -1,7 +1,9 @@
 """What is known of a value is so: every record that `structure` keeps is looked up in the value itself."""
 
+import gc
 import math
 import random
+import weakref
 from typing import Any
 
 import jax
@@ -295,3 +297,16 @@ def test_equal_numbers_of_other_kinds_are_told_apart() -> None:
     assert Finite() not in of_number(complex(0, math.nan))
     assert Finite() in of_number(10**400)
     assert Positive() not in of_number(math.nan)
+
+
+def test_what_is_known_is_found_once_and_forgotten_with_the_program() -> None:
+    """All passes that leave a level as it is share what is known of it, which does not keep it alive."""
+    program = jax.make_jaxpr(lambda x: jnp.eye(3) @ x + 1)(jnp.ones((3, 3)))
+    found = structure(program.jaxpr)
+    assert structure(program.jaxpr) is found
+    assert structure(program.jaxpr, program.jaxpr.eqns[:1]) is not found
+    gone = weakref.ref(found), weakref.ref(program.jaxpr)
+    del program, found
+    jax.clear_caches()
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]

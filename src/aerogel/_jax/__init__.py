@@ -91,6 +91,7 @@ from .program import has_effects as has_effects
 from .program import holds_high_types as holds_high_types
 from .program import host_array as host_array
 from .program import is_kept_for_xla as is_kept_for_xla
+from .program import is_simple as is_simple
 from .program import join_effects as join_effects
 from .program import literal as literal
 from .program import new_jaxpr as new_jaxpr

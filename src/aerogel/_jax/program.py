@@ -41,7 +41,22 @@ def _fits(names: Sequence[str] | None, new: Any, old: Any) -> bool:
     return len(new) == len(old) and (names is None or len(names) == len(new))
 
 
+# What stands everywhere, and has no program among its parameters.
+_SIMPLE = frozenset(
+    "abs add add_any and broadcast_in_dim concatenate convert_element_type cos div dot_general dynamic_slice eq exp "
+    "gather ge gt integer_pow iota le log logistic lt max min mul ne neg not or pad pow reduce_max reduce_min "
+    "reduce_sum reshape rsqrt select_n sign sin slice sqrt squeeze stop_gradient sub tanh transpose".split()
+)
+
+
+def is_simple(primitive: Any) -> bool:
+    """Whether a primitive of JAX's never holds a program, nor is left to lower: told without a look at parameters."""
+    return primitive.name in _SIMPLE and "is_high" not in primitive.__dict__ and type(primitive) is core.Primitive
+
+
 def _is_high(eqn: JaxprEqn) -> bool:
+    if is_simple(eqn.primitive):
+        return False
     return eqn.primitive.is_high(*(x.aval for x in eqn.invars), **eqn.params)
 
 

@@ -31,5 +31,6 @@ def inputs_of(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> dict[Var, No
 def cost_of(level: Level, eqns: Sequence[JaxprEqn], results: Sequence[Atom], machine: Machine) -> Cost:
     """What it costs to make `results` by equations of a level, or by new ones on what it holds."""
     jaxpr = _jax.new_jaxpr(level.jaxpr, list(inputs_of(eqns, results)), list(results), list(eqns), ())
+    seconds = jaxpr_seconds(jaxpr, machine)  # first: the cost is found on the way
     cost = jaxpr_cost(jaxpr)
-    return Cost(cost.flops, cost.bytes_moved, cost.peak_bytes, jaxpr_seconds(jaxpr, machine))
+    return Cost(cost.flops, cost.bytes_moved, cost.peak_bytes, seconds)

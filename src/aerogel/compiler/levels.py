@@ -8,8 +8,8 @@ from typing import Any
 from aerogel._jax import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, new_jaxpr, scan_counts
 
 from .loop import Loop, as_loop
-from .normalize import LOOPS_AND_BRANCHES, map_inner
-from .program import Program, depends_on, with_equations
+from .normalize import map_inner
+from .program import Program, bodies, depends_on, with_equations
 
 Around = tuple[JaxprEqn, ...]
 MANY_STEPS = 64  # of a loop: what is done before it, once, costs little beside it
@@ -104,13 +104,12 @@ class _Levels:
 
     def walk(self, jaxpr: Jaxpr, around: Around) -> Jaxpr:
         jaxpr = self.level(jaxpr, around)
-        eqns = [
-            map_inner(eqn, partial(self.nested, (*around, eqn))) if eqn.primitive.name in LOOPS_AND_BRANCHES else eqn
-            for eqn in jaxpr.eqns
-        ]
-        if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-            return jaxpr
-        return with_equations(jaxpr, eqns)
+        changed: dict[int, JaxprEqn] = {}
+        for eqn, _ in bodies(jaxpr):
+            new = map_inner(eqn, partial(self.nested, (*around, eqn)))
+            if new is not eqn:
+                changed[id(eqn)] = new
+        return with_equations(jaxpr, [changed.get(id(eqn), eqn) for eqn in jaxpr.eqns]) if changed else jaxpr
 
     def nested(self, around: Around, inner: Any) -> Any:
         if id(inner) not in self.done:

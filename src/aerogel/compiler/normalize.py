@@ -27,6 +27,7 @@ from .program import (
     Program,
     bodies,
     copy_equation,
+    inner_jaxprs,
     inner_levels,
     is_var,
     remembered,
@@ -355,10 +356,15 @@ def _atom_key(x: Atom) -> Any:
 def drop_dead(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` without what nobody reads, inside loops too (JAX's own dead-code rules); the same object if nothing."""
     new = _jax.drop_dead(jaxpr)
-    return jaxpr if _size(new) == _size(jaxpr) else new
+    return jaxpr if _as_long(new, jaxpr) else new
 
 
-@remembered
-def _size(jaxpr: Jaxpr) -> int:
-    """How many equations there are, and how many results they have, nested ones included."""
-    return sum(1 + len(eqn.outvars) for eqn in jaxpr.eqns) + sum(map(_size, inner_levels(jaxpr)))
+def _as_long(new: Jaxpr, old: Jaxpr) -> bool:
+    """Whether a jaxpr from which nobody took anything but equations and their results has all of them."""
+    return new is old or (len(new.eqns) == len(old.eqns) and all(map(_same_size, new.eqns, old.eqns)))
+
+
+def _same_size(new: JaxprEqn, old: JaxprEqn) -> bool:
+    if new is old:
+        return True
+    return len(new.outvars) == len(old.outvars) and all(map(_as_long, inner_jaxprs(new), inner_jaxprs(old)))

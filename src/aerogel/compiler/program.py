@@ -8,7 +8,7 @@ by naming parameters of JAX's primitives, so that they have the form that this v
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -34,9 +34,10 @@ def remembered(of: Callable[[Jaxpr], T]) -> Callable[[Jaxpr], T]:
 
     @wraps(of)
     def recall(jaxpr: Jaxpr) -> T:
-        if jaxpr not in known:
-            known[jaxpr] = of(jaxpr)
-        return known[jaxpr]
+        found = known.get(jaxpr, known)
+        if found is known:
+            found = known[jaxpr] = of(jaxpr)
+        return cast(T, found)
 
     return recall
 
@@ -53,6 +54,8 @@ def substitute(atom: Atom, env: dict[Var, Atom]) -> Atom:
 
 def rename(eqn: JaxprEqn, env: dict[Var, Atom]) -> JaxprEqn:
     """`eqn` with its inputs renamed; the same object when nothing changes."""
+    if not any(x in env for x in eqn.invars if not isinstance(x, Literal)):
+        return eqn
     invars = [substitute(x, env) for x in eqn.invars]
     if all(a is b for a, b in zip(invars, eqn.invars, strict=True)):
         return eqn
@@ -176,6 +179,8 @@ def with_equations(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Ato
 
 def inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     """The jaxprs in an equation's parameters."""
+    if _jax.is_simple(eqn.primitive):
+        return []
     return [j.jaxpr if isinstance(j, ClosedJaxpr) else j for j in _jax.jaxprs_in_params(eqn.params)]
 
 

@@ -117,6 +117,14 @@ def _body_cost(jaxpr: Jaxpr, owned: slice) -> Cost:
     return known[key]
 
 
+def note_cost(jaxpr: Jaxpr, owned: slice, found: list[Kernel]) -> None:
+    """Keeps the cost of a nested program whose kernels were found for something else: finding them takes longest."""
+    known = _costs.setdefault(jaxpr, {})
+    key = (owned.start, owned.stop)
+    if key not in known:
+        known[key] = total(found)
+
+
 def total(found: list[Kernel]) -> Cost:
     """Cost of kernels, one after the other."""
     flops = bytes_moved = live = peak = 0

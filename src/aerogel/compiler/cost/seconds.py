@@ -24,6 +24,7 @@ from .account import (
     forwarded_bytes,
     jaxpr_cost,
     nested_programs,
+    note_cost,
     total,
 )
 from .alike import kind_of
@@ -130,7 +131,9 @@ def _body_seconds(jaxpr: Jaxpr, owned: slice, machine: Machine, length: int) -> 
     key = (owned.start, owned.stop, machine, length)
     if key not in known:
         homes = _stacked_homes(jaxpr, owned, length) if length else None
-        known[key] = sum(kernel_seconds(kernel, machine) for kernel in body_kernels(jaxpr, owned, homes))
+        found = body_kernels(jaxpr, owned, homes)
+        known[key] = sum(kernel_seconds(kernel, machine) for kernel in found)
+        note_cost(jaxpr, owned, found)  # where its values lie changes the time alone
     return known[key]
 
 

@@ -4,23 +4,33 @@
 to be, `records.py` what there is to know. An unknown primitive promises nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
+from ..program import remembered
 from .records import Facts, closed
 from .structures import LEARN
 
 
 def structure(jaxpr: Jaxpr, before: Sequence[JaxprEqn] = ()) -> Facts:
-    """What is known of each value of one level of a program; linear in its size.
+    """What is known of each value of one level of a program; linear in its size. Nobody adds to it.
 
     Args:
         jaxpr: nested programs are not looked into.
         before: equations that made some of its inputs.
     """
+    return _learned((*before, *jaxpr.eqns)) if before else _alone(jaxpr)
+
+
+@remembered
+def _alone(jaxpr: Jaxpr) -> Facts:
+    return _learned(jaxpr.eqns)
+
+
+def _learned(eqns: Iterable[JaxprEqn]) -> Facts:
     facts = Facts({})
-    for eqn in (*before, *jaxpr.eqns):
+    for eqn in eqns:
         learn(eqn, facts)
     return facts
 

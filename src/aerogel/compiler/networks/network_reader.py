@@ -42,6 +42,7 @@ class Reader:
     network: Network
     dtype: object
     closed: frozenset[int]
+    opened: set[int]  # takes the places of the equations that were not closed, and could be taken in
     terms: Sequence[int] | None = None  # of each known sum that is met, which term is taken; None to leave them
     sums: dict[int, list[Dims]] = field(default_factory=dict)  # how the sums at these places are labelled
     twice: frozenset[int] = frozenset()  # places of the sums that are multiplied by themselves
@@ -114,9 +115,11 @@ class Reader:
         if eqn.primitive.name not in TAKE or len(eqn.outvars) != 1 or eqn.outvars[0].aval.dtype != self.dtype:
             return False
         readers = self.level.readers(eqn.outvars[0])
-        if (len(readers) == 1 and readers[0] >= 0) or eqn.primitive.name in VIEWS:
+        alone = (len(readers) == 1 and readers[0] >= 0) or eqn.primitive.name in VIEWS
+        if alone or all(k >= 0 and self.level.eqns[k].primitive.name in TAKE for k in readers):
+            self.opened.add(place)
             return True
-        return all(k >= 0 and self.level.eqns[k].primitive.name in TAKE for k in readers)
+        return False
 
     def take(self, place: int, dims: Dims, depth: int) -> bool:
         """Takes an equation in, its result's dimensions labelled `dims`; whether it could."""

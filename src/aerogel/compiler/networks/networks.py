@@ -48,7 +48,12 @@ def _mixes(eqn: JaxprEqn | None, permutation: Sequence[int]) -> bool:
 
 
 def network_of(
-    level: Level, facts: Facts, place: int, closed: frozenset[int], terms: Sequence[int] | None = None
+    level: Level,
+    facts: Facts,
+    place: int,
+    closed: frozenset[int],
+    opened: set[int],
+    terms: Sequence[int] | None = None,
 ) -> Network | None:
     """The network of the equation at `place`, as far down as it goes; None if it is none.
 
@@ -57,6 +62,7 @@ def network_of(
         facts: what is known of its values.
         place: of a product or a sum.
         closed: places of equations that are not to be taken in.
+        opened: takes the places of those that would be taken in, if they can be.
         terms: of each sum of an identity and a constant that is met, which of the two is taken (0 or 1; 0 where none is
             given); None to leave these sums as they are.
     """
@@ -71,7 +77,7 @@ def network_of(
         reader.network.out = tuple(reader.network.label(n) for n in aval.shape)
         return reader.take(place, reader.network.out, 0)
 
-    return _read_whole(read, lambda whole: Reader(level, facts, Network(), aval.dtype, closed | whole, terms))
+    return _read_whole(read, lambda whole: Reader(level, facts, Network(), aval.dtype, closed | whole, opened, terms))
 
 
 def _read_whole(read: Callable[[Reader], bool], reader: Callable[[frozenset[int]], Reader]) -> Network | None:
@@ -103,7 +109,7 @@ class Sum:
     dim: int | None = None
 
 
-def sum_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -> Sum | None:
+def sum_of(level: Level, facts: Facts, place: int, closed: frozenset[int], opened: set[int]) -> Sum | None:
     """The networks of the equation at `place`: one, or one for each of the pieces that an operand is joined from.
 
     `concatenate([a, b]) @ W` is `a @ W1 + b @ W2`. That is for the better where a piece repeats a smaller value (the
@@ -111,8 +117,10 @@ def sum_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -> Su
     """
     eqn = level.eqns[place]
     joined = _joined(level, facts, eqn) if eqn.primitive.name == "dot_general" else None
+    if joined is not None:
+        opened.add(joined[1])
     if joined is None or joined[1] in closed:
-        network = network_of(level, facts, place, closed)
+        network = network_of(level, facts, place, closed, opened)
         return None if network is None else Sum((network,))
     side, maker = joined
     made = level.eqns[maker]
@@ -127,7 +135,7 @@ def sum_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -> Su
     networks, start = [], 0
     for piece in made.invars:
         size = piece.aval.shape[dim]
-        network = _piece_network(level, facts, place, closed, side, piece, other, (start, start + size), at)
+        network = _piece_network(level, facts, place, closed, opened, side, piece, other, (start, start + size), at)
         start += size
         if network is None:
             return None
@@ -136,15 +144,16 @@ def sum_of(level: Level, facts: Facts, place: int, closed: frozenset[int]) -> Su
     return Sum(tuple(networks), at)
 
 
-def expanded(level: Level, facts: Facts, place: int, closed: frozenset[int]) -> Sum | None:
+def expanded(level: Level, facts: Facts, place: int, closed: frozenset[int], opened: set[int]) -> Sum | None:
     """The equation at `place` multiplied out where a factor is an identity plus a constant; None if none is.
 
     `(eye(n) - 1 / n) @ A` is `A` less the means of its columns.
     """
-    first = network_of(level, facts, place, closed, ())
+    first = network_of(level, facts, place, closed, opened, ())
     if first is None or not 0 < first.sums <= MOST_SUMS:
         return None
-    networks = [network_of(level, facts, place, closed, terms) for terms in product((0, 1), repeat=first.sums)]
+    every = product((0, 1), repeat=first.sums)
+    networks = [network_of(level, facts, place, closed, opened, terms) for terms in every]
     same = [one for one in networks if one is not None and (one.sums, one.places) == (first.sums, first.places)]
     return Sum(tuple(same)) if len(same) == len(networks) else None
 
@@ -180,6 +189,7 @@ def _piece_network(
     facts: Facts,
     place: int,
     closed: frozenset[int],
+    opened: set[int],
     side: int,
     piece: Atom,
     other: int | None,
@@ -207,4 +217,4 @@ def _piece_network(
         reader.network.places.add(place)
         return dot(reader, eqn, reader.network.out, 0, operands, {1 - side: window})
 
-    return _read_whole(read, lambda whole: Reader(level, facts, Network(), aval.dtype, closed | whole))
+    return _read_whole(read, lambda whole: Reader(level, facts, Network(), aval.dtype, closed | whole, opened))

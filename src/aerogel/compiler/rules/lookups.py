@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..._jax import JaxprEqn
 from .operand import Operand
 from .places import spread
 from .rule import rule
@@ -88,6 +89,15 @@ def _(table: Operand, x: Operand, *, right: bool) -> bool | str:
     if numbers % 2:
         return "an odd number of numbers, which XLA looks up one by one"
     return numbers >= MANY or f"{numbers} numbers are fewer than {MANY}"
+
+
+def _may_search(eqn: JaxprEqn) -> bool:
+    """Whether a loop takes what that of a search does: the table, the numbers, and between what each is still to be."""
+    unsigned = [getattr(x.aval.dtype, "kind", "") == "u" for x in eqn.invars]
+    return len(unsigned) == 4 and sum(unsigned) >= 2
+
+
+searched_short.begins = searched_at_once.begins = {"scan": _may_search}
 
 
 def _before(table: Any, x: Any, right: bool) -> Any:

@@ -187,7 +187,7 @@ class _Search:
             return
         wanted = self.skeleton.operands(eqn)
         if self.skeleton.operation(eqn) != node.operation or len(wanted) != len(node.operands):
-            self._fail(f"expected `{eqn.primitive.name}`, found `{node.eqn.primitive.name}`", state)
+            self._fail(unlike(node, eqn).reason, state)
             return
         here = _State(state.operands, {**state.made, id(eqn): node.eqn}, state.tops)
         for xs in orders(wanted, node.eqn):
@@ -235,6 +235,11 @@ class _Search:
             yield _State({**state.operands, operand: same}, state.made, state.tops)
         else:
             self._fail("one argument stands in two places, and two values were found there", state)
+
+
+def unlike(node: Node, wanted: JaxprEqn) -> NoMatch:
+    """That an equation is of another operation than is wanted, or of another number of operands."""
+    return NoMatch(f"expected `{wanted.primitive.name}`, found `{node.eqn.primitive.name}`")
 
 
 def _unequal(wanted: Literal, found: str) -> str:

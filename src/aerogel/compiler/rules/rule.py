@@ -1,7 +1,7 @@
 """Rules: pairs of ordinary functions, a claim and a reason."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -40,6 +40,8 @@ class Rule:
         spellings: `before`, and other functions to look for; `also` adds them.
         fires_on: programs in which it must fire; `examples` sets them.
         leaves_alone: near misses.
+        begins: where a search begins, by the name of the operation (`spelling.operation`), if that is known before
+            `before` is traced; with what such an equation has in common with no other, where there is something.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> @ag.rule(exactness="no_worse", reason="log(1 + x) loses x below 6e-8")
@@ -66,6 +68,7 @@ class Rule:
     condition: Callable[..., Any] | None = None
     fires_on: tuple[Any, ...] = field(init=False, default=(), repr=False)
     leaves_alone: tuple[Any, ...] = field(init=False, default=(), repr=False)
+    begins: Mapping[str, Callable[[Any], bool] | None] | None = field(init=False, default=None, repr=False)
     asks_site: bool = field(init=False, default=False)
     spellings: list[Callable[..., Any]] = field(init=False, default_factory=list, repr=False)
     arrays: tuple[str, ...] = field(init=False)
@@ -163,6 +166,7 @@ class Rule:
             RuleError: its arguments are others.
         """
         self.spellings.append(fitting(self, "also", before))
+        self.begins = None
         self._changed()
         return before
 

@@ -149,6 +149,11 @@ def _(x: Operand, *, axis: int, start: int, site: Site) -> bool | str:
     return _cannot_select(x, axis, x.shape[axis] - start, site) or True
 
 
+for _one in (first_of_sorted, last_of_sorted, one_of_sorted, first_of_argsorted, last_of_argsorted):
+    _one.begins = {"sort": None}
+first_of_argsorted_down.begins = {"rev": None}
+
+
 @on(
     lax.top_k_p,
     stage="final",
