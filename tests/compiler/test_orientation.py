@@ -556,3 +556,27 @@ def test_pairs_stay_before_their_short_axis_beside_a_product():
     after = optimised_program(jax.grad(energy), *args)
     assert not any(v.aval.size > 100 * 100 for e in after.eqns for v in e.outvars)
     assert_same(jax.grad(energy), *args, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("f", [lambda w, x: w.T @ x.T, lambda w, x: x.T.T @ w])
+def test_matrices_are_read_through_their_transposes(f):
+    """XLA folds them into the product in any case; without them, rules see which operand it reads against its rows."""
+    program = optimised_program(f, values(900, 5), values(4_000, 900))
+    products = [eqn for eqn in program.eqns if eqn.primitive.name == "dot_general"]
+    assert [set(x.aval.shape) for eqn in products for x in eqn.invars] == [{4_000, 900}, {900, 5}]
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+def test_a_network_of_few_rows_keeps_them_first(rows):
+    """The gradient's transposes undo each other: they are no reason to have all features before the rows."""
+
+    def loss(weights, x):
+        for w in weights[:-1]:
+            x = jnp.maximum(x @ w.T, 0.0)
+        return jax.nn.logsumexp(x @ weights[-1].T, -1).sum()
+
+    weights = [values(256, 784), values(256, 256), values(10, 256)]
+    program = optimised_program(jax.grad(loss), weights, values(rows, 784))
+    largest = [eqn.outvars[0].aval.shape for eqn in program.eqns if eqn.primitive.name in ("max", "gt", "select_n")]
+    assert (rows, 256) in largest
+    assert (256, rows) not in largest

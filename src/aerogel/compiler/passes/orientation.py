@@ -15,7 +15,7 @@ from ..exactness import Exactness
 from ..levels import rewrite_steps
 from ..normalize import drop_dead
 from ..orders.layout import Layout, layout_of
-from ..orders.orders import carry, moved_bytes, natural, pull
+from ..orders.orders import Order, carry, moved_bytes, natural, pull
 from ..orders.orient import best_orders
 from ..orders.prices import Prices, prices_on
 from ..orders.reorder import reorder
@@ -91,15 +91,19 @@ def _transposed(eqn: JaxprEqn) -> int:
 def _improve(jaxpr: Jaxpr, layout: Layout, group: Group, before: float, readers: Readers, makers: Makers) -> str | None:
     """Turns the clusters of one group if that pays; else the reason why it does not."""
     weight, orders = best_orders(layout, group)
-    folded, burden = _folded(jaxpr, layout, group, readers, makers)
+    folded, burden, as_folded = _folded(jaxpr, layout, group, readers, makers)
+    is_sure = all(_is_folded(jaxpr, eqn, readers) for _, eqn in _transposes(group))
     # As cheap as what XLA makes of it is enough where a transpose goes: then there is less to compile.
-    if weight >= before or weight > folded:
+    if min(weight, folded) >= before or (weight > folded and not is_sure):
         return AS_MUCH
-    # XLA may fold the transposes or not; the order must be no worse than the better of both.
-    least = min(folded + burden, before + group.burden(layout.orders))
-    strewn = _strewn(jaxpr, layout, group)
+    stays, strewn = before + group.burden(layout.orders), _strewn(jaxpr, layout, group)
     old = layout.turn(orders)
-    if weight + group.burden(layout.orders) > least:
+    mine, xla = weight + group.burden(layout.orders), folded + burden
+    if mine == xla or (mine > xla and is_sure):  # of equal ones the one nearest to the program as it was written
+        layout.turn(old)
+        old, weight, mine = layout.turn(as_folded), folded, xla
+    # XLA may fold other transposes or not; the order must be no worse than the better of both.
+    if mine > xla or (mine > stays and not is_sure):
         layout.turn(old)
         return AGAINST_ROWS
     if weight + _strewn(jaxpr, layout, group) > before + strewn:
@@ -124,27 +128,37 @@ def _strewn(jaxpr: Jaxpr, layout: Layout, group: Group) -> int:
     return found
 
 
-def _folded(jaxpr: Jaxpr, layout: Layout, group: Group, readers: Readers, makers: Makers) -> tuple[float, float]:
+def _folded(
+    jaxpr: Jaxpr, layout: Layout, group: Group, readers: Readers, makers: Makers
+) -> tuple[float, float, dict[int, Order]]:
     """What a group copies when products take over the transposes beside them, as XLA makes them do.
 
-    They read through those of their operands, and those of their results are their operands in the other order. And
-    the burden of those products.
+    They read through those of their operands, and those of their results are their operands in the other order; a
+    transpose that another one undoes is none. And the burden of those products, and the orders.
     """
-    turned = {}
+    turned: dict[int, Order] = {}
     for _, eqn in _transposes(group):
         (x,), out = eqn.invars, eqn.outvars[0]
-        if _is_swapped_product(jaxpr, eqn, readers, makers) and x in layout.cluster:
+        names = {jaxpr.eqns[k].primitive.name if k >= 0 else "" for k in readers.get(out, ())}
+        if names != {"transpose"} and _is_swapped_product(jaxpr, eqn, readers, makers) and x in layout.cluster:
             order = pull(eqn, layout.order(out))
             assert order is not None, "a transpose gives every order"
             turned[layout.cluster[x]] = order
-        elif all(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in readers.get(out, ())):
+        elif names <= {"dot_general", "transpose"} and out in layout.cluster:
             carried = carry(eqn, layout.order(x))
             assert carried is not None, "a transpose takes every order"
             turned[layout.cluster[out]] = carried.order
     old = layout.turn(turned)
     found = group.weight(layout.orders), group.burden(layout.orders)
     layout.turn(old)
-    return found
+    return *found, turned
+
+
+def _is_folded(jaxpr: Jaxpr, eqn: JaxprEqn, readers: Readers) -> bool:
+    """Whether a transpose is of a matrix that products alone read."""
+    out = eqn.outvars[0]
+    by_products = all(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in readers.get(out, ()))
+    return len(out.aval.shape) == 2 and by_products
 
 
 def _is_swapped_product(jaxpr: Jaxpr, eqn: JaxprEqn, readers: Readers, makers: Makers) -> bool:
