@@ -21,8 +21,12 @@ def flops_again(level: Level, value: Var) -> int:
 
 
 def entries_again(level: Level, value: Var) -> int:
-    """How many entries of `value` are computed again, if it is stored nowhere, for the shifts that read it."""
-    return sum(min(size, value.aval.size) for size in _shifts_before(level, value).values())
+    """How many entries of `value` are computed again, if it is stored nowhere, for the shifts that read it.
+
+    Where it is joined to others, as the gates of a layer are, each entry is computed at one place, the other one.
+    """
+    shifts = _shifts_before(level, value).items()
+    return sum(min(n, value.aval.size) for k, n in shifts if level.eqns[k].primitive.name != "concatenate")
 
 
 def _shifts_before(level: Level, value: Var) -> dict[int, int]:
