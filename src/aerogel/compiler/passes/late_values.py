@@ -59,13 +59,13 @@ class LateValues:
 
 
 def _decision(lives: Lives, found: MadeAgain, falls: int, is_lower: bool) -> Decision:
-    share = f"{found.bytes_saved / 1e6:.1f} MB less would be kept, but only {falls / 1e6:.1f} MB less held at once"
+    held = f"{found.bytes_saved / 1e6:.1f} MB less would be kept, but only {falls / 1e6:.1f} MB less held at once"
     return Decision(
         NAME,
         f"{len(found.values)} values of the forward part are computed again in the backward part",
         where(lives.jaxpr.eqns[lives.peak]),
         is_lower,
-        REASON if is_lower else share,
+        REASON if is_lower else held,
         bytes_saved=2 * found.bytes_saved if is_lower else 0,
         peak_bytes_saved=falls if is_lower else 0,
         exactness=Exactness.NO_WORSE,

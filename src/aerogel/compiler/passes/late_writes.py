@@ -49,10 +49,11 @@ class LateWrites:
 
 
 def _filled_late(level: Level, decisions: list[Decision]) -> Jaxpr:
+    """The level whose loops are filled when they begin, with a decision for each."""
     chosen = late_fills(level)
     for one in chosen:
-        saved = {"peak_bytes_saved": one.bytes, "exactness": Exactness.BITWISE}
-        decisions.append(Decision(NAME, FILL, where(level.eqns[one.place]), True, HELD, **saved))
+        at = where(level.eqns[one.place])
+        decisions.append(Decision(NAME, FILL, at, True, HELD, peak_bytes_saved=one.bytes))
     return filled_late(level, chosen) if chosen else level.jaxpr
 
 
