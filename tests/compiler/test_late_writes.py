@@ -168,7 +168,7 @@ def test_a_model_of_layers():
 
     x = normal(3, 32, 96)
     assert fired(step, model, optimizer, x) >= 1
-    agree(step, model, optimizer, x, rtol=1e-5)
+    agree(step, model, optimizer, x, rtol=3e-5)  # a first step of Adam divides a gradient by its size
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

@@ -229,7 +229,8 @@ def test_what_a_library_would_compute_row_by_row_is_stored(last: int, kept: bool
 def test_what_is_read_shifted_is_stored(shift: int, kept: int) -> None:
     """A step of a binomial tree: a gradient reads one of two quotients through a roll, and that is stored.
 
-    Made again of two comparisons, as the other one is, it took 1.3 of the time of plain JAX.
+    Made again of two comparisons, as the other one is, it took 1.3 of the time of plain JAX. Since 0.12 JAX compares
+    the operands, and divides nothing: its gradient takes 0.8 with all of it made again.
     """
 
     def f(price: Any, strike: Any) -> Any:
@@ -246,7 +247,7 @@ def test_what_is_read_shifted_is_stored(shift: int, kept: int) -> None:
 
     g, args = jax.value_and_grad(f, argnums=1), (normal(0, 128, 128), normal(1, 128))
     assert floats(g) == 2
-    assert floats(ag.optimize(g)) == kept
+    assert floats(ag.optimize(g)) == (kept if jax.__version_info__ < (0, 12) else 0)
     ag.verify(g)(*args)
 
 

@@ -197,6 +197,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (turned_products, "WIDE", 1),
     (unit_sums, "FEWEST", 1),
     (_jax, "HAS_VECTOR_SUMS", False),
+    (_jax, "WIDENS_BFLOAT16_STACKS", True),
     (elementary, "FEWEST", MANY),
     (elementary, "FEWEST_POWERS", MANY),
     (elementary, "FEWEST_SINES", MANY),

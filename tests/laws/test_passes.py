@@ -42,6 +42,12 @@ MOST = 7  # programs of which gradients are taken, for one pass: they take long
 HERE = Path(__file__).parent
 
 
+@pytest.fixture(autouse=True)
+def widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As jaxlib until 0.11.1: `loop-words` acts."""
+    monkeypatch.setattr(_jax, "WIDENS_BFLOAT16_STACKS", True)
+
+
 def recurrent(wi: Any, wh: Any, xs: Any) -> Any:
     """A layer whose input products depend on no state."""
 

@@ -10,6 +10,10 @@ from jax._src.lib import version as jaxlib_version
 # whoever reads it. Looked at in jaxlib 0.10.2, 0.11.0 and 0.12.0.1.
 HAS_VECTOR_SUMS = jaxlib_version >= (0, 12)
 
+# Until jaxlib 0.11.1 what a loop stacks of bfloat16 is made float32, all of it, to write one entry. Since 0.11.2 the
+# entry is written where it belongs (not so floats of 8 bits). Looked at in 0.10.2, 0.11.0, 0.11.1, 0.11.2 and 0.12.0.1.
+WIDENS_BFLOAT16_STACKS = jaxlib_version < (0, 11, 2)
+
 
 def hands_over() -> bool:
     """Whether JAX's CPU client has other threads run what is not short; a setting, which a user may have changed."""

@@ -33,7 +33,7 @@ def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any 
     is_high = any(map(_is_high, eqns))
     new = core.Jaxpr(constvars, invars, outvars, eqns, join_effects(eqns), debug, is_high)
     # Since jax 0.11 a jaxpr is closed, and constvars without values are its first arguments.
-    return new.with_consts(like.consts) if constvars and ClosedJaxpr is Jaxpr else new
+    return new.with_consts(like.consts[: len(constvars)]) if constvars and ClosedJaxpr is Jaxpr else new
 
 
 def _fits(names: Sequence[str] | None, new: Any, old: Any) -> bool:

@@ -100,7 +100,9 @@ def _of_words(loop: Loop, own: dict[Var, Var], words: dict[Var, Var]) -> list[Ja
 
 def _is_widened(dtype: Any) -> bool:
     """Whether it is computed on as a wider float: bfloat16 as float32, those of 8 bits as float16."""
-    return dtype == jnp.bfloat16 or (jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits == 8)
+    if dtype == jnp.bfloat16:
+        return _jax.WIDENS_BFLOAT16_STACKS
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits == 8
 
 
 def _word_of(dtype: Any) -> Any:
