@@ -127,7 +127,7 @@ def test_an_entry_costs_what_it_holds() -> None:
 
 
 def test_what_is_not_widened_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where an entry of bfloat16 is written as it is, words took 1.4 of the time; floats of 8 bits are widened there."""
+    """Where an entry of bfloat16 is written as it is, words take 1.4 of the time. Floats of 8 bits are widened."""
     monkeypatch.setattr(_jax, "WIDENS_BFLOAT16_STACKS", False)
     program = traced(decayed, numbers(STEPS, WIDTH))
     after, decisions = LoopWords()(program, STRICT)
