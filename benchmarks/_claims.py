@@ -17,6 +17,7 @@ CLAIMS = (
     "logits_under_a_cross_entropy_are_never_built",
     "a_softmax_keeps_its_result_alone",
     "a_gradient_makes_again_what_it_need_not_keep",
+    "a_prepared_program_holds_the_less_of_two_orders",
     "what_a_step_makes_for_several_arrays_is_computed_once",
     "what_the_step_before_computed_is_read_from_there",
     "small_loops_are_one_kernel",

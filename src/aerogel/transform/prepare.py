@@ -17,6 +17,7 @@ from .grad import gradient_of
 from .jit import after_the_first, as_function, jit, made_by, with_donated, with_first
 from .prepared_cost import PreparedCost, cost_of
 from .recompiles import Record, parts_of
+from .schedules import compiled_to_hold_less
 from .stages import way_to
 
 _jax.exclude_from_tracebacks(__file__)
@@ -30,7 +31,8 @@ def prepare(f: Callable[P, R], /, *args: Any, **kwargs: Any) -> "Prepared[R]":
 
     A call takes what the arguments here are like, and costs what a call of `jax.jit` costs. With `out=` the result is
     written where an earlier one was, which ends that: a large gradient that is computed again and again then takes no
-    fresh memory from the system.
+    fresh memory from the system. What holds a megabyte or more is compiled for two orders of its operations on a CPU,
+    and the one is kept that holds less.
 
     Args:
         f: any function, such as `ag.value_and_grad(loss)`, or what `ag.jit` made of one: then with its options. It is
@@ -68,7 +70,7 @@ class Prepared(Generic[R]):
         self._given = args, kwargs
         self._way = way_to(natural, self._first, _jax.static_arguments(_jax.original_jit(self._function)), args, kwargs)
         self._traced = jitted.trace(*args, **kwargs)
-        self._fresh: Any = self._traced.lower().compile()
+        self._fresh, self._order = compiled_to_hold_less(self._traced.lower(), self._options.get("compiler_options"))
         self._gradient = gradient_of(natural)
         self._parts = self._what_can_be_taken(self._fresh.out_info)
         self._taking: Any = self._compiled_to_take(self._parts[0]) if self._parts else self._fresh
@@ -110,7 +112,8 @@ class Prepared(Generic[R]):
         kept = {k: v for k, v in self._options.items() if k != "out_shardings" and not k.startswith("donate")}
         args, kwargs = self._given
         traced = jit(self._gradient.of, **kept).trace(*args, **kwargs)
-        return replace(own, value=cost_of(traced, traced.lower().compile()))
+        compiled, _ = compiled_to_hold_less(traced.lower(), kept.get("compiler_options"))
+        return replace(own, value=cost_of(traced, compiled))
 
     def __repr__(self) -> str:
         return f"Prepared({self._way.function})"
@@ -136,7 +139,7 @@ class Prepared(Generic[R]):
         options = {**with_donated(options, ((0,), ())), "donate": "none", "keep_unused": True}
         args, kwargs = self._given
         made = jit(with_first("out", taking, function), **options)
-        return made.lower(part, *self._first, *args, **kwargs).compile()
+        return made.lower(part, *self._first, *args, **kwargs).compile(compiler_options=self._order)
 
     def _after(self, error: Exception, out: Any, args: Any, kwargs: Any) -> Any:
         """What a call comes to that failed: the result of another program, or an error that says more.
