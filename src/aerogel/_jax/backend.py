@@ -14,6 +14,10 @@ HAS_VECTOR_SUMS = jaxlib_version >= (0, 12)
 # entry is written where it belongs (not so floats of 8 bits). Looked at in 0.10.2, 0.11.0, 0.11.1, 0.11.2 and 0.12.0.1.
 WIDENS_BFLOAT16_STACKS = jaxlib_version < (0, 11, 2)
 
+# Since jaxlib 0.11.2 what is written into a value may read that, in the same kernel, after it was written to
+# (openxla/xla issue 49176, open in 2026-11). Looked at in 0.10.2, where it is right, 0.11.2 and 0.12.0.1.
+WRITES_WHERE_IT_READS = jaxlib_version >= (0, 11, 2)
+
 
 def hands_over() -> bool:
     """Whether JAX's CPU client has other threads run what is not short; a setting, which a user may have changed."""

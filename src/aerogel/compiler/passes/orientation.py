@@ -17,6 +17,7 @@ from ..normalize import drop_dead
 from ..orders.layout import Layout, layout_of
 from ..orders.orders import Order, carry, moved_bytes, natural, pull
 from ..orders.orient import best_orders
+from ..orders.own_writes import may_come_out_wrong
 from ..orders.prices import Prices, prices_on
 from ..orders.reorder import reorder
 from ..orders.terms import Group, Term, groups_of, terms_of
@@ -69,8 +70,12 @@ def _level(jaxpr: Jaxpr, prices: Prices, decisions: list[Decision]) -> Jaxpr:
     new = drop_dead(reorder(jaxpr, layout, prices))
     if Body(new) == Body(jaxpr):  # a reader that wants its own order has the transpose made again
         return jaxpr
+    reason = None
     if copied_bytes(new) > copied_bytes(jaxpr):
         reason = "the layout that products like takes more transposes than there are"
+    elif may_come_out_wrong(jaxpr, prices.platform):
+        reason = "a value is written into that the write reads, which this XLA computes wrongly behind a bare product"
+    if reason is not None:
         at = next(where(eqn) for eqn in jaxpr.eqns if eqn.primitive.name in ("dot_general", "transpose"))
         decisions.append(Decision(NAME, WHAT, at, False, reason))
         return jaxpr
