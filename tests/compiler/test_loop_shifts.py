@@ -10,7 +10,9 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel import _jax
 from aerogel.compiler.passes.loop_shifts import LoopShifts
+from aerogel.compiler.rolled.shifts import with_ends
 from compiler.loop_patterns import normal
 from compiler.programs_of import scans, traced
 
@@ -95,6 +97,20 @@ def test_fires(name: str, numerics: str) -> None:
         assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)
         exact = np.finfo(args[0].dtype).eps
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=20 * exact), got, want)
+
+
+@pytest.mark.parametrize("by_conditions", [False, True])
+@pytest.mark.parametrize("ends", [(1, 1), (7, 2), (0, 3), (3, 0), (10_000, 1)])
+@pytest.mark.parametrize("x", [X, IMAGE[:, :5], IMAGE[0, :1]], ids=lambda x: str(x.shape))
+def test_ends_are_joined_or_written(x: Any, ends: tuple[int, int], by_conditions: bool, monkeypatch: Any) -> None:
+    """Into place where XLA joins pieces of an only axis with conditions; every bit is the same."""
+    monkeypatch.setattr(_jax, "JOINS_BY_CONDITIONS", by_conditions)
+    before, behind = (min(n, x.shape[-1]) for n in ends)
+    extended = with_ends(before, behind)
+    written = str(jax.make_jaxpr(extended)(x)).count("dynamic_update_slice")
+    assert written == (bool(before) + bool(behind) if by_conditions and x.ndim == 1 else 0)
+    want = np.concatenate([x[..., x.shape[-1] - before :], x, x[..., :behind]], -1)
+    np.testing.assert_array_equal(jax.jit(extended)(x), want)
 
 
 NEAR_MISSES: dict[str, tuple[list[bool], Callable[..., Any], tuple[Any, ...]]] = {

@@ -307,9 +307,9 @@ NEAR_MISSES: dict[str, tuple[str, Callable[..., Any], Any, str]] = {
     "few elements of a dear function": ("atan", jnp.arctan, X[1:512], "it has fewer than 4096 elements"),
     "a step that XLA shares between cores": (
         "sin",
-        lambda x: lax.fori_loop(0, 4, lambda _, x: jnp.sin(x), x.reshape(-1)[:3001]),
+        lambda x: lax.fori_loop(0, 4, lambda _, x: jnp.sin(x), x.reshape(-1)[:2001]),
         X,
-        "XLA would share a step's 3001 elements between cores, which takes as long as it saves",
+        "XLA would share a step's 2001 elements between cores, which takes as long as it saves",
     ),
     "complex": ("sin", jnp.sin, X + 0j, "its operands are not floats of one type"),
     "square root": ("pow", lambda x: x**0.5, X, "XLA writes a power of 0.5 without the C library"),

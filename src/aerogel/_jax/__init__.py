@@ -5,6 +5,7 @@ on jax 0.10.2 and 0.12.0.1. When JAX changes, the change ends here; where the tw
 """
 
 from .backend import HAS_VECTOR_SUMS as HAS_VECTOR_SUMS
+from .backend import JOINS_BY_CONDITIONS as JOINS_BY_CONDITIONS
 from .backend import WIDENS_BFLOAT16_STACKS as WIDENS_BFLOAT16_STACKS
 from .backend import WRITES_WHERE_IT_READS as WRITES_WHERE_IT_READS
 from .backend import hands_over as hands_over

@@ -18,6 +18,11 @@ WIDENS_BFLOAT16_STACKS = jaxlib_version < (0, 11, 2)
 # (openxla/xla issue 49176, open in 2026-11). Looked at in 0.10.2, where it is right, 0.11.2 and 0.12.0.1.
 WRITES_WHERE_IT_READS = jaxlib_version >= (0, 11, 2)
 
+# Since jaxlib 0.12 what is joined of more than two pieces along its only axis is code with conditions for each entry
+# (2.5 times the time); writing the short ones into place is copies. Until 0.11.2 it was the other way round. Of more
+# axes joining is the faster way in both. Looked at in 0.10.2, 0.11.0, 0.11.2, 0.12.0 and 0.12.0.1.
+JOINS_BY_CONDITIONS = jaxlib_version >= (0, 12)
+
 
 def hands_over() -> bool:
     """Whether JAX's CPU client has other threads run what is not short; a setting, which a user may have changed."""

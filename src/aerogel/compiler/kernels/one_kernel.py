@@ -62,6 +62,9 @@ SECONDS_MORE = {"tanh": 4e-10, "erf": 3e-10, "expm1": 6e-10, "log1p": 7e-10}
 # Of an entry that a search for the largest looks at, across rows: the newer generator looks along them.
 SECONDS_MORE_ACROSS = 2e-9
 SEARCHES = ("argmax", "argmin")
+# Of an entry of what is joined along its last axis of more than two pieces, for each seam: by itself it is a few copies
+# of memory, in such a kernel conditions for each entry. Of two, LLVM takes the condition out of the loop.
+SECONDS_MORE_JOINED = 2.5e-10
 FUSED = 4.0  # how much faster an operation is beside others of its kernel than alone, of values in the cache
 # XLA's rule: the "cycles" of a kernel, 10 for a byte and 1 for an operation, beside 100,000 for each thread.
 SHARED_CYCLES = 200_000
@@ -191,9 +194,17 @@ def _more_seconds(kernel: Kernel) -> float:
     held = [*kernel.fused, kernel.root]
     functions = (one for one in held if one.primitive.name in SECONDS_MORE)
     searches = (one for one in held if one.primitive.name in SEARCHES and _is_across(one))
-    return sum(one.outvars[0].aval.size * SECONDS_MORE[one.primitive.name] for one in functions) + sum(
-        one.invars[0].aval.size * SECONDS_MORE_ACROSS for one in searches
-    )
+    more = sum(one.outvars[0].aval.size * SECONDS_MORE[one.primitive.name] for one in functions)
+    more += sum(one.invars[0].aval.size * SECONDS_MORE_ACROSS for one in searches)
+    return more + sum(one.outvars[0].aval.size * SECONDS_MORE_JOINED * _seams(one) for one in held)
+
+
+def _seams(eqn: JaxprEqn) -> int:
+    """How many seams a value has along its last axis, of more than two pieces."""
+    pieces = len(eqn.invars)
+    if eqn.primitive.name != "concatenate" or eqn.params["dimension"] != eqn.outvars[0].aval.ndim - 1:
+        return 0
+    return pieces - 1 if pieces > 2 else 0
 
 
 def _is_across(eqn: JaxprEqn) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from ..axes.elementwise import NAMES as ELEMENTWISE
@@ -171,7 +172,7 @@ def shifted(jaxpr: Jaxpr, found: list[Shifts]) -> Jaxpr:
 
     def extend(v: Var, like: JaxprEqn) -> None:
         each, builder = bases[v], Builder(like)
-        (longer[v],) = builder.call(_with_ends(each.before, each.behind), v)
+        (longer[v],) = builder.call(with_ends(each.before, each.behind), v)
         (there,) = builder.call(_from(each.before, v), longer[v])
         whole[v] = builder.as_weak_as(v, there)
         eqns.extend(builder.eqns)
@@ -195,13 +196,25 @@ def shifted(jaxpr: Jaxpr, found: list[Shifts]) -> Jaxpr:
     return drop_dead(with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars]))
 
 
-def _with_ends(before: int, behind: int) -> Callable[[Any], Any]:
+def with_ends(before: int, behind: int) -> Callable[[Any], Any]:
+    """What writes a value with so many entries of its other end in front and behind."""
+
     def extended(x: Any) -> Any:
         n, last = x.shape[-1], x.ndim - 1
         front, back = lax.slice_in_dim(x, n - before, n, axis=last), lax.slice_in_dim(x, 0, behind, axis=last)
-        return once(lax.concatenate([front, x, back], last))
+        join = _written if _jax.JOINS_BY_CONDITIONS and x.ndim == 1 else lax.concatenate
+        return once(join([front, x, back], last))
 
     return extended
+
+
+def _written(pieces: list[Any], _: int) -> Any:
+    """Three pieces of an only axis as one, the outer ones written into place."""
+    front, x, back = pieces
+    whole = lax.pad(x, np.zeros((), x.dtype), [(len(front), len(back), 0)])
+    for piece, start in ((front, 0), (back, len(front) + len(x))):
+        whole = lax.dynamic_update_slice_in_dim(whole, piece, start, 0) if len(piece) else whole
+    return whole
 
 
 def _from(start: int, base: Var) -> Callable[[Any], Any]:
