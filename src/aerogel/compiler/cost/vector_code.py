@@ -6,7 +6,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from aerogel._jax import JaxprEqn
+
 from .machine import Machine
+from .seconds import equation_seconds
 from .sizes import nbytes
 
 # By entry of float32: rules/elementary, and for the places of extrema rules/extrema.
@@ -50,3 +53,10 @@ def with_vector_code(machine: Machine) -> Machine:
     """The machine with these operations as they are when all passes and rules are done."""
     vector = VECTOR_SECONDS if machine.name == "cpu" else {}
     return replace(machine, element_seconds={**machine.element_seconds, **vector})
+
+
+def seconds_at_last(eqn: JaxprEqn, machine: Machine) -> float:
+    """Seconds that one equation takes as it is when all passes and rules are done."""
+    dtype = eqn.outvars[0].aval.dtype
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
+    return equation_seconds(eqn, with_vector_code(machine) if narrow else machine)
