@@ -175,7 +175,10 @@ class _Step:
 
     def _branches(self, v: Var) -> bool:
         """Whether it is not one reader alone that `v` is computed for: that one would be the value to keep."""
-        return v in self.carried or v in self.stacked or len(list(self._fused_readers(v))) != 1
+        if v in self.carried or v in self.stacked:
+            return True
+        readers = [self.kernels[eqn.outvars[0]] for eqn in self._fused_readers(v)]
+        return readers != [self.kernels[v]]
 
     def _fused_readers(self, v: Var) -> Iterable[JaxprEqn]:
         return (self.eqns[k] for k in self.readers.get(v, []) if k >= 0 and _is_read_by(self.eqns[k]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn
 
+from ..cost.primitives import CUMULATIVE
 from ..disjoint import DisjointSets
 from ..program import is_var
 from .layout import ENTRYWISE, Layout
@@ -77,6 +78,8 @@ def terms_of(jaxpr: Jaxpr, layout: Layout, prices: Prices) -> list[Term]:
             terms.append(_carrier(eqn, layout, prices))
         elif role != "repeated":
             cluster = layout.cluster[eqn.outvars[0]] if role in ENTRYWISE else None
+            if cluster is not None and eqn.primitive.name in CUMULATIVE:
+                terms.append(Term(eqn, prices.cumulating(eqn), (cluster,), itemgetter(cluster, cluster), {}, {}, ()))
             for x in eqn.invars[1:] if _reads_few(eqn) else eqn.invars:
                 reader(x, cluster)
     for x in jaxpr.outvars:

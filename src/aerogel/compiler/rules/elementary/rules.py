@@ -9,7 +9,7 @@ from jax import lax
 
 from aerogel import _jax
 
-from ...cost.vector_code import is_branch_of_sines
+from ...cost.vector_code import FEWEST_SINES, SHARED_SINES, is_branch_of_sines
 from ..on import PrimitiveRule, on
 from ..ruleset import RuleSet
 from ..site import Site
@@ -19,15 +19,10 @@ from .power import cbrt, power
 from .sine import cos, cos_of_many, sin, sin_of_many, tan, tan_of_many
 
 # Below so many elements the calls are as fast (measured in loops with vectors of 32 bytes: at half as many 0.7 to 2 of
-# the time; with 64 bytes they are slower from 16 elements on). Of small numbers the sine and cosine are dear to beat.
+# the time; with 64 bytes they are slower from 16 elements on).
 FEWEST = 64
 FEWEST_POWERS = 128  # also roots and tangents
-FEWEST_SINES = 256
-# XLA shares a kernel that has more operations than bytes between cores: vector code of a sine from about 1,400 elements
-# on, calls from 131,072 on. In a loop that takes 12 us a step, which is what one or two sines of so many elements save
-# (pendulums, Newton's method: 0.6 to 0.8 of the time at 1,000, 1.1 to 1.3 at 1,500 to 3,500, 0.7 to 1.1 at 4,096).
-SHARED_SINES = range(1400, 4096)
-# The same outside of loops: XLA starts a program of more than 1,000 operations on another thread, and calls of the C
+# Outside of loops XLA starts a program of more than 1,000 operations on another thread, and calls of the C
 # library are none. That takes as long as these many calls of a sine or a power, or of the dearer others (measured with
 # two busy cores, alone and in small formulas: 1.2 to 2.3 of the time at half as many, 0.4 to 0.9 at twice as many).
 FEWEST_ALONE = 1 << 12
