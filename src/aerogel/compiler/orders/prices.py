@@ -17,7 +17,7 @@ from ..products import Form, Product
 from .orders import Order, carry, copy_weight, last_large, natural, operand_order, pull, result_order
 
 Orders = tuple[Order, ...]
-# A cumulative product of 100 x 32 x 32 in float64 took 0.8 ms longer along rows, as long as it takes to copy it so often.
+# A cumulative product of 100 x 32 x 32 in float64 took 0.8 ms longer along rows: as long as to copy it so often.
 ALONG_ROWS = 16.0
 # Two dimensions that are one: (seat, dimension) twice.
 Link = tuple[tuple[int, int], tuple[int, int]]

@@ -78,13 +78,19 @@ def terms_of(jaxpr: Jaxpr, layout: Layout, prices: Prices) -> list[Term]:
             terms.append(_carrier(eqn, layout, prices))
         elif role != "repeated":
             cluster = layout.cluster[eqn.outvars[0]] if role in ENTRYWISE else None
-            if cluster is not None and eqn.primitive.name in CUMULATIVE:
-                terms.append(Term(eqn, prices.cumulating(eqn), (cluster,), itemgetter(cluster, cluster), {}, {}, ()))
+            terms += _cumulating(eqn, cluster, prices)
             for x in eqn.invars[1:] if _reads_few(eqn) else eqn.invars:
                 reader(x, cluster)
     for x in jaxpr.outvars:
         reader(x, None)
     return terms
+
+
+def _cumulating(eqn: JaxprEqn, cluster: int | None, prices: Prices) -> list[Term]:
+    """What a cumulative sum costs along rows; nothing for other equations."""
+    if cluster is None or eqn.primitive.name not in CUMULATIVE:
+        return []
+    return [Term(eqn, prices.cumulating(eqn), (cluster,), itemgetter(cluster, cluster), {}, {}, ())]
 
 
 def _reads_few(eqn: JaxprEqn) -> bool:
