@@ -155,6 +155,26 @@ def test_no_copy_is_kept(width: int, steps: int, reason: str) -> None:
     assert reason in refused.reason
 
 
+@pytest.mark.parametrize(("width", "is_kernel"), [(32, True), (2000, False)])
+def test_a_loop_that_becomes_one_kernel_is_left_to_that(width: int, is_kernel: bool) -> None:
+    """One kernel takes a fraction of what many take that read and write in place, though it has copies."""
+    mix, x = jnp.eye(width) * 0.5, jnp.abs(normal(2, 500, width))
+
+    def f(x: Any) -> Any:
+        def step(c: Any, v: Any) -> tuple[Any, Any]:
+            c = jnp.tanh((c @ mix if is_kernel else c) + v) * v
+            return c / c.sum(), (c, c.sum())
+
+        _, (ys, sums) = lax.scan(step, x[0], x[1:])
+        return jnp.concatenate([x[:1], ys]), sums
+
+    rules = {d.rule for d in ag.explain(f)(x).fired}
+    assert ("loop-kernel" in rules) == is_kernel
+    assert ("loop-ends" in rules) != is_kernel
+    for got, want in zip(jax.jit(ag.optimize(f))(x), jax.jit(f)(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 def moving(order: int, start: Callable[[Any], Any] = lambda x: x, dtype: str = "float32") -> Callable[[Any], Any]:
     """What every row of a buffer is made of: those before it, and one of `x`; the first ones are `start(x)`."""
 

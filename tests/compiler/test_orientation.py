@@ -580,3 +580,19 @@ def test_a_network_of_few_rows_keeps_them_first(rows):
     largest = [eqn.outvars[0].aval.shape for eqn in program.eqns if eqn.primitive.name in ("max", "gt", "select_n")]
     assert (rows, 256) in largest
     assert (256, rows) not in largest
+
+
+@pytest.mark.parametrize("cumulate", [jnp.cumprod, jnp.cumsum, lambda x, axis: jax.lax.cummax(x, axis)])
+def test_no_product_turns_cumulative_sums_along_rows(cumulate):
+    """Layers that are composited from front to back: sums of many pixels beside each other are vector code."""
+
+    def composite(place, grid, color):
+        opacity = jnp.exp(-((grid - place[:, None, None]) ** 2))
+        light = cumulate(1 - opacity, axis=0)
+        return jnp.einsum("nhw,nc->hwc", opacity * light, color)
+
+    args = values(40), values(24, 16), values(40, 3)
+    program = jax.make_jaxpr(ag.optimize(composite, rules=()))(*args)
+    sums = [eqn for name in ("cumprod", "cumsum", "cummax") for eqn in equations(program.jaxpr, name)]
+    assert [(eqn.invars[0].aval.shape, eqn.params["axis"]) for eqn in sums] == [((40, 24, 16), 0)]
+    assert_same(composite, *args, tolerance=1e-4)

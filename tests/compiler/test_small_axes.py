@@ -118,6 +118,17 @@ def test_a_softmax_of_long_rows_is_left_to_the_library(f: Callable[..., Any]) ->
         assert report_of(gradient, normal(8000, 6)).fired
 
 
+@pytest.mark.parametrize(
+    ("length", "dtype", "fires"), [(8, "float64", True), (16, "float64", False), (16, "float32", True)]
+)
+def test_sums_beside_several_registers_are_left(length: int, dtype: str, fires: bool) -> None:
+    """Sums of rows of 16 numbers of float64 are as fast as they stand, of short ones and of float32 they are not."""
+    with jax.enable_x64(True):
+        report = report_of(lambda x: (x[:, :, None] * x[:, None, :length]).sum(0), normal(900, 40, dtype=dtype))
+    assert bool(report.fired) == fires
+    assert [d.reason for d in report.refused] == [BESIDE_EACH_OTHER] * (not fires)
+
+
 def test_double_precision() -> None:
     """And other types of the same kind."""
     with jax.enable_x64(True):
@@ -140,6 +151,9 @@ def test_before_differentiation(f: Callable[..., Any], points: int, cut: bool) -
     assert ("pad" in {eqn.primitive.name for eqn in way_back.eqns}) == cut
 
 
+BESIDE_EACH_OTHER = "XLA sums up rows beside each other in vector code"
+
+
 @pytest.mark.parametrize(
     ("f", "shape", "reason"),
     [
@@ -153,6 +167,8 @@ def test_before_differentiation(f: Callable[..., Any], points: int, cut: bool) -
             (1500, 3),
             "all entries would read a large value that is not stored now",
         ),
+        (lambda x: jnp.exp(-x[:, :, None] * x[:, None, :3]).sum(0), (500, 40), BESIDE_EACH_OTHER),
+        (lambda x: jnp.tanh(x[:, :, None] - x[:, None, :8]).sum(0), (500, 400), BESIDE_EACH_OTHER),
     ],
 )
 def test_what_would_lose_stays(f: Callable[..., Any], shape: tuple[int, ...], reason: str) -> None:

@@ -28,6 +28,7 @@ from aerogel.compiler.passes import (
     reroll,
     streaming,
 )
+from aerogel.compiler.passes import loop_ends as passes_loop_ends
 from aerogel.compiler.readers import own_broadcasts, square_sums, sums_of_rows
 from aerogel.compiler.residuals import residuals
 from aerogel.compiler.rules import (
@@ -95,7 +96,9 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (streaming, "sizes_of", lambda *_: Sizes(32, at_any_price=True)),
     (short_axes, "FEWEST", 1),
     (short_axes, "AMPLIFIED", 1),
-    (short_axes, "_pays_at_once", lambda *_: True),
+    (short_axes, "pays_at_once", lambda *_: True),
+    (short_axes, "fills_registers", lambda *_: False),
+    (short_axes, "sums_matrices", lambda *_: False),
     (contractions, "MARGIN", 1.5),
     (contractions, "LEAST_SECONDS", -1.0),
     (contractions, "MORE_BYTES", 1 << 60),
@@ -104,6 +107,7 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (turned_constants, "TURNED_SECONDS", 0.0),
     (turned_constants, "ROWS", range(1, 1 << 60)),
     (loop_words, "LEAST_SECONDS", -1.0),
+    (passes_loop_ends, "LONGEST_COPIED", 0),
     (loop_kernel, "FEWEST_STEPS", 0),
     (loop_kernel, "moves_few", lambda *_: False),
     (loop_kernel, "price", lambda *_: Price(1.0, 0.0)),

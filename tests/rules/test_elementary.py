@@ -254,6 +254,21 @@ def test_leaves_to_newer_xla_what_that_has_vector_code_for(name: str, monkeypatc
             assert fired(f, RULES[rule], X.astype(dtype)) == 1
 
 
+@pytest.mark.parametrize("length", [4, 5, 6, 8, 13])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_powers_of_rows_that_are_written_out_are_left(length: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 5, 6 and 13 numbers of bfloat16 are no vector code; of each other length, and of float32, they are."""
+    of_xla(monkeypatch, has_vector_sums=False)
+    x = jnp.ones((6_000, length), dtype)
+    is_left = dtype == "bfloat16" and length in (5, 6, 13)
+    for name, f in (("pow", lambda x: x**0.7), ("atan", jnp.arctan)):
+        if is_left:
+            assert refusals(f, RULES[name], x) == [f"rows of {length} are no vector code"]
+        else:
+            assert fired(f, RULES[name], x) == 1
+    assert fired(jnp.tan, RULES["tan"], x)
+
+
 @pytest.mark.parametrize("ours", ["atan2", "power"])
 def test_operands_are_spread(ours: str) -> None:
     """Scalars and dimensions of size 1 are taken as they are, on both sides, as JAX's operations take them."""

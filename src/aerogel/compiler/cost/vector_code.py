@@ -6,7 +6,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from aerogel._jax import JaxprEqn
+
 from .machine import Machine
+from .seconds import equation_seconds
 from .sizes import nbytes
 
 # By entry of float32: rules/elementary, and for the places of extrema rules/extrema.
@@ -25,6 +28,12 @@ FEWEST_SEARCHED = 4096
 # that to cost what it saves. In a loop the branch keeps one array more. That is as much as the state of a loop that
 # does little else; it is done where the loop takes and gives so many times as much.
 SINES = ("sin", "cos", "tan")
+FEWEST_SINES = 256  # of small numbers a sine and a cosine are dear to beat
+# XLA shares a kernel that has more operations than bytes between cores: vector code of a sine from about 1,400 elements
+# on, calls from 131,072 on. In a loop that took 12 us a step on one day, which is what one or two sines of so many
+# elements save (pendulums, Newton's method: 0.6 to 0.8 of the time at 1,000, 1.1 to 1.3 at 1,500 to 3,500), and 1 to 2
+# us on another (0.2 to 0.5 at 1,500 to 4,096, also beside one busy core).
+SHARED_SINES = range(1400, 2048)
 MANY_SINES = 1 << 15
 FEW_OF_LOOP = 4
 
@@ -50,3 +59,11 @@ def with_vector_code(machine: Machine) -> Machine:
     """The machine with these operations as they are when all passes and rules are done."""
     vector = VECTOR_SECONDS if machine.name == "cpu" else {}
     return replace(machine, element_seconds={**machine.element_seconds, **vector})
+
+
+def seconds_at_last(eqn: JaxprEqn, machine: Machine) -> float:
+    """Seconds that one equation of a loop's step takes as it is when all passes and rules are done."""
+    out = eqn.outvars[0].aval
+    is_call = eqn.primitive.name in ("sin", "cos") and (out.size < FEWEST_SINES or out.size in SHARED_SINES)
+    narrow = jnp.issubdtype(out.dtype, jnp.floating) and out.dtype.itemsize <= 4
+    return equation_seconds(eqn, with_vector_code(machine) if narrow and not is_call else machine)

@@ -8,28 +8,21 @@ alive: a carry is then copied in every step.
 
 So it does with what is read at several places, shifted: the sum of `roll(f(c), 1)` and `roll(f(c), -1)` computes `f`
 twice for each entry, and the gradient of a stencil does so with its cotangents; beside the seams, as scalar code.
-
-The remedy is a second operand that XLA cannot see through: the value is what the loop carries on, unless the number of
-the step is negative. (Barriers are gone before XLA's CPU backend fuses; a row of a buffer at an unknown place is fused
-like any other value.)
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
-import numpy as np
-from jax import lax
-
-from aerogel import _jax
-from aerogel._jax import Atom, DropVar, JaxprEqn, Var
+from aerogel._jax import JaxprEqn, Var
 
 from ..axes.elementwise import NAMES as ELEMENTWISE
-from ..cost import Machine, equation_seconds, nbytes
+from ..cost import Machine, nbytes
 from ..cost.primitives import DEAR, REDUCE
-from ..cost.vector_code import SINES, is_branch_of_sines
-from ..loop import Loop, LoopBuilder, is_float
-from ..program import copy_equation, inner_jaxprs, is_var, producers, substitute, users
-from .accumulate import chosen
+from ..cost.vector_code import SINES, is_branch_of_sines, seconds_at_last
+from ..loop import Loop, is_float
+from ..program import inner_jaxprs, is_var, producers, users
+from .step_threads import KernelWork, bits, seconds_apart, works
 
 # XLA computes these for each of their readers. (Reductions over axes of length one are reshapes.)
 FUSED = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose"))
@@ -85,6 +78,7 @@ class _Step:
     kernels: dict[Var, int] = field(default_factory=dict)  # those that a value is computed in
     stacks: int = 0  # the kernels that write to what exists after the loop, or to a buffer
     extremes: set[Var] = field(default_factory=set)  # values of which a running maximum or minimum is made
+    kept: set[Var] = field(default_factory=set)
     count: int = 0
 
     def __post_init__(self) -> None:
@@ -164,30 +158,55 @@ class _Step:
             arrays = self.kernels[v].bit_count()
             free = v in self.carried or not self.carried_only
             if arrays > 1 and free and self._branches(v):
-                seconds = self._seconds(work) * (arrays - 1)
+                seconds = self._saved(v, work, arrays)
                 if self._pays(v, seconds) or self._is_copied(eqn) or self._is_compared(v):
                     yield Repeated(v, arrays, seconds)
+                    self._keep(v)
                     work = 0
             elif not self.carried_only and v not in self.carried:
                 slices = self._slices(v)
                 seconds = self._shifted_seconds(v, slices)
                 if seconds > LEAST_SECONDS + 2 * self._written(v):
                     yield Repeated(v, slices, seconds)
+                    self._keep(v)
                     work = 0
             # What has two operands and exists is not computed again.
             dear[v] = 0 if (arrays == 1 and v in self.carried) or self._is_branch(eqn) else work
 
     def _branches(self, v: Var) -> bool:
-        """Whether no single reader is computed wherever `v` is: that one would be the value to keep."""
-        same = [eqn for eqn in self._fused_readers(v) if self.kernels[eqn.outvars[0]] == self.kernels[v]]
-        return len(same) != 1 or v in self.carried or v in self.stacked
+        """Whether it is not one reader alone that `v` is computed for: that one would be the value to keep."""
+        if v in self.carried or v in self.stacked:
+            return True
+        readers = [self.kernels[eqn.outvars[0]] for eqn in self._fused_readers(v)]
+        return readers != [self.kernels[v]]
 
     def _fused_readers(self, v: Var) -> Iterable[JaxprEqn]:
         return (self.eqns[k] for k in self.readers.get(v, []) if k >= 0 and _is_read_by(self.eqns[k]))
 
     def _seconds(self, work: int) -> float:
         places = (k for k in range(work.bit_length()) if work >> k & 1)
-        return sum(equation_seconds(self.eqns[k], self.machine) for k in places)
+        return sum(seconds_at_last(self.eqns[k], self.machine) for k in places)
+
+    def _saved(self, v: Var, work: int, arrays: int) -> float:
+        """Of a step, by computing a value once; kernels that several cores work on lose less by computing it again."""
+        seconds = self._seconds(work) * (arrays - 1)
+        if not self._pays(v, seconds):
+            return seconds
+        return min(seconds, seconds_apart(self._made_for(v), self._works_of(v), self.machine))
+
+    def _works_of(self, v: Var) -> list[KernelWork]:
+        return [self._works[k] for k in bits(self.kernels[v])]
+
+    def _keep(self, v: Var) -> None:
+        """From now on `v` is computed once."""
+        made = self._made_for(v)
+        for work in self._works_of(v):
+            work.do_without(made)
+        self.kept.add(v)
+
+    @cached_property
+    def _works(self) -> dict[int, KernelWork]:
+        return works(self.eqns, self.kernels, self.machine)
 
     def _pays(self, v: Var, seconds: float) -> bool:
         return seconds > max(LEAST_SECONDS, MARGIN * self._written(v))
@@ -209,16 +228,24 @@ class _Step:
         return shifts * (self._operations(v) - 1) * v.aval.size * SHIFTED_SECONDS
 
     def _operations(self, v: Var) -> int:
-        """How many operations XLA does for an element, from what exists on."""
+        """How many operations XLA does for an element, from what exists on. Constant factors are one."""
+        made = self._made_for(v)
+        factors = {eqn.outvars[0] for eqn in made if _is_factor(eqn)}
+        again = sum(_is_factor(eqn) and any(is_var(x) and x in factors for x in eqn.invars) for eqn in made)
+        return sum(eqn.primitive.name in ELEMENTWISE for eqn in made) - again
+
+    def _made_for(self, v: Var) -> list[JaxprEqn]:
+        """What XLA does again where it computes `v` again: from what exists on."""
         waiting, found = [v], set[int]()
         while waiting and len(found) < MOST_SHIFTED:
             x = waiting.pop()
             k = self.makers.get(x, -1)
-            if k < 0 or k in found or (x is not v and x in self.carried) or not _is_read_by(self.eqns[k]):
+            exists = x is not v and (x in self.carried or x in self.kept)
+            if k < 0 or k in found or exists or not _is_read_by(self.eqns[k]):
                 continue
             found.add(k)
             waiting += [y for y in self.eqns[k].invars if is_var(y)]
-        return sum(self.eqns[k].primitive.name in ELEMENTWISE for k in found)
+        return [self.eqns[k] for k in sorted(found)]
 
     def _is_copied(self, eqn: JaxprEqn) -> bool:
         """Whether a carry that is computed again keeps the one before alive; what is dear itself XLA may well share."""
@@ -241,45 +268,13 @@ def _is_read_by(eqn: JaxprEqn) -> bool:
     return (name in READERS or _is_reshape(eqn)) and len(eqn.outvars) == 1
 
 
+def _is_factor(eqn: JaxprEqn) -> bool:
+    """Whether an equation multiplies by a constant: XLA multiplies by two of them at once."""
+    name = eqn.primitive.name
+    return name == "neg" or (name in ("mul", "div") and any(not is_var(x) for x in eqn.invars))
+
+
 def _is_reshape(eqn: JaxprEqn) -> bool:
     """Whether an equation is a reduction over axes of length one."""
     is_small = eqn.primitive.name in REDUCE and len(eqn.outvars) == 1
     return is_small and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
-
-
-def computed_once(loop: Loop, values: Iterable[Var]) -> list[JaxprEqn]:
-    """The loop with each of `values` computed once a step, and what prepares it."""
-    wanted = set(values)
-    new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
-    finals = [_jax.new_var(v.aval) if isinstance(v, DropVar) else v for v in loop.finals]
-    carries = [new.keep_carry(init, final) for init, final in zip(loop.init, finals, strict=True)]
-    ins: list[Atom] = [
-        *map(new.const, loop.consts),
-        *(var for var, _ in carries),
-        *(new.x(x) for x in loop.xs if is_var(x)),
-    ]
-    inside = dict(zip(loop.body.invars, ins, strict=True))
-    old = {x: inside[c] for x, c in zip(loop.next_carry, loop.body_carry, strict=True) if is_var(x)}
-    for eqn in loop.body.eqns:
-        new.body.eqns.append(copy_equation(eqn, inside))
-        for v in eqn.outvars:
-            if v in wanted:
-                inside[v] = _kept(new, inside[v], old.get(v))
-    outs = [substitute(x, inside) for x in (*loop.next_carry, *loop.body_ys)]
-    for (_, set_next), out in zip(carries, outs, strict=False):
-        set_next(out)
-    for y, out in zip(loop.ys, outs[len(carries) :], strict=True):
-        new.y(out, _jax.new_var(y.aval) if isinstance(y, DropVar) else y)
-    return new.equations()
-
-
-def _kept(new: LoopBuilder, value: Atom, old: Atom | None) -> Atom:
-    """What stands for `value`: what the loop carries on, `old` being the carry that it is the next value of, if any."""
-    set_next = None
-    if old is None:
-        (zero,) = new.before.call(lambda: lax.full(value.aval.shape, 0, value.aval.dtype))
-        old, set_next, _ = new.carry(zero)
-    (kept,) = new.body.call(lambda t, v, w: chosen(lax.ge(t, np.int32(0)), v, w), new.index(), value, old)
-    if set_next is not None:
-        set_next(kept)
-    return kept

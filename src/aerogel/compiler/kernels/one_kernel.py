@@ -28,6 +28,7 @@ from ..cost.account import body_kernels, carry_slice
 from ..cost.kernels import Kernel
 from ..cost.primitives import CUMULATIVE, DEAR, REDUCE
 from ..cost.seconds import kernel_seconds
+from ..cost.sharing import is_worked_on_by_several
 from ..cost.work import dot_shape
 from ..loop import is_float
 from ..program import Builder, copy_equation, count_equations, inner_jaxprs, inner_levels, is_var, substitute
@@ -66,8 +67,6 @@ SEARCHES = ("argmax", "argmin")
 # of memory, in such a kernel conditions for each entry. Of two, LLVM takes the condition out of the loop.
 SECONDS_MORE_JOINED = 2.5e-10
 FUSED = 4.0  # how much faster an operation is beside others of its kernel than alone, of values in the cache
-# XLA's rule: the "cycles" of a kernel, 10 for a byte and 1 for an operation, beside 100,000 for each thread.
-SHARED_CYCLES = 200_000
 FEWEST_STEPS = 4
 # An array that steps write into is copied into the kernel's own, and back. Of 512 kB that took as long as 2,000 steps
 # gained.
@@ -214,12 +213,12 @@ def _is_across(eqn: JaxprEqn) -> bool:
 
 
 def _is_shared(kernel: Kernel) -> bool:
-    """Whether XLA shares a kernel's work among threads: transcendental functions do not count in its rule."""
+    """Whether XLA shares a kernel among threads for its work."""
     moved = sum(amount for amount, _ in (*kernel.reads, *kernel.writes))
     size = max((v.aval.size for v in kernel.root.outvars if not isinstance(v, DropVar)), default=0)
     names = [one.primitive.name for one in (*kernel.fused, kernel.root)]
     operations = size * sum(name in ELEMENTWISE and name not in DEAR for name in names)
-    return operations > moved and operations + 10 * moved >= SHARED_CYCLES
+    return is_worked_on_by_several(operations, moved)
 
 
 def as_one_kernel(eqn: JaxprEqn, level: Jaxpr, behind: Sequence[JaxprEqn] = ()) -> JaxprEqn:

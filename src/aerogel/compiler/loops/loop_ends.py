@@ -119,6 +119,12 @@ def _entry(source: Any, t: Any, start: int) -> Any:
     return lax.squeeze(lax.dynamic_slice(source, at, (1, *source.shape[1:]), allow_negative_indices=False), [0])
 
 
+def has_home(level: Level, place: int, ends: Ends) -> bool:
+    """Whether the loop at `place` writes into an array that is there: it need not have one of its own."""
+    wholes = (level.eqns[joint.place] for joint in ends.joints.values())
+    return any(_home(level, place, whole, ends) is not None for whole in wholes)
+
+
 def _home(level: Level, place: int, whole: JaxprEqn, ends: Ends) -> Var | None:
     """An array of which the other parts of a concatenation are slices, where they stood; None if there is none.
 

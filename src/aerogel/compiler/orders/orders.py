@@ -57,6 +57,11 @@ def copy_weight(aval: Any, stored: Order, wanted: Order) -> int:
     return size if _large(stored, aval.shape)[-1] == _large(wanted, aval.shape)[-1] else 2 * size
 
 
+def last_large(aval: Any, order: Order) -> int | None:
+    """The dimension that is stored last of those with several entries."""
+    return next(reversed(_large(order, aval.shape)), None)
+
+
 def _large(order: Order, shape: Any) -> list[int]:
     return [d for d in order if shape[d] != 1]
 

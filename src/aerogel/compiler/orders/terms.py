@@ -7,6 +7,7 @@ from typing import Any
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn
 
+from ..cost.primitives import CUMULATIVE
 from ..disjoint import DisjointSets
 from ..program import is_var
 from .layout import ENTRYWISE, Layout
@@ -77,11 +78,19 @@ def terms_of(jaxpr: Jaxpr, layout: Layout, prices: Prices) -> list[Term]:
             terms.append(_carrier(eqn, layout, prices))
         elif role != "repeated":
             cluster = layout.cluster[eqn.outvars[0]] if role in ENTRYWISE else None
+            terms += _cumulating(eqn, cluster, prices)
             for x in eqn.invars[1:] if _reads_few(eqn) else eqn.invars:
                 reader(x, cluster)
     for x in jaxpr.outvars:
         reader(x, None)
     return terms
+
+
+def _cumulating(eqn: JaxprEqn, cluster: int | None, prices: Prices) -> list[Term]:
+    """What a cumulative sum costs along rows; nothing for other equations."""
+    if cluster is None or eqn.primitive.name not in CUMULATIVE:
+        return []
+    return [Term(eqn, prices.cumulating(eqn), (cluster,), itemgetter(cluster, cluster), {}, {}, ())]
 
 
 def _reads_few(eqn: JaxprEqn) -> bool:

@@ -79,6 +79,15 @@ def _equation(eqn: JaxprEqn, level: Jaxpr, context: Context, decisions: list[Dec
     return as_one_kernel(eqn, level) if reason is None else eqn
 
 
+def becomes_one(eqn: JaxprEqn, context: Context) -> bool:
+    """Whether the pass makes one kernel of a loop that is as it will be."""
+    if not _jax.KNOWS_KERNELS or context.platform != "cpu" or is_too_much(eqn) or _is_one_already(eqn, context):
+        return False
+    found = price(eqn, context.machine)
+    exactness = Exactness.REASSOCIATES if reorders_sums(eqn) else Exactness.NO_WORSE
+    return found.kernels > found.inside and exactness in context.allowed and refusal(eqn) is None
+
+
 def _is_one_already(eqn: JaxprEqn, context: Context) -> bool:
     """Whether XLA makes one kernel of a loop, and several steps of it at once would be no faster."""
     if eqn.primitive.name != "scan" or not moves_few(eqn, context.machine):

@@ -6,7 +6,8 @@ from typing import ClassVar
 from aerogel._jax import JaxprEqn
 
 from ..exactness import Exactness
-from ..fusion.once import Repeated, computed_once, repeated
+from ..fusion.kept_once import computed_once
+from ..fusion.once import Repeated, repeated
 from ..levels import rewrite_loops
 from ..loop import Loop
 from ..pipeline import Context

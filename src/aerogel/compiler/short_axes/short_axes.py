@@ -28,6 +28,7 @@ from ..pipeline import Context
 from ..program import Builder, is_var
 from ..rules.once import once
 from ..windows.components import ELEMENTWISE, FUSED, MOST_EQUATIONS, Components, asks_for_equals
+from .beside import fills_registers, pays_at_once, sums_matrices
 
 # From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
 LONGEST = {"reduce_sum": 8, "reduce_prod": 8, "reduce_max": 4, "reduce_min": 4, "dot_general": 8}
@@ -50,8 +51,6 @@ FEWEST_BESIDE = 32_768
 # took 0.9 to 1.3 of the time; of 20 and 40 distances 0.5 to 0.75, and of 48,000 numbers 0.85 to 1.
 SHORTEST_COMPARED = 16
 AMPLIFIED = 16  # times that such a value is larger than what it is made of: an array that is there is read as it is
-# Of sums of all rows at once: XLA's own loop over integers is as good below, and up to 8 of them a row.
-FEWEST_INTEGERS = 1 << 19
 IN_CACHE = 8 << 20  # bytes up to which storing what all entries read costs little; what is larger is streamed
 ENTRYWISE = "the innermost loop is a long one"
 
@@ -188,19 +187,11 @@ def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
         return None, "what it reads is there, and read as it is"
     if found.stores(IN_CACHE):
         return None, "all entries would read a large value that is not stored now"
-    if eqn.outvars[0].aval.size == operand.aval.shape[-1] and not _pays_at_once(operand.aval):
+    if eqn.outvars[0].aval.size == operand.aval.shape[-1] and not pays_at_once(operand.aval, LONGEST["reduce_sum"]):
         return None, "all rows are summed at once: XLA's loop along them is as fast"
+    if fills_registers(operand.aval) or sums_matrices(eqn, found):
+        return None, "XLA sums up rows beside each other in vector code"
     return _beside(place, eqn, found), ENTRYWISE
-
-
-def _pays_at_once(wide: Any) -> bool:
-    """Whether a sum of all rows, of which nothing but a short row is left, pays entry by entry.
-
-    Of 6 and 8 floats 1.2 to 2.5 times as fast, of 16 and 32 0.5 to 0.95; of integers, comparisons that are counted, 0.3
-    to 0.9 for 3 to 8, and 1.2 to 5 for 12 to 32 in 30,000 to 500,000 rows (two cores of an AMD EPYC, jaxlib 0.10.2).
-    """
-    is_long = wide.shape[-1] > LONGEST["reduce_sum"]
-    return is_long == (wide.dtype.kind in "iu") and (not is_long or wide.size >= FEWEST_INTEGERS)
 
 
 def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:

@@ -9,7 +9,7 @@ from jax import lax
 
 from aerogel import _jax
 
-from ...cost.vector_code import is_branch_of_sines
+from ...cost.vector_code import FEWEST_SINES, SHARED_SINES, is_branch_of_sines
 from ..on import PrimitiveRule, on
 from ..ruleset import RuleSet
 from ..site import Site
@@ -19,16 +19,14 @@ from .power import cbrt, power
 from .sine import cos, cos_of_many, sin, sin_of_many, tan, tan_of_many
 
 # Below so many elements the calls are as fast (measured in loops with vectors of 32 bytes: at half as many 0.7 to 2 of
-# the time; with 64 bytes they are slower from 16 elements on). Of small numbers the sine and cosine are dear to beat.
+# the time; with 64 bytes they are slower from 16 elements on).
 FEWEST = 64
 FEWEST_POWERS = 128  # also roots and tangents
-FEWEST_SINES = 256
-# XLA shares a kernel that has more operations than bytes between cores: vector code of a sine from about 1,400 elements
-# on, calls from 131,072 on. In a loop that took 12 us a step on one day, which is what one or two sines of so many
-# elements save (pendulums, Newton's method: 0.6 to 0.8 of the time at 1,000, 1.1 to 1.3 at 1,500 to 3,500), and 1 to 2
-# us on another (0.2 to 0.5 at 1,500 to 4,096, also beside one busy core).
-SHARED_SINES = range(1400, 2048)
-# The same outside of loops: XLA starts a program of more than 1,000 operations on another thread, and calls of the C
+# Rows of bfloat16 so long LLVM writes out whole, and leaves each entry's code for itself: powers of rows of 4, 7 to 12
+# and 15 took 0.3 to 0.8 of the time, of 5, 6 and 13 1.9, arctangents 4.6 (`tan`, `cbrt` and the others 0.2 to 0.8).
+WRITTEN_OUT = (5, 6, 13)
+_DEAR_WRITTEN_OUT = (lax.pow_p, lax.atan_p, lax.atan2_p)
+# Outside of loops XLA starts a program of more than 1,000 operations on another thread, and calls of the C
 # library are none. That takes as long as these many calls of a sine or a power, or of the dearer others (measured with
 # two busy cores, alone and in small formulas: 1.2 to 2.3 of the time at half as many, 0.4 to 0.9 at twice as many).
 FEWEST_ALONE = 1 << 12
@@ -76,6 +74,7 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
             return f"XLA would share a step's {xs[0].size} elements between cores, which takes as long as it saves"
         return (
             _refusal(xs, accuracy, site, few, alone)
+            or _written_out(primitive, xs[0])
             or _repeated(xs, site)
             or (_vector_code(primitive, xs[0].dtype, site) if _jax.HAS_VECTOR_SUMS else None)
             or chosen(*xs)
@@ -93,6 +92,12 @@ def _vector_code(primitive: Any, dtype: Any, site: Site) -> str | None:
     return None
 
 
+def _written_out(primitive: Any, x: Any) -> str | None:
+    """Why an operation on short rows is faster as it stands."""
+    short = x.dtype == jnp.bfloat16 and x.shape[-1:] and x.shape[-1] in WRITTEN_OUT
+    return f"rows of {x.shape[-1]} are no vector code" if short and primitive in _DEAR_WRITTEN_OUT else None
+
+
 def _repeated(xs: tuple[Any, ...], site: Site) -> str | None:
     """Of what is repeated and then reduced, XLA takes functions that it knows before it repeats."""
     repeated = all(not x.shape or site.is_repeated(k) for k, x in enumerate(xs))
@@ -105,8 +110,8 @@ def _power(x: Any, y: Any, *, site: Site) -> Any:
         return f"XLA writes a power of {float(exponent):g} without the C library"
     repeated = _repeated((x, y), site)
     x, y = jnp.broadcast_arrays(x, y)  # either may be a scalar
-    refusal = _refusal((x, y), None, site, FEWEST_POWERS, FEWEST_POWERS_ALONE) or repeated
-    return refusal or power(x, y)
+    refusal = _refusal((x, y), None, site, FEWEST_POWERS, FEWEST_POWERS_ALONE) or _written_out(lax.pow_p, x)
+    return refusal or repeated or power(x, y)
 
 
 def _fewest(x: Any, site: Site, few: int, alone: int) -> str | None:
