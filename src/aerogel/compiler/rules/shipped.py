@@ -13,6 +13,7 @@ from .cumulative import (
 from .elementary import rules as elementary
 from .extrema import argmax_by_blocks, argmin_by_blocks
 from .few_terms import few_term_convolution
+from .folds import window_max, window_min, window_sum
 from .kernel_gradient import depthwise_kernel_gradient
 from .lookups import searched_at_once, searched_short
 from .pooling import max_pool_gradient
@@ -74,6 +75,9 @@ default = RuleSet(
         *elementary,
         softmax_gradient,
         max_pool_gradient,
+        window_sum,
+        window_max,
+        window_min,
         convolution_by_rows,
         few_term_convolution,
         depthwise_kernel_gradient,
