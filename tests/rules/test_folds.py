@@ -83,6 +83,14 @@ def test_gradients_of_averages_are_made_of_slices() -> None:
     np.testing.assert_allclose(jax.jit(written)(x), jax.jit(natural)(x), rtol=1e-5, atol=1e-5)
 
 
+def test_largest_of_pairs_of_pairs_are_those_of_slices() -> None:
+    """Max-pooling, channels first."""
+    x = normal(0, 2, 3, 9, 8)
+    natural = windows("max", 1, 1, 2, 2, strides=(1, 1, 2, 2))
+    assert fired(natural, window_max, x)
+    np.testing.assert_array_equal(jax.jit(ag.optimize(natural))(x), jax.jit(natural)(x))
+
+
 def test_extrema_of_windows_fire_in_loops_and_under_vmap() -> None:
     """A dilation of an image, many times."""
     x = normal(0, 3, 12, 12)
@@ -107,6 +115,12 @@ X = normal(0, 4, 40)
         (window_sum, windows("sum", 1, 5), X.astype(jnp.bfloat16), "bfloat16 numbers"),
         (window_max, windows("max", 1, 1, strides=(1, 2)), X, "its windows hold one number or none"),
         (window_sum, windows("sum", 1, 5), X[:0], "its windows hold one number or none"),
+        (
+            window_max,
+            lambda x: windows("max", 1, 2, 2, 1, strides=(1, 2, 2, 1))(x.reshape(1, 4, 10, 4)),
+            X,
+            "of so few entries what stands around it is faster with the window as one",
+        ),
         (
             window_max,
             lambda x: windows("max", 1, 5, padding="SAME")(jnp.exp(x)),

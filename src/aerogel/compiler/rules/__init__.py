@@ -46,6 +46,8 @@ from .selection import top_one as top_one
 from .shipped import default as default
 from .site import Enclosing as Enclosing
 from .site import Site as Site
+from .small_determinants import small_cholesky_diagonal as small_cholesky_diagonal
+from .small_determinants import small_cholesky_log_det as small_cholesky_log_det
 from .small_determinants import small_det as small_det
 from .small_determinants import small_log_det as small_log_det
 from .small_determinants import small_slogdet as small_slogdet

@@ -29,7 +29,13 @@ from .selection import (
     one_of_sorted,
     top_one,
 )
-from .small_determinants import small_det, small_log_det, small_slogdet
+from .small_determinants import (
+    small_cholesky_diagonal,
+    small_cholesky_log_det,
+    small_det,
+    small_log_det,
+    small_slogdet,
+)
 from .small_products import small_product
 from .small_solves import small_cholesky, small_lu, small_solve, small_triangular_solve
 from .softmax_gradient import softmax_gradient
@@ -62,6 +68,8 @@ default = RuleSet(
         # small matrices: catalogue-linear-algebra.md
         small_solve,
         small_triangular_solve,
+        small_cholesky_log_det,
+        small_cholesky_diagonal,
         small_cholesky,
         small_lu,
         small_product,
