@@ -129,7 +129,7 @@ X = normal(0, 4, 40)
         ),
         (
             window_sum,
-            lambda x: windows("sum", 1, 4, strides=(1, 2))(x).sum(),
+            lambda x: windows("sum", 1, 6, strides=(1, 2))(x).sum(),
             X,
             "what is summed up again takes no longer from window to window",
         ),
