@@ -858,3 +858,26 @@ def test_products_whose_transpose_picks_no_rows_are_multiplied(f: Callable[..., 
     """Near misses."""
     _, after, _ = passed(f, values(10, 64), jnp.arange(60) % 10)
     assert "dot_general" in primitives(after)
+
+
+def test_a_product_that_several_read_turned_is_not_made() -> None:
+    """`x @ (A @ B).T` and its gradient by x read one transpose of the product."""
+    a, b, x = values(400, 400), values(400, 400, seed=1), values(7, 400)
+
+    def loss(a: Any, b: Any, x: Any) -> Any:
+        z = x @ (a @ b).T
+        return jnp.mean(0.5 * z * z + z)
+
+    f = jax.value_and_grad(loss, (0, 1, 2))
+    before, after = traced(f, a, b, x), traced(ag.optimize(f), a, b, x)
+    old, new = (program_cost(p.jaxpr) for p in (before, after))
+    assert old.flops > 10 * new.flops, (old, new)
+    assert_near(run(after, a, b, x), run(before, a, b, x), 1e-4)
+
+
+def test_a_turned_product_that_is_read_otherwise_stays() -> None:
+    """A near miss: the transpose is read entry by entry, too, so that the product is made anyway."""
+    x = values(7, N)
+    before, after, fired = passed(lambda a, b, x: (x @ (a @ b).T, jnp.tanh((a @ b).T)), A, B, x)
+    assert not fired
+    assert primitives(before).count("dot_general") == primitives(after).count("dot_general") == 2
