@@ -824,3 +824,60 @@ def test_another_walk_reads_no_network_again(monkeypatch: pytest.MonkeyPatch) ->
     assert [place for place, closed in read if closed], "what comes to it is"
     assert {place for place, _ in read} - {place for place, closed in read if closed}, "what does not is not"
     assert_near(run(after, *args), run(before, *args), 1e-4)
+
+
+def primitives(program: ClosedJaxpr) -> list[str]:
+    """The names of what a program computes."""
+    return [eqn.primitive.name for eqn in program.jaxpr.eqns]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_gradient_of_sums_of_classes_picks_rows(dtype: str) -> None:
+    """The product with one-hot rows is read through the transpose that JAX's derivative leaves behind it."""
+    with jax.enable_x64(dtype == "float64"):
+        x, y = values(20_000, 16, dtype=dtype), jnp.arange(20_000) % 12 - 1
+
+        def sums(x: Any, y: Any) -> Any:
+            return jax.nn.one_hot(y, 10, dtype=x.dtype).T @ x
+
+        before, after, _ = passed(jax.grad(lambda x, y: (sums(x, y) ** 2).mean()), x, y)
+        assert primitives(before).count("dot_general") == 2
+        assert "dot_general" not in primitives(after)
+        assert primitives(after).count("gather") == 1
+        assert_near(run(after, x, y), run(before, x, y), {"float32": 1e-4, "float64": 1e-12, "bfloat16": 0.05}[dtype])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: (jax.nn.one_hot(y % 3, 3) @ x[:3, :2]).T,  # so few rows take no longer
+        lambda x, y: ((0.9 * jax.nn.one_hot(y, 10) + 0.01) @ x).T,  # no one-hot rows
+    ],
+)
+def test_products_whose_transpose_picks_no_rows_are_multiplied(f: Callable[..., Any]) -> None:
+    """Near misses."""
+    _, after, _ = passed(f, values(10, 64), jnp.arange(60) % 10)
+    assert "dot_general" in primitives(after)
+
+
+def test_a_product_that_several_read_turned_is_not_made() -> None:
+    """`x @ (A @ B).T` and its gradient by x read one transpose of the product."""
+    a, b, x = values(400, 400), values(400, 400, seed=1), values(7, 400)
+
+    def loss(a: Any, b: Any, x: Any) -> Any:
+        z = x @ (a @ b).T
+        return jnp.mean(0.5 * z * z + z)
+
+    f = jax.value_and_grad(loss, (0, 1, 2))
+    before, after = traced(f, a, b, x), traced(ag.optimize(f), a, b, x)
+    old, new = (program_cost(p.jaxpr) for p in (before, after))
+    assert old.flops > 10 * new.flops, (old, new)
+    assert_near(run(after, a, b, x), run(before, a, b, x), 1e-4)
+
+
+def test_a_turned_product_that_is_read_otherwise_stays() -> None:
+    """A near miss: the transpose is read entry by entry, too, so that the product is made anyway."""
+    x = values(7, N)
+    before, after, fired = passed(lambda a, b, x: (x @ (a @ b).T, jnp.tanh((a @ b).T)), A, B, x)
+    assert not fired
+    assert primitives(before).count("dot_general") == primitives(after).count("dot_general") == 2

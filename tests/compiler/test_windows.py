@@ -15,7 +15,8 @@ import aerogel as ag
 from aerogel.compiler import Decision, Report
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.passes.windows import WindowsOfArrays
-from aerogel.compiler.windows.sliding import folded, weighted, weights_of
+from aerogel.compiler.rules.folds import folded
+from aerogel.compiler.windows.sliding import weighted, weights_of
 from compiler.programs_of import traced
 
 N = 1500

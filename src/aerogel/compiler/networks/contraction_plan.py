@@ -188,7 +188,9 @@ class _Planner:
         if label & dense.labels and not label & labels:
             size, rows = self.size((dense.labels | rest) & ~label), self.size(rest)
             dear = rows + (size - rows) * self.machine.row_scale
-            return dear * price.get("gather", 0.0) + size * 2 * self.dtype.itemsize / speed, "gather"
+            moved = min(self._bytes(dense.labels), size * self.dtype.itemsize) + size * self.dtype.itemsize
+            # Measured for 1 to 256 numbers a row: rows are read while those before them are written.
+            return max(dear * price.get("gather", 0.0), moved / speed) + self.machine.seconds_per_kernel, "gather"
         if label & labels & ~dense.labels and not rest & (labels | ~dense.labels):
             moved = self._bytes(dense.labels) + 2 * self._bytes(labels)
             rows, entries = self.size(dense.labels & hot.labels), self.size(dense.labels)

@@ -156,7 +156,7 @@ class _Finder:
         before = cost_of(self.level, [eqns[k] for k in sorted(dying)], eqns[place].outvars, self.context.machine)
         after = cost_of(self.level, form.made, (form.result,), self.context.machine)
         whole = before.seconds or 0.0
-        parts = {k: self._part_of_others(k, dying) for k in shared}
+        parts = {k: self._part_of_others(k, dying, shared) for k in shared}
         # Alone, an equation writes its result out, as it does not in one kernel with those that read it.
         others = sum(self.forms.seconds(k) * part for k, part in parts.items())
         others = min(others, whole * max(parts.values(), default=0))
@@ -179,10 +179,11 @@ class _Finder:
             exactness_of(form.contractions), _in_words(form.contractions),
         )  # fmt: skip
 
-    def _part_of_others(self, place: int, dying: Container[int]) -> float:
-        """How many of those that read an equation's result do not go."""
+    def _part_of_others(self, place: int, dying: Container[int], shared: Container[int]) -> float:
+        """How many of those that read an equation's result do not go, with those behind a transpose that is shared."""
         readers = self.level.readers(self.level.eqns[place].outvars[0])
-        return sum(j not in dying for j in readers) / len(readers)
+        behind = sum(self._part_of_others(j, dying, shared) for j in readers if j in shared)
+        return (sum(j not in dying for j in readers) + behind) / len(readers)
 
     def _dying(self, place: int, places: frozenset[int], kept: Container[Var]) -> tuple[set[int], set[int]]:
         """What nobody reads any more when the root goes, and which of it other networks read, too."""
@@ -196,12 +197,21 @@ class _Finder:
                 continue
             readers = self.level.readers(eqn.outvars[0])
             if not all(j in dying for j in readers):
-                if k in self.staying or k not in places or eqn.primitive.name in VIEWS or -1 in readers:
+                seen_through = eqn.primitive.name in VIEWS and not _turns_a_matrix(eqn)
+                if k in self.staying or k not in places or seen_through or -1 in readers:
                     continue
+                shared.add(k)
+            elif any(j in shared and _turns_a_matrix(eqns[j]) for j in readers):
                 shared.add(k)
             dying.add(k)
             waiting = sorted({*waiting, *(made_by[x] for x in eqn.invars if is_var(x) and x in made_by)})
-        return dying, {k for k in shared if not all(j in dying for j in self.level.readers(eqns[k].outvars[0]))}
+        parts = {k for k in shared if not all(j in dying for j in self.level.readers(eqns[k].outvars[0]))}
+        behind = (k for k in shared if any(j in parts for j in self.level.readers(eqns[k].outvars[0])))
+        return dying, parts.union(behind)
+
+
+def _turns_a_matrix(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "transpose" and len(eqn.outvars[0].aval.shape) == 2
 
 
 def _in_words(contractions: Sequence[Contraction]) -> str:

@@ -6,7 +6,7 @@ from itertools import product
 
 from aerogel._jax import Atom, JaxprEqn
 
-from ..known.records import Facts, Identity, Repeated, the
+from ..known.records import Facts, Identity, OneHot, Repeated, the
 from ..level import Level
 from ..program import is_var
 from .contraction_plan import mixed
@@ -23,11 +23,13 @@ def is_root(level: Level, facts: Facts, eqn: JaxprEqn) -> bool:
     """Whether networks are looked for from an equation on: a sum of products, a diagonal read, or masked off one.
 
     `(A @ B) * eye(n)`, which the derivative of `A * eye(n)` holds, needs the diagonal of the product alone. And the
-    transpose of a product, which no product would make, but another order of the factors may.
+    transpose of a product, which no product would make, but another order of the factors may; or rows that are picked,
+    which come in any order.
     """
     if eqn.primitive.name == "transpose":
         x = eqn.invars[0]
-        return is_var(x) and len(level.readers(x)) == 1 and _mixes(level.maker(x), eqn.params["permutation"])
+        made = level.maker(x) if is_var(x) and len(level.readers(x)) == 1 else None
+        return made is not None and (_mixes(made, eqn.params["permutation"]) or _picks(facts, made))
     if eqn.primitive.name not in MASKS:
         return eqn.primitive.name in ROOTS
     if not any(the(Identity, facts.of(x)) for x in eqn.invars if is_var(x)):
@@ -36,9 +38,14 @@ def is_root(level: Level, facts: Facts, eqn: JaxprEqn) -> bool:
     return any(one.primitive.name in MASKED for one in makers)
 
 
-def _mixes(eqn: JaxprEqn | None, permutation: Sequence[int]) -> bool:
+def _picks(facts: Facts, eqn: JaxprEqn) -> bool:
+    """Whether an equation multiplies by one-hot rows."""
+    return eqn.primitive.name == "dot_general" and any(the(OneHot, facts.of(x)) for x in eqn.invars)
+
+
+def _mixes(eqn: JaxprEqn, permutation: Sequence[int]) -> bool:
     """Whether a transpose puts dimensions of one operand of a product between those of the other: no product does."""
-    if eqn is None or eqn.primitive.name != "dot_general":
+    if eqn.primitive.name != "dot_general":
         return False
     contract, batch = eqn.params["dimension_numbers"]
     free = [len(x.aval.shape) - len(contract[k]) - len(batch[k]) for k, x in enumerate(eqn.invars)]

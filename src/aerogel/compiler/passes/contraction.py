@@ -17,8 +17,10 @@ from ..known.records import Facts
 from ..known.structure import structure
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_steps
+from ..networks.added_rows import spread_before_products
 from ..networks.block_products import products_read_in_blocks, products_with_blocks
 from ..networks.contractions import edits_of, line_of, sites_of
+from ..networks.gathered_rows import products_of_gathered_rows
 from ..networks.networks import ROOTS
 from ..networks.picked_products import picked_products
 from ..networks.released import released
@@ -118,7 +120,7 @@ def _prepared(context: Context, before: Sequence[JaxprEqn]) -> Sequence[Prepare]
         return edits, [Decision(NAME, what, line_of(one.place, level), True, why, exactness=exactness) for one in edits]
 
     nested = (_multiplied_out,) * MOST_NESTED
-    return (_compared, _on_diagonals, _solved, _running, _picked, _blocks, _distributed, *nested, releasing)
+    return (_compared, _on_diagonals, _solved, _running, _picked, _added_up, _blocks, _distributed, *nested, releasing)
 
 
 def _solved(level: Level, facts: Facts, context: Context) -> tuple[list[Edit], list[Decision]]:
@@ -174,7 +176,9 @@ _running = _priced(("a product with a triangle of ones becomes a running sum", E
 _picked = _priced(
     ("entries of a product are picked from its factors", Exactness.REASSOCIATES, picked_products),
     ("what indices spread in zeros is multiplied before", Exactness.FINITE, spread_products),
+    ("rows are multiplied, and picked then", Exactness.FINITE, products_of_gathered_rows),
 )
+_added_up = _priced(("rows are added up, and multiplied then", Exactness.REASSOCIATES, spread_before_products))
 _blocks = _priced(
     ("a matrix of blocks and zeros is multiplied block by block", Exactness.FINITE, products_with_blocks),
     ("of a product that is read in blocks these are made", Exactness.REASSOCIATES, products_read_in_blocks),

@@ -15,6 +15,9 @@ from .errors import RuleError as RuleError
 from .extrema import argmax_by_blocks as argmax_by_blocks
 from .extrema import argmin_by_blocks as argmin_by_blocks
 from .few_terms import few_term_convolution as few_term_convolution
+from .folds import window_max as window_max
+from .folds import window_min as window_min
+from .folds import window_sum as window_sum
 from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
 from .lookups import searched_at_once as searched_at_once
@@ -43,6 +46,8 @@ from .selection import top_one as top_one
 from .shipped import default as default
 from .site import Enclosing as Enclosing
 from .site import Site as Site
+from .small_determinants import small_cholesky_diagonal as small_cholesky_diagonal
+from .small_determinants import small_cholesky_log_det as small_cholesky_log_det
 from .small_determinants import small_det as small_det
 from .small_determinants import small_log_det as small_log_det
 from .small_determinants import small_slogdet as small_slogdet

@@ -13,6 +13,7 @@ from .cumulative import (
 from .elementary import rules as elementary
 from .extrema import argmax_by_blocks, argmin_by_blocks
 from .few_terms import few_term_convolution
+from .folds import window_max, window_min, window_sum
 from .kernel_gradient import depthwise_kernel_gradient
 from .lookups import searched_at_once, searched_short
 from .pooling import max_pool_gradient
@@ -28,7 +29,13 @@ from .selection import (
     one_of_sorted,
     top_one,
 )
-from .small_determinants import small_det, small_log_det, small_slogdet
+from .small_determinants import (
+    small_cholesky_diagonal,
+    small_cholesky_log_det,
+    small_det,
+    small_log_det,
+    small_slogdet,
+)
 from .small_products import small_product
 from .small_solves import small_cholesky, small_lu, small_solve, small_triangular_solve
 from .softmax_gradient import softmax_gradient
@@ -61,6 +68,8 @@ default = RuleSet(
         # small matrices: catalogue-linear-algebra.md
         small_solve,
         small_triangular_solve,
+        small_cholesky_log_det,
+        small_cholesky_diagonal,
         small_cholesky,
         small_lu,
         small_product,
@@ -74,6 +83,9 @@ default = RuleSet(
         *elementary,
         softmax_gradient,
         max_pool_gradient,
+        window_sum,
+        window_max,
+        window_min,
         convolution_by_rows,
         few_term_convolution,
         depthwise_kernel_gradient,

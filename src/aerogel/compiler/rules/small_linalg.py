@@ -6,6 +6,7 @@ by selects, so that pivots are LAPACK's and the error is too.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,6 +37,16 @@ def _exchanged(swap: Any, a: Row, b: Row) -> tuple[Row, Row]:
         [jnp.where(swap, y, x) for x, y in zip(a, b, strict=True)],
         [jnp.where(swap, x, y) for x, y in zip(a, b, strict=True)],
     )
+
+
+def eliminated(rows: Sequence[Row], pivot: Row) -> list[Row]:
+    """What is left of rows behind their first entries when so many of the pivot's are taken that these are 0.
+
+    One reciprocal serves them all, as in LAPACK: of several quotients XLA would store each.
+    """
+    inverse = _quotient(jnp.ones_like(pivot[0]), pivot[0])
+    factors = [row[0] * inverse for row in rows]
+    return [[x - f * y for x, y in zip(row[1:], pivot[1:], strict=True)] for f, row in zip(factors, rows, strict=True)]
 
 
 def _quotient(x: Any, pivot: Any) -> Any:
@@ -94,6 +105,22 @@ def cholesky(M: Sequence[Row]) -> list[Row]:
             L[i][j] = value / L[j][j]
     nan = jnp.full_like(zero, jnp.nan)
     return [[jnp.where(bad, nan, x) for x in row] for row in L]
+
+
+def cholesky_diagonal(M: Sequence[Row]) -> list[Any]:
+    """The diagonals of the factors that `cholesky` gives: roots of what is left on the diagonal by an elimination."""
+    rows, pivots = [list(row) for row in M], list[Any]()
+    while rows:  # the lower triangle is what is read, and what is left
+        pivots.append(rows[0][0])
+        inverse = _quotient(jnp.ones_like(rows[0][0]), rows[0][0])
+        column = [row[0] for row in rows[1:]]
+        factors = [x * inverse for x in column]
+        rows = [
+            [x - f * y for x, y in zip(row[1:], column, strict=False)] for row, f in zip(rows[1:], factors, strict=True)
+        ]
+        rows = [row[: k + 1] for k, row in enumerate(rows)]
+    bad = reduce(jnp.logical_or, [pivot <= 0 for pivot in pivots])
+    return [jnp.where(bad, jnp.full_like(pivot, jnp.nan), jnp.sqrt(pivot)) for pivot in pivots]
 
 
 def lu(M: Sequence[Row]) -> tuple[list[Row], list[Any], list[Any]]:

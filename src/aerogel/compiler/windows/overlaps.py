@@ -19,9 +19,10 @@ from ..exactness import Exactness
 from ..known.picks import is_zeros
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..rules.folds import folded
 from ..rules.once import once
 from .components import Components
-from .sliding import folded, weighted
+from .sliding import weighted
 from .windowed import ELEMENTWISE, Windowed
 from .windows import Slide, Windows, slide_of, windows_of
 

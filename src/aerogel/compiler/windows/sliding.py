@@ -1,11 +1,10 @@
-"""Sums over sliding windows of an array, of many places each, in fewer operations than one for each place.
+"""Weighted sums over sliding windows of an array, in fewer operations than one for each place.
 
-A fold of w places is made of folds of 1, 2, 4, ... places: of 64 it takes 0.3 of the time that 64 slices take. Weighted
-sums of B neighbours are the product of w + B - 1 numbers with a matrix that holds the weights B times, each row shifted
-by one: twice the multiplications, but in a product of matrices (0.5 of the time of 16 slices, 0.15 of that of 64).
+Those of B neighbours are the product of w + B - 1 numbers with a matrix that holds the weights B times, each row
+shifted by one: twice the multiplications, but in a product of matrices (0.5 of the time of 16 slices, 0.15 of that of
+64).
 """
 
-from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -13,31 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-Fold = Callable[[Any, Any], Any]
 FEWEST_ROWS, MOST_ROWS = 16, 64  # neighbours that are summed at once
 # So many products, of so many weights, are one loop over slices: 10 us where the product of matrices, with all that
 # makes its operands, takes 30 (jaxlib 0.10.2, Zen 4; 16 weights at 1,000 places, 32 at 2,000).
 SMALL, MOST_SLICES = 1 << 16, 32
 # From so many products on the product of matrices is faster than one with all windows, gathered row by row.
 LARGE = 1 << 17
-
-
-def folded(x: Any, dim: int, count: int, step: int, fold: Fold) -> Any:
-    """At each place along a dimension the fold of `count` numbers from there on, `step` apart."""
-    total, done = None, 0
-    for k in range(count.bit_length()):
-        if k:
-            far = step << (k - 1)
-            size = x.shape[dim] - far
-            x = fold(lax.slice_in_dim(x, 0, size, axis=dim), lax.slice_in_dim(x, far, None, axis=dim))
-        if count & (1 << k):
-            start, done = done * step, done + (1 << k)
-            piece = x if not start else lax.slice_in_dim(x, start, None, axis=dim)
-            if total is not None:
-                size = min(piece.shape[dim], total.shape[dim])
-                total, piece = (lax.slice_in_dim(v, 0, size, axis=dim) for v in (total, piece))
-            total = piece if total is None else fold(total, piece)
-    return total
 
 
 def _rows_at_once(count: int) -> int:

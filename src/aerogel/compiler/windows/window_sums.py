@@ -20,10 +20,11 @@ from ..exactness import Exactness
 from ..known.even_indices import Even
 from ..level import Level
 from ..program import Builder, is_var
+from ..rules.folds import Fold, folded
 from ..rules.once import once
 from .components import Components
 from .overlaps import BANDED, DOUBLED, FEWEST, LONGEST, LONGEST_FOLD, WindowSum, added_windows, is_plain, replacing
-from .sliding import SMALL, Fold, folded, is_worth_it, weighted, weights_of
+from .sliding import SMALL, is_worth_it, weighted, weights_of
 from .windowed import Windowed
 from .windows import Slide, slide_of
 

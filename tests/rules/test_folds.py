@@ -1,0 +1,147 @@
+"""Sums and extrema of windows, made of slices: the same numbers, and where they are left alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import aerogel as ag
+from aerogel.compiler.rules import window_max, window_min, window_sum
+from rules.rules_under_test import fired, normal, refusals
+
+RULES = [window_sum, window_max, window_min]
+FOLDS = {"sum": (lax.add, 0), "max": (lax.max, -np.inf), "min": (lax.min, np.inf)}
+
+
+def windows(
+    name: str, *window: int, strides: Any = None, padding: Any = "VALID", **dilations: Any
+) -> Callable[..., Any]:
+    """The fold of that name over windows."""
+    fold, start = FOLDS[name]
+
+    def folded(x: Any) -> Any:
+        limits = jnp.iinfo(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else None
+        of = {"sum": 0, "max": limits.min if limits else start, "min": limits.max if limits else start}[name]
+        at = strides or (1,) * len(window)
+        return lax.reduce_window(x, np.array(of, x.dtype), fold, window, at, padding, **dilations)
+
+    return folded
+
+
+def names(f: Callable[..., Any], *args: Any) -> set[str]:
+    """The primitives of a program."""
+    return {eqn.primitive.name for eqn in jax.make_jaxpr(f)(*args).eqns}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize(
+    ("shape", "window", "more"),
+    [
+        ((40,), (7,), {}),
+        ((40,), (40,), {}),
+        ((3, 40), (1, 12), {"padding": "SAME"}),
+        ((2, 9, 8, 3), (1, 3, 3, 1), {"padding": "SAME"}),
+        ((2, 9, 8, 3), (1, 3, 2, 1), {"strides": (1, 2, 2, 1)}),
+        ((2, 9, 8), (1, 3, 2), {"strides": (1, 2, 3), "padding": ((0, 0), (1, 2), (0, 1))}),
+        ((50,), (11,), {"strides": (4,)}),
+        ((50,), (4,), {"window_dilation": (3,), "padding": ((2, 5),)}),
+        ((50,), (1,), {"strides": (4,)}),
+    ],
+)
+def test_the_numbers_are_those_of_xla(name: str, dtype: str, shape: Any, window: Any, more: dict[str, Any]) -> None:
+    """Along any axes, with strides, padding and gaps, with infinities and nan; extrema to the bit."""
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray(10 * normal(0, *shape), dtype)
+        if dtype != "int32":
+            x = x.at[(1,) * len(shape)].set(np.inf).at[(2,) * len(shape)].set(np.nan)
+        natural = windows(name, *window, **more)
+        written = ag.optimize(natural, rules=RULES, passes=())
+        assert f"reduce_window_{name}" in names(natural, x)
+        if max(window) > 1:
+            assert f"reduce_window_{name}" not in names(written, x)
+        got, want = jax.jit(written)(x), jax.jit(natural)(x)
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        if name == "sum" and dtype != "int32":
+            tight = 1e-5 if dtype == "float32" else 1e-13
+            np.testing.assert_allclose(got, want, rtol=tight, atol=30 * tight)
+        else:
+            np.testing.assert_array_equal(got, want)
+
+
+def test_gradients_of_averages_are_made_of_slices() -> None:
+    """The cotangents of windows that are one apart are summed over windows, too."""
+    x = normal(0, 2, 30, 4)
+    natural = jax.grad(lambda x: (windows("sum", 1, 5, 1, padding="SAME")(x) ** 2).sum())
+    written = ag.optimize(natural, rules=RULES, passes=())
+    assert "reduce_window_sum" in names(natural, x)
+    assert "reduce_window_sum" not in names(written, x)
+    np.testing.assert_allclose(jax.jit(written)(x), jax.jit(natural)(x), rtol=1e-5, atol=1e-5)
+
+
+def test_largest_of_pairs_of_pairs_are_those_of_slices() -> None:
+    """Max-pooling, channels first."""
+    x = normal(0, 2, 3, 9, 8)
+    natural = windows("max", 1, 1, 2, 2, strides=(1, 1, 2, 2))
+    assert fired(natural, window_max, x)
+    np.testing.assert_array_equal(jax.jit(ag.optimize(natural))(x), jax.jit(natural)(x))
+
+
+def test_extrema_of_windows_fire_in_loops_and_under_vmap() -> None:
+    """A dilation of an image, many times."""
+    x = normal(0, 3, 12, 12)
+    dilate = windows("max", 3, 3, padding="SAME")
+    natural = jax.vmap(lambda x: lax.fori_loop(0, 3, lambda _, x: dilate(x), x))
+    assert fired(natural, window_max, x)
+    np.testing.assert_array_equal(jax.jit(ag.optimize(natural, rules=RULES))(x), jax.jit(natural)(x))
+
+
+X = normal(0, 4, 40)
+
+
+@pytest.mark.parametrize(
+    ("rule", "natural", "x", "reason"),
+    [
+        (
+            window_sum,
+            windows("sum", 1, 5, base_dilation=(1, 2)),
+            X,
+            "what lies between the entries would have to be made",
+        ),
+        (window_sum, windows("sum", 1, 5), X.astype(jnp.bfloat16), "bfloat16 numbers"),
+        (window_max, windows("max", 1, 1, strides=(1, 2)), X, "its windows hold one number or none"),
+        (window_sum, windows("sum", 1, 5), X[:0], "its windows hold one number or none"),
+        (
+            window_max,
+            lambda x: windows("max", 1, 2, 2, 1, strides=(1, 2, 2, 1))(x.reshape(1, 4, 10, 4)),
+            X,
+            "of so few entries what stands around it is faster with the window as one",
+        ),
+        (
+            window_max,
+            lambda x: windows("max", 1, 5, padding="SAME")(jnp.exp(x)),
+            X,
+            "in its padding XLA would compute number by number what is vector code now",
+        ),
+        (
+            window_sum,
+            lambda x: windows("sum", 1, 6, strides=(1, 2))(x).sum(),
+            X,
+            "what is summed up again takes no longer from window to window",
+        ),
+    ],
+)
+def test_near_misses_are_left_alone(rule: Any, natural: Callable[..., Any], x: Any, reason: str) -> None:
+    """Each with its reason."""
+    assert refusals(natural, rule, x) == [reason]
+
+
+def test_strict_numerics_leave_sums_of_windows() -> None:
+    """Sums are taken in another order."""
+    natural = windows("sum", 1, 5)
+    assert "reduce_window_sum" in names(ag.optimize(natural, numerics="strict"), X)
+    assert "reduce_window_sum" not in names(ag.optimize(natural), X)
