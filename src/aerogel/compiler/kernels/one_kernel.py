@@ -195,15 +195,13 @@ def _more_seconds(kernel: Kernel) -> float:
     searches = (one for one in held if one.primitive.name in SEARCHES and _is_across(one))
     more = sum(one.outvars[0].aval.size * SECONDS_MORE[one.primitive.name] for one in functions)
     more += sum(one.invars[0].aval.size * SECONDS_MORE_ACROSS for one in searches)
-    return more + sum(one.outvars[0].aval.size * SECONDS_MORE_JOINED * _seams(one) for one in held)
+    joins = (one for one in held if one.primitive.name == "concatenate" and len(one.invars) > 2)
+    return more + sum(one.outvars[0].aval.size * SECONDS_MORE_JOINED * _seams(one) for one in joins)
 
 
 def _seams(eqn: JaxprEqn) -> int:
-    """How many seams a value has along its last axis, of more than two pieces."""
-    pieces = len(eqn.invars)
-    if eqn.primitive.name != "concatenate" or eqn.params["dimension"] != eqn.outvars[0].aval.ndim - 1:
-        return 0
-    return pieces - 1 if pieces > 2 else 0
+    """How many seams what is joined has along its last axis."""
+    return len(eqn.invars) - 1 if eqn.params["dimension"] == eqn.outvars[0].aval.ndim - 1 else 0
 
 
 def _is_across(eqn: JaxprEqn) -> bool:
