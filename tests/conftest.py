@@ -222,3 +222,11 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text + "\n" == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture
+def widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with jaxlib until 0.11.1: `loop-words` acts on bfloat16."""
+    from aerogel import _jax
+
+    monkeypatch.setattr(_jax, "WIDENS_BFLOAT16_STACKS", True)

@@ -25,10 +25,7 @@ WORDS = {"bfloat16": "uint16", "float8_e5m2": "uint8"}
 IS_WIDENED = _jax.WIDENS_BFLOAT16_STACKS  # by the jaxlib of this machine
 
 
-@pytest.fixture(autouse=True)
-def widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As jaxlib until 0.11.1."""
-    monkeypatch.setattr(_jax, "WIDENS_BFLOAT16_STACKS", True)
+pytestmark = pytest.mark.usefixtures("widens_bfloat16")
 
 
 def decayed(x: Any) -> Any:

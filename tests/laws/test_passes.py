@@ -42,10 +42,7 @@ MOST = 7  # programs of which gradients are taken, for one pass: they take long
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As jaxlib until 0.11.1: `loop-words` acts."""
-    monkeypatch.setattr(_jax, "WIDENS_BFLOAT16_STACKS", True)
+pytestmark = pytest.mark.usefixtures("widens_bfloat16")
 
 
 def recurrent(wi: Any, wh: Any, xs: Any) -> Any:

@@ -19,10 +19,7 @@ F = Callable[[Any], Any]
 IS_WIDENED = _jax.WIDENS_BFLOAT16_STACKS  # by the jaxlib of this machine
 
 
-@pytest.fixture(autouse=True)
-def widens_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As jaxlib until 0.11.1: `loop-words` acts."""
-    monkeypatch.setattr(_jax, "WIDENS_BFLOAT16_STACKS", True)
+pytestmark = pytest.mark.usefixtures("widens_bfloat16")
 
 
 def decayed(x: Any) -> Any:
