@@ -31,6 +31,7 @@ CLAIMS = (
     "derivatives_of_constants_are_taken_once",
     "hoisting_acts_only_where_it_pays",
     "sums_of_products_cost_their_cheapest_order",
+    "rows_that_indices_pick_are_multiplied_once",
     "associative_scans_cost_a_loop",
     "gradients_of_lists_cost_what_those_of_arrays_cost",
     "donated_weights_are_not_copied",

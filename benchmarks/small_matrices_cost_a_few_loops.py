@@ -68,6 +68,44 @@ def cholesky_3(a):
     return jnp.stack([jnp.stack(row, -1) for row in rows], -2)
 
 
+definite_solves = jax.vmap(lambda a, b: jax.scipy.linalg.solve(a, b, assume_a="pos"))
+
+
+def determinants(a):
+    """By elimination; a row that goes down changes its sign."""
+    n, whole = a.shape[-1], 1.0
+    rows = [[a[:, i, j] for j in range(n)] for i in range(n)]
+    while rows:
+        pivot, *others = rows
+        for k, row in enumerate(others):
+            larger = abs(row[0]) > abs(pivot[0])
+            others[k] = [jnp.where(larger, -x, y) for x, y in zip(pivot, row, strict=True)]
+            pivot = [jnp.where(larger, y, x) for x, y in zip(pivot, row, strict=True)]
+        factors = [row[0] * (1 / pivot[0]) for row in others]
+        rows = [
+            [x - f * y for x, y in zip(row[1:], pivot[1:], strict=True)] for f, row in zip(factors, others, strict=True)
+        ]
+        whole = whole * pivot[0]
+    return whole
+
+
+def log_determinants(a):
+    """Of definite matrices, by the diagonals of their Cholesky factors."""
+    return 2 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(a), axis1=1, axis2=2)), -1)
+
+
+def log_determinants_by_hand(a):
+    n, total = a.shape[-1], 0.0
+    rows = [[a[:, i, j] for j in range(n)] for i in range(n)]
+    for k in range(n):
+        total = total + jnp.log(rows[k][k])
+        for i in range(k + 1, n):
+            factor = rows[i][k] / rows[k][k]
+            for j in range(k + 1, i + 1):
+                rows[i][j] = rows[i][j] - factor * rows[j][k]
+    return total
+
+
 CASES = (
     Case(
         "4 x 4 products",
@@ -96,8 +134,8 @@ CASES = (
     ),
     Case(
         "solves with definite matrices",
-        jax.vmap(lambda a, b: jax.scipy.linalg.solve(a, b, assume_a="pos")),
-        {},
+        definite_solves,
+        {"plain": definite_solves},  # there is no form by hand
         lambda: (definite(3), normal(1, COUNT, 3)),
         grad=(0, 1),
         bounds=Bounds(over_hand=None, speedup=4, memory_over_hand=None),
@@ -111,6 +149,20 @@ CASES = (
         lambda: (definite(2),),
         bounds=Bounds(over_hand=None, speedup=5, memory_over_hand=None),
         notes="with pivots, which the adjugate has not",
+    ),
+    Case(
+        "6 x 6 determinants",
+        jnp.linalg.det,
+        {"elimination": determinants},
+        lambda: (normal(0, 5000, 6, 6),),
+        bounds=fast(5),
+    ),
+    Case(
+        "4 x 4 log-determinants by Cholesky",
+        log_determinants,
+        {"elimination": log_determinants_by_hand},
+        lambda: (definite(4),),
+        bounds=fast(3),
     ),
     Case(
         "3 x 3 Cholesky factors",

@@ -69,6 +69,12 @@ def series(n, *more):
 
 
 CASES = [
+    case(
+        "sum of 50, by reduce_window",
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (50,), (1,), "VALID"),
+        lambda x: sum(slices(x, 50)),
+        series(20_000),
+    ),
     case("mean of 5", lambda x: windows(x, 5).mean(1), lambda x: sum(slices(x, 5)) / 5, series(100_000)),
     case("mean of 40", lambda x: windows(x, 40).mean(1), lambda x: sum(slices(x, 40)) / 40, series(100_000)),
     case(
