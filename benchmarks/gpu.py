@@ -23,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import aerogel as ag
+from aerogel.compiler.default import DEFAULT_PASSES
 
-from ._case import Case, value_and_grad
+from ._case import Case
 from ._claims import CLAIMS
 from ._timing import code_of
 
@@ -34,22 +35,23 @@ TOO_LARGE = "formulas_over_all_pairs_of_65536_fit_in_a_gigabyte"  # plain JAX ta
 DEFAULT = ("gpu_programs", *(name for name in CLAIMS if name != TOO_LARGE))
 
 
-def forms(case: Case, mode: str, args: tuple) -> dict[str, Callable]:
-    """What is measured, by name; ratios are to the first.
-
-    A gradient that JAX has written keeps the scores of an attention, so that is differentiated after optimising, too.
-    """
-    f = case.modes()[mode][0]
-    found = {"plain": f, "optimised": ag.optimize(f)}
-    if mode != "value" and "fused-attention" in fires(case.natural, args):
-        found["optimised within"] = ag.optimize(value_and_grad(ag.optimize(case.natural), case.grad))
-    return found
+def without(name: str, f: Callable) -> Callable:
+    """`f`, optimised without a pass or rule."""
+    rules = ag.rules.default
+    left = [one for one in rules if one.name == name]
+    passes = tuple(one for one in DEFAULT_PASSES if one.name != name)
+    return ag.optimize(f, rules=rules - left[0] if left else rules, passes=passes)
 
 
 def programs(claims: Sequence[str]) -> Iterator[tuple[str, Case, str]]:
     """Module, case and mode of each program."""
     for name in claims:
-        for case in getattr(importlib.import_module(f".{name}", __package__), "CASES", ()):
+        try:
+            module = importlib.import_module(f".{name}" if name in DEFAULT else name, __package__)
+        except ModuleNotFoundError as error:  # a peer that the lent machine has not
+            print(f"{name} is left out: {error}")
+            continue
+        for case in getattr(module, "CASES", ()):
             for mode in case.modes():
                 yield name, case, mode
 
@@ -79,8 +81,11 @@ def difference(got: object, want: object) -> float:
     return worst
 
 
-def prepared(found: tuple[str, Case, str]) -> tuple[dict, dict[str, jax.stages.Compiled], tuple] | None:
-    """The row of a program, its compiled forms and its arguments; None where nothing fires."""
+def prepared(found: tuple[str, Case, str], each: bool) -> tuple[dict, dict[str, jax.stages.Compiled], tuple] | None:
+    """The row of a program, its compiled forms and its arguments; None where nothing fires.
+
+    Ratios are to the first form; with `each`, there is one without each pass and rule that fires, too.
+    """
     name, case, mode = found
     f, row = case.modes()[mode][0], {"claim": name, "case": case.name, "mode": mode}
     args = case.args()
@@ -88,7 +93,10 @@ def prepared(found: tuple[str, Case, str]) -> tuple[dict, dict[str, jax.stages.C
     if not row["fired"]:
         return None
     calls, first = {}, None
-    for form, g in forms(case, mode, args).items():
+    forms = {"plain": f, "optimised": ag.optimize(f)}
+    if each:
+        forms |= {f"without {name}": without(name, f) for name in row["fired"]}
+    for form, g in forms.items():
         start = time.perf_counter()
         try:
             calls[form] = compiled(g, args)
@@ -127,13 +135,19 @@ def time_row(row: dict, calls: dict[str, jax.stages.Compiled], args: tuple) -> N
         row[form]["ratio"] = statistics.median(a / b for a, b in zip(each, seconds["plain"], strict=True))
 
 
-def work(k: int, workers: int, claims: Sequence[str], out: Path, until: float) -> None:
+def work(k: int, workers: int, claims: Sequence[str], out: Path, until: float, each: bool) -> None:
     """One process: compiles its share until a time, waits for the others, and times it by turns."""
     rows, waiting = [], []
     for found in list(programs(claims))[k::workers]:
         if time.time() > until:
             break
-        ready = prepared(found)
+        try:
+            ready = prepared(found, each)
+        except Exception as error:  # noqa: BLE001 - device time is short: the row says it, the others go on
+            rows.append(
+                {"claim": found[0], "case": found[1].name, "mode": found[2], "optimised": {"error": repr(error)[:300]}}
+            )
+            continue
         if ready is not None:
             rows.append(ready[0])
             waiting.append(ready)
@@ -146,11 +160,12 @@ def work(k: int, workers: int, claims: Sequence[str], out: Path, until: float) -
                 fcntl.flock(turn, fcntl.LOCK_EX)
                 time_row(row, calls, args)
                 fcntl.flock(turn, fcntl.LOCK_UN)
-            (out / f"rows-{k}.json").write_text(json.dumps(rows))
+                (out / f"rows-{k}.json").write_text(json.dumps(rows))
+    (out / f"rows-{k}.json").write_text(json.dumps(rows))
     os._exit(0)  # tearing CUDA down takes seconds
 
 
-def measure(workers: int, claims: Sequence[str], out: Path, seconds: float) -> None:
+def measure(workers: int, claims: Sequence[str], out: Path, seconds: float, each: bool) -> None:
     """All of it: `OUT/gpu.json`."""
     out.mkdir(parents=True, exist_ok=True)
     for stale in (*out.glob("ready-*"), *out.glob("rows-*"), out / "go"):
@@ -158,6 +173,7 @@ def measure(workers: int, claims: Sequence[str], out: Path, seconds: float) -> N
     until = time.time() + seconds
     share = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / workers:.3f}"}
     command = [sys.executable, "-m", "benchmarks.gpu", str(out), *claims, f"--workers={workers}", f"--until={until}"]
+    command += ["--each"] if each else []
     processes = [subprocess.Popen([*command, "--worker", str(k)], env=os.environ | share) for k in range(workers)]
     while len(list(out.glob("ready-*"))) < sum(p.poll() is None for p in processes) and time.time() < until + 30:
         time.sleep(0.2)
@@ -172,16 +188,19 @@ def measure(workers: int, claims: Sequence[str], out: Path, seconds: float) -> N
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="a folder for the rows")
-    parser.add_argument("claims", nargs="*", default=DEFAULT, help="whose programs (default: all, and gpu_programs)")
+    parser.add_argument(
+        "claims", nargs="*", default=DEFAULT, help="whose programs (default: all); or modules with CASES"
+    )
     parser.add_argument("--workers", type=int, default=8, help="processes that compile (default: 8)")
     parser.add_argument("--seconds", type=float, default=600, help="no program is compiled after this (default: 600)")
+    parser.add_argument("--each", action="store_true", help="programs without each pass and rule that fires, too")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is None:
-        measure(options.workers, options.claims, options.out, options.seconds)
+        measure(options.workers, options.claims, options.out, options.seconds, options.each)
     else:
-        work(options.worker, options.workers, options.claims, options.out, options.until)
+        work(options.worker, options.workers, options.claims, options.out, options.until, options.each)
 
 
 if __name__ == "__main__":

@@ -188,8 +188,10 @@ def twice(A: Any, b: Any) -> Any:
     return inv(A) @ b + (b.T @ inv(A)).T
 
 
-def test_two_products_are_two_solves() -> None:
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_two_products_are_two_solves(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as they have no more columns together than the inverse has."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
     large = regular(n=12)
     assert report_of(twice, large, normal(1, 12, 6)).fired
     (refused,) = report_of(twice, large, normal(1, 12, 7)).refused

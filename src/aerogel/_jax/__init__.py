@@ -127,6 +127,8 @@ from .trace import trace_small as trace_small
 from .tree import dispatch_flatten as dispatch_flatten
 from .tree import flatten as flatten
 from .tree import register_node as register_node
+from .two_forms import GradientForms as GradientForms
+from .two_forms import gradient_forms as gradient_forms
 from .two_forms import two_forms as two_forms
 from .types import element_bytes as element_bytes
 from .types import explicit_mesh as explicit_mesh

@@ -47,35 +47,43 @@ def _anew(program: ClosedJaxpr) -> Callable[..., list[Any]]:
 
 
 @dataclass(frozen=True)
-class _Gradient:
+class GradientForms:
     """Two forms of the results and what is kept for the gradient, and two of the gradient."""
 
-    forward: tuple[ClosedJaxpr, ClosedJaxpr]
-    backward: tuple[ClosedJaxpr, ClosedJaxpr]
+    _forward: tuple[ClosedJaxpr, ClosedJaxpr]
+    _backward: tuple[ClosedJaxpr, ClosedJaxpr]
+
+    def forward(self, *args: Any) -> list[Any]:
+        """The results, and what `backward` takes of the kernel."""
+        return _bound(*self._forward, *args)
+
+    def backward(self, *given: Any) -> list[Any]:
+        """The cotangents of what moves, of the arguments, what `forward` has kept and the results' cotangents."""
+        return _bound(*self._backward, *given)
 
 
 def _differentiable(plain: ClosedJaxpr, fused: ClosedJaxpr) -> Callable[..., list[Any]]:
     """The function that reverse mode goes through."""
     smooth = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in plain.in_avals]
     count = len(plain.out_avals)
-    gradient = cache(lambda: _gradient_of(plain, fused, [k for k, yes in enumerate(smooth) if yes]))
+    gradient = cache(lambda: gradient_forms(plain, fused, [k for k, yes in enumerate(smooth) if yes]))
     call = jax.custom_vjp(partial(_bound, plain, fused))
 
     def forward(*args: Any) -> Any:
-        outs = _bound(*gradient().forward, *args)
+        outs = gradient().forward(*args)
         return outs[:count], (args, outs[count:])
 
     def backward(kept: Any, cotangents: Any) -> tuple[Any, ...]:
         args, made = kept
-        found = iter(_bound(*gradient().backward, *args, *made, *cotangents))
+        found = iter(gradient().backward(*args, *made, *cotangents))
         return tuple(next(found) if yes else None for yes in smooth)
 
     call.defvjp(forward, backward)
     return call
 
 
-def _gradient_of(plain: ClosedJaxpr, fused: ClosedJaxpr, moved: Sequence[int]) -> _Gradient:
-    """The gradient by the arguments that are `moved`."""
+def gradient_forms(plain: ClosedJaxpr, fused: ClosedJaxpr, moved: Sequence[int]) -> GradientForms:
+    """The gradient of two forms by the arguments that are `moved`."""
     avals, count = plain.in_avals, len(plain.out_avals)
     tree: Any = None
 
@@ -109,7 +117,7 @@ def _gradient_of(plain: ClosedJaxpr, fused: ClosedJaxpr, moved: Sequence[int]) -
         return list(jax.tree.unflatten(tree, full)(list(given[len(avals) + len(kept) :])))
 
     both = [*avals, *(v.aval for v in kept), *(aval.to_ct_aval() for aval in plain.out_avals)]
-    return _Gradient(
+    return GradientForms(
         (traced(plain_forward, avals), _with_results(program, [*outs, *kept])),
         (traced(plain_backward, both), traced(fused_backward, both)),
     )

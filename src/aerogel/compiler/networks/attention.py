@@ -61,8 +61,10 @@ class Attention:
     places: frozenset[int]
 
 
-def read_attention(level: Level, facts: Facts, place: int) -> Attention | None:
+def read_attention(level: Level, facts: Facts, place: int, near: bool = False) -> Attention | None:
     """The attention whose result an equation makes; None where that is nothing like one.
+
+    Its operands are what the products read if they are to be `near`, and otherwise what that is a view of.
 
     Raises:
         NotAttention: it is a product with a softmax, and yet not an attention that is known.
@@ -71,15 +73,15 @@ def read_attention(level: Level, facts: Facts, place: int) -> Attention | None:
     if eqn.primitive.name != "dot_general":
         return None
     for side in (0, 1):
-        if _is_softmax(level, eqn.invars[side]):
+        if is_softmax(level, eqn.invars[side]):
             try:
-                return _Reader(level, facts).read(place, side)
+                return _Reader(level, facts, near).read(place, side)
             except NotOneNetwork as error:
                 raise NotAttention(f"its dimensions cannot be followed: {error}") from None
     return None
 
 
-def _is_softmax(level: Level, x: Atom) -> bool:
+def is_softmax(level: Level, x: Atom) -> bool:
     """Whether a value is a quotient of exponentials, moved and converted."""
     for name in ("div", "exp"):
         eqn = level.maker(x)
@@ -95,6 +97,7 @@ def _is_softmax(level: Level, x: Atom) -> bool:
 class _Reader:
     level: Level
     facts: Facts
+    near: bool
     places: set[int] = field(default_factory=set)
     scale: float = 1.0
     masks: list[tuple[Operand, bool]] = field(default_factory=list)  # and whether scores are kept where it is true
@@ -117,7 +120,7 @@ class _Reader:
         depth, pair = self._factors(product, dims)
         first = 0 if {*self._resolved(keys)}.isdisjoint(self._resolved(pair[0].labels)) else 1
         q, k = (self._scaled(pair[i]) for i in (first, 1 - first))
-        v = self.values.widened(operands[1 - side])
+        v = operands[1 - side] if self.near else self.values.widened(operands[1 - side])
         causal = self._causal()
         if len(self.biases) > 1:
             raise NotAttention("several biases are added to its scores")
@@ -294,12 +297,13 @@ class _Reader:
 
     def _scaled(self, x: Operand) -> Operand:
         """What queries or keys are a view of, perhaps scaled."""
-        while True:
+        while not self.near:
             x = self.values.widened(x)
             eqn = self.level.maker(x.atom)
             if eqn is None or eqn.primitive.name not in ("mul", "div"):
-                return x
+                break
             try:
                 x = self._multiplied(eqn, x)
             except NotAttention:
-                return x
+                break
+        return x

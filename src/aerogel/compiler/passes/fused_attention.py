@@ -4,32 +4,34 @@ XLA makes the scores of all queries and keys, their exponentials and the weights
 of queries times that of keys. cuDNN's kernel makes them block by block, in registers, and so does its gradient.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from aerogel import _jax
-from aerogel._jax import ClosedJaxpr, Jaxpr, Var
+from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from ..exactness import Exactness
 from ..known.structure import structure
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
-from ..networks import attention_layout
+from ..loop import as_loop
+from ..loops.inner_constants import with_constants_inside
 from ..networks.attention import Attention, NotAttention, read_attention
-from ..networks.attention_layout import Form, check_operands, layout_of
-from ..networks.labelled import VIEWS
+from ..networks.attention_call import Call, edits_of, score_bytes
+from ..networks.attention_gradient import Equations
+from ..networks.unread_results import with_unread_results
+from ..normalize import drop_dead
 from ..pipeline import Context
-from ..program import Builder, Program, is_var, where
+from ..program import Program, inner_jaxprs, where, with_equations
 from ..report import Decision
-from ..small_traces import traced
+from ..residuals.attention_operands import operands_alone
+from ..residuals.residuals import rebuilt
 
 NAME = "fused-attention"
 WHAT = "a softmax between two products is cuDNN's attention"
+BOTH = f"{WHAT}, and so is its gradient"
 EXACTNESS = Exactness.REASSOCIATES
-REFUSALS = (NotImplementedError, RuntimeError, ValueError)
-LEAST_BYTES = 4 << 20  # scores that stay in a cache cost little
+NAMES = frozenset(("dot_general", "exp", "div"))
 
 
 @dataclass(frozen=True)
@@ -48,104 +50,136 @@ class FusedAttention:
         if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
+
+        def level(jaxpr: Jaxpr) -> Jaxpr:
+            return _level(_with_operands_stored(jaxpr, decisions), decisions)
+
+        new = rewrite_levels(program, level)
+        return (new if any(d.fired for d in decisions) else program), decisions
+
+
+def _holds_attention(jaxpr: Jaxpr) -> bool:
+    return {eqn.primitive.name for eqn in jaxpr.eqns} >= NAMES
+
+
+def _with_operands_stored(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
+    """A level whose loops of layers store queries, keys and values for gradients that are cuDNN's then.
+
+    What they make of nothing but numbers, masks, they make in their steps.
+    """
+    if not any(map(_has_attention_in_it, jaxpr.eqns)):
+        return jaxpr
+    level = Level(jaxpr)
+    inside = with_equations(jaxpr, [with_constants_inside(level, eqn) for eqn in jaxpr.eqns])
+    level = Level(inside)
+    new: dict[int, list[JaxprEqn]] = {}
+    for place, eqn in enumerate(inside.eqns):
+        loop = as_loop(eqn)
+        if loop is None or not _holds_attention(loop.body):
+            continue
+        attentions = _attentions(loop.body)
+        found = operands_alone(level, place, loop, attentions)
+        if found is None or not new.keys().isdisjoint((place, *found.readers)):
+            continue
+        built = rebuilt(level, found)
+        gradients = sum(_gradients(one) for k in found.readers for one in built[k])
+        if gradients < len(attentions):
+            continue
+        new.update(built)
+        what = f"{len(found.needed)} values of attentions that a loop stores for its gradient are not stored"
+        reason = "cuDNN makes them of queries, keys and values"
+        saved = (0, 2 * found.bytes_saved, found.bytes_saved)
+        decisions.append(Decision(NAME, what, where(eqn), True, reason, *saved, exactness=EXACTNESS))
+    if not new:
+        return inside
+    return drop_dead(with_equations(inside, [one for k, eqn in enumerate(inside.eqns) for one in new.get(k, [eqn])]))
+
+
+def _has_attention_in_it(eqn: JaxprEqn) -> bool:
+    return any(_holds_attention(inner) or any(map(_has_attention_in_it, inner.eqns)) for inner in inner_jaxprs(eqn))
+
+
+def _attentions(jaxpr: Jaxpr) -> list[Attention]:
+    """The attentions of a level that cuDNN takes, with what is multiplied for operands."""
+    level, facts, found = Level(jaxpr), structure(jaxpr), list[Attention]()
+    for place in range(len(jaxpr.eqns)):
+        try:
+            one = read_attention(level, facts, place, near=True)
+            if one is not None:
+                Call.of(level, one)
+                found.append(one)
+        except NotAttention:
+            continue
+    return found
+
+
+def _gradients(eqn: JaxprEqn) -> int:
+    """How many gradients of attentions there are in the steps of a loop."""
+    loop, decisions = as_loop(eqn), list[Decision]()
+    if loop is not None:
+        _level(loop.body, decisions)
+    return sum(decision.what == BOTH for decision in decisions)
 
 
 def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
-    names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    if not names >= {"dot_general", "exp", "div"}:
+    if not _holds_attention(jaxpr):
         return jaxpr
-    level, facts, edits = Level(jaxpr), structure(jaxpr), list[Edit]()
-    for place, eqn in enumerate(level.eqns):
-        try:
-            found = read_attention(level, facts, place)
-            if found is None:
-                continue
-            edit = _edit(level, found)
-        except NotAttention as refused:
-            decisions.append(Decision(NAME, WHAT, where(eqn), False, str(refused), exactness=EXACTNESS))
-        else:
-            edits.append(edit)
-            taken = _score_bytes(found)
-            reason = f"{taken / 2**20:.3g} MiB of scores, and as many exponentials and weights, are in no memory"
-            saved = (0, 4 * taken, 2 * taken)
-            decisions.append(Decision(NAME, WHAT, where(eqn), True, reason, *saved, exactness=EXACTNESS))
-    return apply_edits(jaxpr, edits)[0] if edits else jaxpr
+    search = _Search(Level(jaxpr))
+    search.run(range(len(jaxpr.eqns)))
+    jaxpr, declined = search.rewritten(), search.declined
+    if declined:  # perhaps as products of the weights with cotangents, where nothing reads what they weigh
+        more = _Search(Level(with_unread_results(Level(jaxpr))))
+        more.run(range(len(jaxpr.eqns), len(more.level.eqns)))
+        if more.edits:
+            jaxpr = more.rewritten()
+            touched = {v for place in more.touched for v in more.level.eqns[place].outvars}
+            declined = {v: decision for v, decision in declined.items() if v not in touched}
+            search.fired += more.fired
+    decisions += [*search.fired, *declined.values()]
+    return jaxpr
 
 
-def _score_bytes(found: Attention) -> int:
-    aval = found.scores.outvars[0].aval
-    return math.prod(aval.shape) * aval.dtype.itemsize
+@dataclass
+class _Search:
+    """The attentions of a level.
 
-
-def _edit(level: Level, found: Attention) -> Edit:
-    """What computes an attention by cuDNN.
-
-    Raises:
-        NotAttention: it cannot, or it does not pay.
+    Attributes:
+        touched: the places of what is replaced.
+        declined: for what stays, by its result, why.
     """
-    eqn = level.eqns[found.place]
-    layout = layout_of(found)
-    check_operands(found, layout)
-    (out,), dtype = eqn.outvars, found.q.atom.aval.dtype
-    if out.aval.dtype != dtype and not _is_narrowed(level, out, dtype):
-        raise NotAttention("its result has more bits than its operands")
-    if _score_bytes(found) < LEAST_BYTES:
-        raise NotAttention("its scores are small")
-    inside = found.places - {found.place}
-    if any(k not in found.places for place in inside for v in level.eqns[place].outvars for k in level.readers(v)):
-        raise NotAttention("what it computes on the way is read elsewhere, too: by a gradient, for example")
-    why_not = _jax.why_no_cudnn_attention()
-    if why_not is not None:
-        raise NotAttention(why_not)
-    operands = [found.q, found.k, found.v, *([] if found.bias is None else [found.bias])]
-    atoms = list(dict.fromkeys(x.atom for x in operands))
-    plain, inputs = _plain(level, found.place, [x for x in atoms if is_var(x)])
-    form = Form(
-        tuple(found.network.sizes),
-        layout,
-        found.out,
-        tuple(x.dims for x in operands),
-        tuple(inputs.index(x.atom) for x in operands if is_var(x.atom)),
-        found.scale,
-        found.causal is not None,
-        str(out.aval.dtype),
-        attention_layout.IMPLEMENTATION,
-    )
-    try:
-        fused = traced(form, [x.aval for x in inputs], eqn)
-    except REFUSALS as error:  # JAX knows which versions of cuDNN take which sizes on which devices
-        raise NotAttention(f"cuDNN does not take it: {error}") from None
-    builder = Builder(eqn)
-    (result,) = builder.call(lambda *args: _jax.two_forms(plain, fused, *args), *inputs)
-    return Edit(found.place, frozenset({found.place}), builder.eqns, {out: result}, found.places)
 
+    level: Level
+    edits: list[Edit] = field(default_factory=list)
+    touched: set[int] = field(default_factory=set)
+    fired: list[Decision] = field(default_factory=list)
+    declined: dict[Var, Decision] = field(default_factory=dict)
 
-def _is_narrowed(level: Level, var: Var, dtype: Any) -> bool:
-    """Whether all that reads a value first converts it to a type."""
-    readers = [level.eqns[k] if k >= 0 else None for k in level.readers(var)]
-    return bool(readers) and all(
-        eqn is not None
-        and (
-            (eqn.primitive.name in VIEWS and _is_narrowed(level, eqn.outvars[0], dtype))
-            or (eqn.primitive.name == "convert_element_type" and eqn.outvars[0].aval.dtype == dtype)
-        )
-        for eqn in readers
-    )
+    def __post_init__(self) -> None:
+        self.equations, self.facts = Equations(self.level), structure(self.level.jaxpr)
 
-
-def _plain(level: Level, place: int, stops: Sequence[Var]) -> tuple[ClosedJaxpr, list[Var]]:
-    """The equations between some variables and a result, as a program, and the variables that it takes."""
-    inputs, inside, waiting = list(stops), {place}, [place]
-    while waiting:
-        for x in level.eqns[waiting.pop()].invars:
-            if not is_var(x) or x in inputs:
+    def run(self, places: Iterable[int]) -> None:
+        """Looks for attentions whose results are made at places."""
+        for place in places:
+            eqn = self.level.eqns[place]
+            if place in self.touched:  # the weights are multiplied in the gradient, too
                 continue
-            maker = level.made_by.get(x)
-            if maker is None:
-                inputs.append(x)
-            elif maker not in inside:
-                inside.add(maker)
-                waiting.append(maker)
-    eqns = [level.eqns[k] for k in sorted(inside)]
-    return ClosedJaxpr(_jax.new_jaxpr(level.jaxpr, inputs, level.eqns[place].outvars, eqns), ()), inputs
+            try:
+                found = read_attention(self.level, self.facts, place)
+                if found is None:
+                    continue
+                new = edits_of(self.equations, self.facts, found)
+            except NotAttention as refused:
+                decision = Decision(NAME, WHAT, where(eqn), False, str(refused), exactness=EXACTNESS)
+                self.declined[eqn.outvars[0]] = decision
+            else:
+                self.edits += new
+                self.touched.update(*(edit.touched for edit in new))
+                taken = score_bytes(found)
+                reason = f"{taken / 2**20:.3g} MiB of scores, and as many exponentials and weights, are in no memory"
+                what, times = (WHAT, 4) if len(new) == 1 else (BOTH, 12)
+                saved = (0, times * taken, 2 * taken)
+                self.fired.append(Decision(NAME, what, where(eqn), True, reason, *saved, exactness=EXACTNESS))
+
+    def rewritten(self) -> Jaxpr:
+        """The level's program with what was found replaced."""
+        return apply_edits(self.level.jaxpr, self.edits)[0] if self.edits else self.level.jaxpr

@@ -36,8 +36,8 @@ WHAT = "a product with an inverse becomes a solve"
 # A solve goes through all columns twice, by triangles; a product with the inverse once, by blocks. For n = 8 to 400 one
 # solve is never slower up to 4 n columns, and takes up to 1.35 of the product's time from 16 n on.
 WIDEST = 4
-# On CPU several solves, as of a value and its gradient, share their factors and no more: for 2 n columns in all they
-# took 1.1 to 1.5 times what one inverse and its products take (n = 8 to 128).
+# Several solves, as of a value and its gradient, share their factors and no more: for 2 n columns in all they took 1.1
+# to 1.5 times what one inverse and its products take (n = 8 to 128), on an H200 1.34 times (80,000 matrices of 3 x 3).
 WIDEST_OF_SEVERAL = 1
 # Of so few rows a call of LAPACK is what takes the time, and the inverse is a solve like one for n columns: that took
 # 1.0 to 1.2 of its time, two solves of one column 1.1 to 1.4 (of 16 rows 0.9).
@@ -155,7 +155,7 @@ def _is_slower(inverse: _Inverse, solves: int, columns: int, on_cpu: bool) -> st
     """Why so many solves, for so many columns in all, would take longer than the inverse and its products."""
     shape = shape_of(inverse.eqn.outvars[0])
     n = shape[inverse.solve.along]
-    widest = WIDEST_OF_SEVERAL if on_cpu and solves > 1 else WIDEST
+    widest = WIDEST_OF_SEVERAL if solves > 1 else WIDEST
     if columns > widest * n:
         return f"more than {widest} columns for each row: one inverse serves all of them"
     if not on_cpu or n > FEW_ROWS:
