@@ -319,6 +319,11 @@ LAYERS[0] = LAYERS[0] / 8
 WRITTEN: dict[str, tuple[Callable[..., Any], list[Any], int]] = {
     # With the arguments, and how many calls of two forms there are.
     "one for all": (jax.grad(lambda x: total(x, x, x)), MANY[:1], 2),
+    "one for all, and for something else": (
+        jax.grad(lambda x: (x[0] ** 2).sum() + total(x, x, x) + (x**3).sum()),
+        MANY[:1],
+        2,
+    ),
     "one for queries and keys": (jax.value_and_grad(lambda x, v: total(x, x, v), (0, 1)), MANY[:2], 2),
     "of queries": (jax.grad(total), MANY, 2),
     "of keys": (jax.value_and_grad(total, 1), MANY, 2),

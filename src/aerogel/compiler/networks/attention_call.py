@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax import lax
+
 from aerogel import _jax
-from aerogel._jax import ClosedJaxpr, Var
+from aerogel._jax import Atom, ClosedJaxpr, Var
 
 from ..kept import Kept
 from ..known.records import Facts
@@ -136,12 +138,24 @@ class Call:
         builder = Builder(eqn)
         result, *kept = builder.call(forms.forward, *self.inputs)
         forward = Edit(place, frozenset({place}), builder.eqns, {out: result}, self.found.places)
-        places = {k: level.made_by[v] for k, v in written.results.items()}
-        last = max(places.values())
-        builder = Builder(level.eqns[last])
+        gone = frozenset(level.made_by[v] for terms in written.results.values() for v in terms)
+        builder = Builder(level.eqns[max(gone)])
         cotangents = builder.call(forms.backward, *self.inputs, *kept, written.cotangent)
-        results = {v: cotangents[k] for k, v in written.results.items()}
-        return [forward, Edit(last, frozenset(places.values()), builder.eqns, results, written.places)]
+        results: dict[Var, Atom] = {}
+        for k, (first, *more) in written.results.items():  # one term is all of the sum, the others are nothing
+            results[first] = cotangents[k]
+            for v in more:
+                (results[v],) = builder.call(_Zeros(v.aval.shape, v.aval.dtype))
+        return [forward, Edit(max(gone), gone, builder.eqns, results, written.places)]
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __call__(self) -> Any:
+        return lax.full(self.shape, 0, self.dtype)
 
 
 def _is_narrowed(level: Level, var: Var, dtype: Any) -> bool:

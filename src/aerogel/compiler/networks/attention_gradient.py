@@ -7,6 +7,7 @@ is looked for in the level, equation by equation.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import jax
@@ -30,12 +31,12 @@ class Written:
 
     Attributes:
         cotangent: of the result.
-        results: the cotangents of the arguments, where there are such; by number of the argument.
+        results: what the cotangents of the arguments are sums of, where there are such; by number of the argument.
         places: of the equations between the operands, the cotangent and these.
     """
 
     cotangent: Atom
-    results: dict[int, Var]
+    results: dict[int, list[Var]]
     places: frozenset[int]
 
 
@@ -108,13 +109,31 @@ def written_gradient(equations: Equations, gradient: Differentiated, result: Var
     found = None if gradient.program.consts else match.found()
     level = equations.level
     whole = between if found is None else between | found.places
-    final = {result} if found is None else {result, *found.results.values()}
+    final = {result} if found is None else {result, *chain.from_iterable(found.results.values())}
     for place in whole:
         for v in level.eqns[place].outvars:
             if v not in final and any(k not in whole for k in level.readers(v)):
                 raise NotAttention("what it computes on the way is read elsewhere, too")
     if found is None:
         raise NotAttention("it has no gradient")
+    return found
+
+
+def _are_one_sum(level: Level, terms: Sequence[Var]) -> bool:
+    """Whether values are added up, and read by nothing else on the way."""
+    ways = [_sums(level, term) for term in terms]
+    return len(set(terms)) == len(terms) and bool(set(ways[0]).intersection(*ways[1:]))
+
+
+def _sums(level: Level, term: Var) -> list[Var]:
+    """What a value is added to, as long as that is all that reads it."""
+    found: list[Var] = []
+    while len(readers := level.readers(term)) == 1 and readers[0] >= 0:
+        eqn = level.eqns[readers[0]]
+        if eqn.primitive.name != "add_any" or eqn.invars[0] is eqn.invars[1]:
+            break
+        (term,) = eqn.outvars
+        found.append(term)
     return found
 
 
@@ -125,6 +144,11 @@ class _Match:
     equations: Equations
     gradient: Differentiated
     names: dict[Var, Atom]
+
+    @cached_property
+    def makers(self) -> dict[Var, JaxprEqn]:
+        """The equations of the gradient by what they make."""
+        return {v: eqn for eqn in self.gradient.program.jaxpr.eqns for v in eqn.outvars}
 
     def found(self) -> Written | None:
         """The gradient of which most is there; None where nothing is."""
@@ -140,11 +164,22 @@ class _Match:
         for atom in dict.fromkeys(self._cotangents(backward, cotangent)):
             match = _Match(self.equations, self.gradient, {**self.names, cotangent: atom})
             there = places | match._find(backward)
-            names = ((k, match.names.get(v)) for k, v in enumerate(jaxpr.outvars) if v in behind)
-            results = {k: x for k, x in names if x is not None and is_var(x)}
+            results = {k: terms for k, v in enumerate(jaxpr.outvars) if v in behind and (terms := match._terms(v))}
             if results and (best is None or len(results) > len(best.results)):
                 best = Written(atom, results, there)
         return best
+
+    def _terms(self, v: Var) -> list[Var]:
+        """What the level adds up to a value, in whatever order; nothing where it has not all of it."""
+        name = self.names.get(v)
+        if name is not None:
+            return [name] if is_var(name) else []
+        eqn = self.makers.get(v)
+        if eqn is None or eqn.primitive.name != "add_any":
+            return []
+        parts = [self._terms(x) if is_var(x) else [] for x in eqn.invars]
+        terms = [x for part in parts for x in part]
+        return terms if all(parts) and _are_one_sum(self.equations.level, terms) else []
 
     def _find(self, eqns: Sequence[JaxprEqn]) -> frozenset[int]:
         """Where the level has those equations that it has; their results get their names."""
@@ -164,19 +199,19 @@ class _Match:
         for eqn in eqns:
             read = [x for x in eqn.invars if is_var(x)]
             (new, *more) = [x for x in read if x not in self.names]
-            chain = made.get(new)
-            if chain is None or more:
+            way = made.get(new)
+            if way is None or more:
                 continue
             others = [self.names[x] for x in read if x is not new]
             if not others:
-                made[eqn.outvars[0]] = [*chain, eqn]
+                made[eqn.outvars[0]] = [*way, eqn]
                 continue
             for place in level.readers(others[0]) if is_var(others[0]) else ():
                 there = level.eqns[place] if place >= 0 else None
                 if there is None or there.primitive is not eqn.primitive or len(there.invars) != len(eqn.invars):
                     continue
                 atom: Atom | None = there.invars[eqn.invars.index(new)]
-                for one in reversed(chain):
+                for one in reversed(way):
                     atom = self._read_by(atom, one)
                 if atom is not None and atom.aval == cotangent.aval:
                     yield atom
