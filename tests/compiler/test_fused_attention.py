@@ -324,6 +324,21 @@ WRITTEN: dict[str, tuple[Callable[..., Any], list[Any], int]] = {
         MANY[:1],
         2,
     ),
+    "views of one, and of something else": (
+        jax.grad(
+            lambda x: (
+                jnp.sin(matrices(*(h := x.swapaxes(1, 2),) * 3).astype(jnp.float32)).sum()
+                + jnp.cos(h).astype(jnp.float32).sum()
+            )
+        ),
+        MANY[:1],
+        2,
+    ),
+    "cotangents of one, apart": (
+        lambda x, v: jax.vjp(total, x, x, v)[1](1.0),
+        MANY[:2],
+        0,
+    ),
     "one for queries and keys": (jax.value_and_grad(lambda x, v: total(x, x, v), (0, 1)), MANY[:2], 2),
     "of queries": (jax.grad(total), MANY, 2),
     "of keys": (jax.value_and_grad(total, 1), MANY, 2),
