@@ -258,7 +258,7 @@ def test_the_index_is_counted(dtype: str, reverse: bool) -> None:
 
         return jnp.concatenate([x[:1], lax.scan(step, x[0], x[1:], reverse=reverse)[1]])
 
-    values = (10 * normal(0, 601, 48)).astype(dtype)
+    values = (10 * normal(0, 601, 600)).astype(dtype)
     assert fired(f, values) == [WINDOWS, JOINTS]
     (loop,) = (e for e in jax.make_jaxpr(ag.optimize(f))(values).eqns if e.primitive.name == "scan")
     rows = loop.invars[loop.params["num_consts"] + loop.params["num_carry"] :]
