@@ -600,7 +600,6 @@ def test_no_product_turns_cumulative_sums_along_rows(cumulate):
 
 def attention_in_windows(q, k, v):
     """Queries of each window look at the keys of their own and the window before."""
-    batch, count, width, depth = q.shape
 
     def with_last(x):
         return jnp.concatenate([jnp.pad(x, ((0, 0), (1, 0), (0, 0), (0, 0)))[:, :-1], x], 2)

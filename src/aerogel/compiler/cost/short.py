@@ -1,4 +1,4 @@
-"""Whether JAX's CPU client has the thread that calls run a program, as far as sizes tell (`kernels/counted.py` counts)."""
+"""Whether JAX's CPU client has the thread that calls run a program, as far as sizes tell (see `kernels/counted.py`)."""
 
 from aerogel._jax import Jaxpr, JaxprEqn
 

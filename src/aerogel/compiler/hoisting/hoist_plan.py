@@ -45,7 +45,7 @@ FREE_GRADIENT_BYTES, FREE_GRADIENT_SHARE = 4 << 20, 0.125
 # More than this must leave half of what such loops store unused. (The gradient of a minimal gated unit, 100 steps,
 # batch 32, width 128: with its projections at once 8.4 MB, 0.84 of plain JAX's time; without 5.3, 0.89; plain 14.8.)
 LEAST_GRADIENT_BYTES = 1 << 20
-# JAX's CPU client runs in the thread that calls what counts as few operations, and a loop counts as one step. 100 to 500
+# JAX's CPU client runs in the thread that calls what counts as little, and a loop counts as one step. 100 to 500
 # sums of 64 to 200 sines took 1.4 to 2.6 times as long at once. The bound is of predicted seconds, and so is the share
 # that has to go: kernels that are started in each step are spared (softmax of 200 rows of 64: 0.34).
 SHORT_LOOP, SHARE_OF_SHORT = 3e-4, 0.75
@@ -188,7 +188,7 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collect
 
 
 def _wakes_another(level: Jaxpr, whole: Jaxpr, before: float, after: float, machine: Machine) -> bool:
-    """Whether a program that is short with a loop in it is not with its steps at once, and saves little of short time."""
+    """Whether a program is short with a loop in it, and not with its steps at once, which save little of a short time."""
     is_little = before < SHORT_LOOP and after > SHARE_OF_SHORT * before
     return machine.name == "cpu" and is_little and is_surely_short(level) and not is_surely_short(whole)
 

@@ -81,10 +81,15 @@ def _joint(level: Level, y: Var) -> Joint | None:
     return Joint(readers[0], _starts(eqn.invars)[eqn.invars.index(y)])
 
 
-def in_place(level: Level, place: int, loop: Loop, ends: Ends) -> list[Edit]:
-    """The loop at `place` that reads windows and writes joints where they lie, and what stands for concatenations."""
+def in_place(level: Level, place: int, loop: Loop, ends: Ends, counts: bool) -> list[Edit]:
+    """The loop at `place` that reads windows and writes joints where they lie, and what stands for concatenations.
+
+    With `counts` it carries the index of the step: read from an array of indices, kernels read that at each entry.
+    Backwards in time, heat of 2,000 to 20,000 places took 1.1 to 1.7 times as long with the array, and 0.4 to 0.9 with
+    a carry. In one kernel of all steps it is the other way round (Lorenz systems: 1.15).
+    """
     new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
-    count = _Counter(new)
+    count = _Counter(new) if counts else new
     env: dict[Var, Atom] = {v: new.const(c) for v, c in zip(loop.body_consts, loop.consts, strict=True)}
     setters = []
     for init, var, final in zip(loop.init, loop.body_carry, loop.finals, strict=True):
@@ -115,11 +120,7 @@ def in_place(level: Level, place: int, loop: Loop, ends: Ends) -> list[Edit]:
 
 
 class _Counter:
-    """The index of the step, as a carry: where it is read from an array of indices, kernels read that at each entry.
-
-    Backwards in time, heat of 2,000 to 20,000 places took 1.1 to 1.7 times as long with such an array, and 0.4 to 0.9
-    with a carry.
-    """
+    """The index of the step, as a carry."""
 
     def __init__(self, new: LoopBuilder):
         self._new, self._index = new, None
@@ -175,7 +176,7 @@ def _source(level: Level, x: Atom, start: int, whole: JaxprEqn) -> Var | None:
 
 
 def _written(
-    new: LoopBuilder, count: "_Counter", entry: Atom, joint: Joint, whole: JaxprEqn, home: Var | None
+    new: LoopBuilder, count: "_Counter | LoopBuilder", entry: Atom, joint: Joint, whole: JaxprEqn, home: Var | None
 ) -> Var:
     """The array after all steps, into which each has written its entry."""
     aval = whole.outvars[0].aval

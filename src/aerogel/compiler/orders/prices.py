@@ -19,7 +19,7 @@ from .orders import REDUCTIONS, Order, carry, copy_weight, last_large, natural, 
 Orders = tuple[Order, ...]
 # A cumulative product of 100 x 32 x 32 in float64 took 0.8 ms longer along rows: as long as to copy it so often.
 ALONG_ROWS = 16.0
-# XLA sums vectors along rows, and across them entry after entry: the gradient of attention in windows, whose scores were
+# XLA sums vectors along rows, and across them entry after entry: gradients of attention in windows, whose scores were
 # made with the 16 queries last for the sake of one transpose, took 1.07 to 1.26 of the time. Long rows it sums up as
 # vectors beside each other.
 ACROSS_ROWS = 1.0
