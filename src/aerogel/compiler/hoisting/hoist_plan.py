@@ -188,7 +188,7 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collect
 
 
 def _wakes_another(level: Jaxpr, whole: Jaxpr, before: float, after: float, machine: Machine) -> bool:
-    """Whether a program is short with a loop in it, and not with its steps at once, which save little of a short time."""
+    """Whether a program is short with a loop in it, not with its steps at once, and these save little of short time."""
     is_little = before < SHORT_LOOP and after > SHARE_OF_SHORT * before
     return machine.name == "cpu" and is_little and is_surely_short(level) and not is_surely_short(whole)
 
