@@ -244,3 +244,23 @@ def test_any_place(before: int, after: int, steps: int, reverse: bool, dtype: st
         return jnp.concatenate([v[:before], ys, v[before + steps :]])
 
     np.testing.assert_array_equal(jax.jit(ag.optimize(f))(values), jax.jit(f)(values))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_the_index_is_counted(dtype: str, reverse: bool) -> None:
+    """No step of several kernels reads its index from an array: each kernel would do so at every entry of a window."""
+
+    def f(x: Any) -> Any:
+        def step(c: Any, v: Any) -> Any:
+            c = c + (2 * v - jnp.roll(v, 1))
+            return c, c
+
+        return jnp.concatenate([x[:1], lax.scan(step, x[0], x[1:], reverse=reverse)[1]])
+
+    values = (10 * normal(0, 65, 20_000)).astype(dtype)
+    assert fired(f, values) == [WINDOWS, JOINTS]
+    (loop,) = (e for e in jax.make_jaxpr(ag.optimize(f))(values).eqns if e.primitive.name == "scan")
+    rows = loop.invars[loop.params["num_consts"] + loop.params["num_carry"] :]
+    assert [row.aval.shape for row in rows] == []
+    np.testing.assert_array_equal(jax.jit(ag.optimize(f))(values), jax.jit(f)(values))

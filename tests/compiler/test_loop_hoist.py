@@ -810,3 +810,24 @@ def test_a_gradient_of_narrow_rows_is_taken_at_once() -> None:
     gradient = jax.grad(loss, (0, 1, 2))
     assert count(hoisted(gradient), "scan", (x, w, u), inside=False) == 0
     assert_same_gradients(loss, (x, w, u), (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("f", "rows", "columns", "stays"),
+    [
+        (lambda v: jnp.sin(v).sum(), 200, 64, True),
+        (lambda v: jnp.cos(v) * jnp.sin(v[0]), 100, 64, True),
+        (jnp.sin, 200, 64, False),
+        (lambda v: jnp.sin(v).sum(), 1000, 200, False),
+        (jax.nn.softmax, 200, 64, False),
+        (lambda v: jnp.exp(v).sum(), 200, 64, False),
+    ],
+)
+def test_a_short_program_stays_short(f: Any, rows: int, columns: int, stays: bool) -> None:
+    """A loop counts as one step: where little is saved besides, its steps at once are not worth waking a thread for."""
+    mapped = lambda x: jax.lax.map(f, x)  # noqa: E731
+    x = jax.random.normal(jax.random.key(0), (rows, columns))
+    made = [d for d in ag.explain(mapped)(x).decisions if d.rule == "loop-hoist"]
+    assert [d.fired for d in made] == [not stays]
+    assert not stays or "wake another thread" in made[0].reason
+    np.testing.assert_allclose(jax.jit(ag.optimize(mapped))(x), jax.jit(mapped)(x), rtol=2e-5, atol=2e-5)

@@ -596,3 +596,66 @@ def test_no_product_turns_cumulative_sums_along_rows(cumulate):
     sums = [eqn for name in ("cumprod", "cumsum", "cummax") for eqn in equations(program.jaxpr, name)]
     assert [(eqn.invars[0].aval.shape, eqn.params["axis"]) for eqn in sums] == [((40, 24, 16), 0)]
     assert_same(composite, *args, tolerance=1e-4)
+
+
+def attention_in_windows(q, k, v):
+    """Queries of each window look at the keys of their own and the window before."""
+
+    def with_last(x):
+        return jnp.concatenate([jnp.pad(x, ((0, 0), (1, 0), (0, 0), (0, 0)))[:, :-1], x], 2)
+
+    keys, values = with_last(k), with_last(v)
+    scores = jnp.einsum("bnqd,bnkd->bnqk", q, keys)
+    return (jnp.einsum("bnqk,bnkd->bnqd", jax.nn.softmax(scores, -1), values) ** 2).mean()
+
+
+@pytest.mark.parametrize("width", [12, 16])
+def test_short_rows_are_not_made_columns_to_save_a_transpose(width):
+    """Sums along rows stay sums along rows, where those of a turned product would be of few entries each."""
+    f = jax.grad(attention_in_windows, argnums=(0, 1, 2))
+    args = [values(8, 8, width, 20, seed=k) for k in range(3)]
+    sums = [eqn for name in ("reduce_max", "reduce_sum") for eqn in equations(optimised_program(f, *args), name)]
+    along = [eqn for eqn in sums if eqn.invars[0].aval.shape[-2:] in ((width, 2 * width), (2 * width, width))]
+    assert len(along) >= 3
+    assert {(eqn.params["axes"], eqn.invars[0].aval.shape[-1]) for eqn in along} == {((3,), 2 * width)}
+    assert_same(f, *args, tolerance=1e-5)
+
+
+def descent(x, y):
+    """A few steps of least squares."""
+
+    def step(w, _):
+        off = x @ w - y
+        return w - 0.01 * (x.T @ off), None
+
+    return jax.lax.scan(step, jnp.zeros((x.shape[1], *y.shape[1:]), x.dtype), None, length=6)[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "targets", "stays"),
+    [
+        ("bfloat16", 10, (), True),
+        ("float16", 10, (), True),
+        ("bfloat16", 128, (4,), True),
+        ("bfloat16", 128, (), False),
+        ("float32", 10, (), False),
+        ("float32", 128, (4,), False),
+    ],
+)
+def test_a_constant_of_short_floats_is_turned_before_the_loop(dtype, columns, targets, stays):
+    """XLA converts it there in any case: only of long rows and a vector does the product in each step take less."""
+    x, y = 0.1 * values(200, columns).astype(dtype), values(200, *targets, seed=1).astype(dtype)
+    assert transposes(jax.make_jaxpr(descent)(x, y).jaxpr) != []
+    assert (transposes(optimised_program(descent, x, y)) != []) == stays
+    assert_same(descent, x, y, tolerance=5e-2 if dtype != "float32" else 1e-5)
+
+
+def test_what_varies_from_step_to_step_is_turned():
+    """No step's own matrix is converted before the loop."""
+
+    def each(xs, y):
+        return jax.lax.scan(lambda w, x: (w - 0.01 * (x.T @ (x @ w - y)), None), jnp.zeros(8, xs.dtype), xs)[0]
+
+    xs, y = 0.1 * values(6, 200, 8).astype("bfloat16"), values(200).astype("bfloat16")
+    assert transposes(optimised_program(each, xs, y)) == []
+    assert_same(each, xs, y, tolerance=5e-2)

@@ -205,13 +205,39 @@ def of_xla(monkeypatch: pytest.MonkeyPatch, *, has_vector_sums: bool) -> None:
 def test_fires_on_its_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rule fires on its own operation, in float32 and bfloat16, and none of the others does."""
     of_xla(monkeypatch, has_vector_sums=False)
+    x = jnp.concatenate([X, X])
     for dtype in ("float32", "bfloat16"):
         for other, rule in RULES.items():
-            found = fired(NATURAL[name], rule, X.astype(dtype)) if other == name else 0
+            found = fired(NATURAL[name], rule, x.astype(dtype)) if other == name else 0
             assert found == (0 if other != name else 2 if name == "pow" else 1)
     reports: list[Any] = []
-    jax.make_jaxpr(ag.optimize(NATURAL[name], rules=elementary.rules, on_report=reports.append))(X)
+    jax.make_jaxpr(ag.optimize(NATURAL[name], rules=elementary.rules, on_report=reports.append))(x)
     assert {d.rule for d in reports[-1].fired} == {f"vector-{name}"}
+
+
+ALL_IT_DOES: dict[str, tuple[Callable[..., Any], int, bool]] = {
+    "alone": (jnp.sin, 16384, False),
+    "as little": (jnp.sin, 8191, False),
+    "of what is not counted": (lambda x: jnp.exp(jnp.sin(x)), 32000, False),
+    "of rows, as a loop": (lambda x: lax.map(jnp.sin, x.reshape(-1, 64)), 16384, False),
+    "of many": (jnp.sin, 32768, True),
+    "of many together": (lambda x: (jnp.sin(x), jnp.cos(x)), 16384, True),
+    "beside additions": (lambda x: jnp.sin(x) + x, 16384, True),
+    "beside a product": (lambda x: jnp.sin(x) @ x, 16384, True),
+    "of few additions": (lambda x: (jnp.sin(x), x[:100] + 1), 16384, False),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ALL_IT_DOES)
+def test_a_program_of_few_sines_stays_in_the_thread_that_calls(name: str, dtype: str) -> None:
+    """Calls of the C library count as nothing, vector code of them has another thread wake."""
+    f, size, fires = ALL_IT_DOES[name]
+    x = normal(0, size).astype(dtype)
+    found = [d.rule for d in ag.explain(f)(x).fired]
+    assert ("vector-sin" in found) == fires
+    for got, want in zip(jax.tree.leaves(jax.jit(ag.optimize(f))(x)), jax.tree.leaves(f(x)), strict=True):
+        np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), rtol=2e-2, atol=1e-2)
 
 
 SUMMED = "a reduction is all that reads it: they are one loop, of vector code"

@@ -52,17 +52,27 @@ def rewrite_nested(program: Program, level: Callable[[Jaxpr, Around], Jaxpr]) ->
     return program if new is program.jaxpr else ClosedJaxpr(new, program.consts)
 
 
-def rewrite_steps(program: Program, level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr]) -> Program:
+def rewrite_steps(
+    program: Program,
+    level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr],
+    in_few_steps: Callable[[Jaxpr], set[int]] | None = None,
+) -> Program:
     """`rewrite_levels`; of a loop's body, `level` is given what differs from step to step.
 
     XLA computes the rest once, before the loop: what would be cheaper than that in one step is dearer in all of them.
-    Its equations are given too, since what they make may be known, as an identity is.
+    Its equations are given too, since what they make may be known, as an identity is. Of a loop of few steps that holds
+    for equations at the places `in_few_steps` alone, those that read constants of the loop and nothing else.
     """
-    return rewrite_nested(program, lambda jaxpr, around: _of_steps(jaxpr, around, level))
+    return rewrite_nested(program, lambda jaxpr, around: _of_steps(jaxpr, around, level, in_few_steps))
 
 
-def _of_steps(jaxpr: Jaxpr, around: Around, level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr]) -> Jaxpr:
-    early = _once(jaxpr, around)
+def _of_steps(
+    jaxpr: Jaxpr,
+    around: Around,
+    level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr],
+    in_few_steps: Callable[[Jaxpr], set[int]] | None,
+) -> Jaxpr:
+    early = _once(jaxpr, around) or _once_of_few(jaxpr, around, in_few_steps)
     if not early:
         return level(jaxpr, ())
     late = [eqn for k, eqn in enumerate(jaxpr.eqns) if k not in early]
@@ -89,6 +99,15 @@ def _once(jaxpr: Jaxpr, around: Around) -> set[int]:
     varies = depends_on(jaxpr, jaxpr.invars[constants:])
     same = (k for k, eqn in enumerate(jaxpr.eqns) if not eqn.effects and not any(v in varies for v in eqn.outvars))
     return set(same) if constants else set()
+
+
+def _once_of_few(jaxpr: Jaxpr, around: Around, places: Callable[[Jaxpr], set[int]] | None) -> set[int]:
+    """The places, among those asked for, of what reads constants of the scan that a jaxpr is the body of."""
+    loop = around[-1] if around else None
+    if places is None or loop is None or loop.primitive.name != "scan" or loop.params["length"] < 2:
+        return set()
+    constants = {*jaxpr.constvars, *jaxpr.invars[: scan_counts(loop.params)[0]]}
+    return {k for k in places(jaxpr) if constants.issuperset(jaxpr.eqns[k].invars)}
 
 
 @dataclass

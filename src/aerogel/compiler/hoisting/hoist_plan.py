@@ -12,6 +12,7 @@ from aerogel._jax import Jaxpr, JaxprEqn, Var
 from ..cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from ..cost.account import jaxpr_cost
 from ..cost.primitives import KIND, RANDOM, REDUCE, Kind
+from ..cost.short import is_surely_short
 from ..cut import SINK, SOURCE, Graph
 from ..loop import Loop
 from ..program import depends_on, inner_jaxprs, is_var, users
@@ -44,6 +45,10 @@ FREE_GRADIENT_BYTES, FREE_GRADIENT_SHARE = 4 << 20, 0.125
 # More than this must leave half of what such loops store unused. (The gradient of a minimal gated unit, 100 steps,
 # batch 32, width 128: with its projections at once 8.4 MB, 0.84 of plain JAX's time; without 5.3, 0.89; plain 14.8.)
 LEAST_GRADIENT_BYTES = 1 << 20
+# JAX's CPU client runs in the thread that calls what counts as little, and a loop counts as one step. 100 to 500
+# sums of 64 to 200 sines took 1.4 to 2.6 times as long at once. The bound is of predicted seconds, and so is the share
+# that has to go: kernels that are started in each step are spared (softmax of 200 rows of 64: 0.34).
+SHORT_LOOP, SHARE_OF_SHORT = 3e-4, 0.75
 # Bytes of intermediate results that a loop may leave behind when it goes away.
 FREE_STEPS = 64 << 10
 SUMS = frozenset("add add_any mul convert_element_type broadcast_in_dim reshape squeeze".split())
@@ -175,9 +180,17 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collect
     # elementwise work fuses with what comes after it, which the figures of the loop alone do not show
     if any(is_heavy(eqns[i]) for i in free) and after > (1 - LEAST_SHARE) * before:
         return "its steps at once are no faster"
+    if not terms.before_differentiation and _wakes_another(jaxpr, whole, before, after, terms.machine):
+        return "it would take longer to wake another thread, and the thread that calls runs its steps"
     if jaxpr_cost(whole).peak_bytes > FREE_STEPS + sum(nbytes(y.aval) for y in loop.ys):
         return "its steps at once need more memory"
     return Outside(before=free)
+
+
+def _wakes_another(level: Jaxpr, whole: Jaxpr, before: float, after: float, machine: Machine) -> bool:
+    """Whether a program is short with a loop in it, not with its steps at once, and these save little of short time."""
+    is_little = before < SHORT_LOOP and after > SHARE_OF_SHORT * before
+    return machine.name == "cpu" and is_little and is_surely_short(level) and not is_surely_short(whole)
 
 
 def _widens(loop: Loop, free: frozenset[int]) -> bool:

@@ -14,15 +14,14 @@ from ..axes.rebind import dtype_name
 from ..cost.account import nested_programs
 from ..cost.flat import kind_of
 from ..cost.primitives import ELEMENTWISE_FLOPS, REDUCE, Kind
+from ..cost.short import FREE as FREE
+from ..cost.short import NOT_SHORT as NOT_SHORT
 from ..cost.sizes import elements
 from ..cost.work import dot_shape, equation_flops
 from ..small_traces import traced
 from .one_kernel import TYPES
 
-# A program with so many is not short.
-NOT_SHORT = 1_000
-# XLA's transcendental functions, and what it adds to a sum by taking it apart.
-_FREE = frozenset("cbrt cos erf exp expm1 log log1p logistic pow rsqrt sin sqrt tan tanh atan2".split())
+# What XLA adds to a sum by taking it apart.
 _OF_SUM = 1.03
 _OF_COUNTER = 3  # of a loop, in each step
 _DEAREST_PLAIN = 10  # what has a larger weight becomes arithmetic before it is counted
@@ -48,7 +47,7 @@ def counted_in(eqn: JaxprEqn) -> float:
     result = elements(eqn.outvars[0].aval)
     if name in ELEMENTWISE_FLOPS:
         weight = ELEMENTWISE_FLOPS[name]
-        return 0 if name in _FREE else result * weight if weight > _DEAREST_PLAIN else _plain(eqn, weight)
+        return 0 if name in FREE else result * weight if weight > _DEAREST_PLAIN else _plain(eqn, weight)
     if name in REDUCE and name != "reduce":
         return (6 if name in ("argmax", "argmin") else _OF_SUM) * (elements(eqn.invars[0].aval) - result)
     if name.startswith("scatter"):

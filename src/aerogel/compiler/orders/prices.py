@@ -14,11 +14,16 @@ from aerogel._jax import JaxprEqn
 from ..cost import nbytes
 from ..kept import Kept
 from ..products import Form, Product
-from .orders import Order, carry, copy_weight, last_large, natural, operand_order, pull, result_order
+from .orders import REDUCTIONS, Order, carry, copy_weight, last_large, natural, operand_order, pull, result_order
 
 Orders = tuple[Order, ...]
 # A cumulative product of 100 x 32 x 32 in float64 took 0.8 ms longer along rows: as long as to copy it so often.
 ALONG_ROWS = 16.0
+# XLA sums vectors along rows, and across them entry after entry: gradients of attention in windows, whose scores were
+# made with the 16 queries last for the sake of one transpose, took 1.07 to 1.26 of the time. Long rows it sums up as
+# vectors beside each other.
+ACROSS_ROWS = 1.0
+SHORT_ROW = 64
 # Two dimensions that are one: (seat, dimension) twice.
 Link = tuple[tuple[int, int], tuple[int, int]]
 
@@ -117,6 +122,15 @@ class Carrying(Price):
 
     def _weight(self, at: Orders) -> float:
         return min(weight for weight, _ in self.choices(*at))
+
+    def burden(self, at: Orders) -> float:
+        """What a reduction takes longer that is across short rows, and was one along rows."""
+        axes, rank = self.eqn.params.get("axes", ()), len(self.eqn.invars[0].aval.shape)
+        if self.eqn.primitive.name not in REDUCTIONS or self.chain:
+            return 0.0
+        last, was_last = (last_large(self.aval, order) for order in (at[0], natural(rank)))
+        across = was_last in axes and last not in axes and last is not None and self.aval.shape[last] < SHORT_ROW
+        return ACROSS_ROWS * nbytes(self.aval) * across
 
     def _wish(self, seat: int, at: Orders) -> Sequence[Order]:
         if not seat:

@@ -57,7 +57,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         elif ends.windows or ends.joints:
             taken |= {joint.place for joint in ends.joints.values()}
             decisions += _decisions(loop, ends)
-            edits += in_place(level, place, loop, ends)
+            edits += in_place(level, place, loop, ends, counts=not becomes_one(eqn, context))
     if not edits:
         return jaxpr
     new, made = apply_edits(jaxpr, edits)

@@ -105,9 +105,14 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
             decided += found
 
 
-def stacked_when_fused(jaxpr: Jaxpr, context: Context) -> int:
-    """Bytes that the loops of a level stack for others, once they are fused."""
-    level = Level(_fuse_level(jaxpr, context, []), context.over_devices)
+def fused(jaxpr: Jaxpr, context: Context) -> Jaxpr:
+    """A level as this pass will leave it."""
+    return _fuse_level(jaxpr, context, [])
+
+
+def stacked_bytes_of(jaxpr: Jaxpr) -> int:
+    """Bytes that the loops of a level stack for others."""
+    level = Level(jaxpr)
     loops = filter(None, (as_loop(eqn) for eqn in level.eqns if eqn.primitive.name == "scan"))
     return sum(stacked_bytes(y) for loop in loops for y in loop.ys if level.readers(y))
 

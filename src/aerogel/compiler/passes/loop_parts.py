@@ -10,6 +10,7 @@ from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from ..axes import No
 from ..cost import nbytes
+from ..cost.account import jaxpr_cost
 from ..exactness import Exactness
 from ..fusion.first import SMALLEST_OUTPUT, knotted_outputs, without_first
 from ..fusion.parts import joins_a_loop, take_apart
@@ -22,7 +23,7 @@ from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
 from ..report import Decision
 from ..views import with_slices
-from .loop_fusion import stacked_when_fused
+from .loop_fusion import fused, stacked_bytes_of
 
 NAME = "loop-parts"
 # Smaller concatenations are left: nothing to gain.
@@ -52,17 +53,26 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     jaxpr = _without_knots(jaxpr, decisions)
     made: list[Decision] = []
     apart = _without_joints(jaxpr, made)
-    # Where loops stack as much in the end, more and smaller kernels work on it: sums over the 2,000 steps of a hidden
-    # Markov model, forward and backward, took twice the time.
-    if apart is jaxpr or stacked_when_fused(apart, context) < stacked_when_fused(jaxpr, context):
+    reason = None if apart is jaxpr else _not_worth(fused(jaxpr, context), fused(apart, context))
+    if reason is None:
         decisions += made
         return apart
-    decisions += [_refused(one) if one.fired else one for one in made]
+    decisions += [Decision(NAME, one.what, one.where, False, reason) if one.fired else one for one in made]
     return jaxpr
 
 
-def _refused(one: Decision) -> Decision:
-    return Decision(NAME, one.what, one.where, False, "what the loops stack is needed all the same")
+def _not_worth(whole: Jaxpr, apart: Jaxpr) -> str | None:
+    """Why a level with fused loops is better off with its concatenations; None where it is not."""
+    # Where loops stack as much in the end, more and smaller kernels work on it: sums over the 2,000 steps of a hidden
+    # Markov model, forward and backward, took twice the time.
+    if stacked_bytes_of(apart) >= stacked_bytes_of(whole):
+        return "what the loops stack is needed all the same"
+    # What many read, and that is no sum, is computed for each part: the gradient of a picture that splats make took 1.6
+    # times the time, and three times the memory.
+    peak, more = jaxpr_cost(whole).peak_bytes, jaxpr_cost(apart).peak_bytes
+    if more > peak:
+        return f"more memory would be taken at once: {more / 1e6:,.1f} MB in place of {peak / 1e6:,.1f}"
+    return None
 
 
 def _without_joints(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var, explicit_mesh
+from ..cost.short import is_surely_short
 from ..known.assume import assume_p
 from ..known.records import Known
 from ..level import Edit, Level
@@ -104,6 +105,11 @@ class Graph:
         self._found: dict[frozenset[str], list[Node]] = {}
         self._under: dict[tuple[int, bool], list[tuple[Node | None, str]]] = {}  # by identity of the equation
         self._behind: dict[tuple[int, bool], Readers] = {}  # by identity of the equation
+
+    @cached_property
+    def is_short(self) -> bool:
+        """Whether few operations are counted in the level."""
+        return is_surely_short(self.jaxpr)
 
     def node(self, place: int) -> Node:
         """The equation at a place of the level."""

@@ -104,6 +104,15 @@ class Site:
         """How often it is computed, as far as that is known: the product of the lengths of the scans around it."""
         return self._ask("steps")
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the thread that calls runs the program, of which this is the outermost level: little is counted."""
+        return self._ask("is_short")
+
+    def entries_of(self, *names: str) -> int:
+        """How many entries the primitives of these names make on its level."""
+        return self._ask("entries_of", *names)
+
     def value(self, operand: int) -> Any:
         """The array or number that an operand is, where the program holds it as a constant; else None."""
         self._ask("value", operand)
@@ -290,6 +299,12 @@ class Site:
                     waiting.append(out)
         return most
 
+    def _is_short(self) -> bool:
+        return self._context.outermost and not self._around and self._graph.is_short
+
+    def _entries_of(self, *names: str) -> int:
+        return sum(eqn.outvars[0].aval.size for eqn in self._graph.jaxpr.eqns if eqn.primitive.name in names)
+
     def _loop_bytes(self) -> int:
         loops = [eqn for eqn in self._around if eqn.primitive.name in LOOPS]
         return max((sum(nbytes(x.aval) for x in (*eqn.invars, *eqn.outvars)) for eqn in loops), default=0)
@@ -323,6 +338,8 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "in_loop": lambda site: any(eqn.primitive.name in LOOPS for eqn in site._around),
     "loop_bytes": Site._loop_bytes,
     "steps": lambda site: math.prod(one.length or 1 for one in site._enclosing()),
+    "is_short": Site._is_short,
+    "entries_of": Site._entries_of,
     "value": Site._value_key,
     "facts": lambda site, k: facts_at(site._graph, site._operands[k]),
     "maker": Site._maker,
