@@ -48,22 +48,21 @@ FIRES = {
     "half-spectra": 185, "in-place": 581, "inverse-products": 133, "inverse-times": 190,
     "last-of-argsorted": 344, "last-of-cumsum": 152, "last-of-sorted": 722, "loop-contraction": 636, "loop-ends": 604,
     "loop-fusion": 11, "loop-hoist": 3, "loop-slots": 414,
-    "max-pool-gradient": 78, "orientation": 2, "own-broadcasts": 112, "reroll": 32, "residual-choice": 295,
+    "max-pool-gradient": 483, "orientation": 2, "own-broadcasts": 112, "reroll": 32, "residual-choice": 295,
     "root-power": 76,
     "searched-at-once": 27, "searched-short": 233, "small-axes": 6, "small-cholesky": 84,
-    "small-cholesky-log-det": 2128, "small-det": 421,
+    "small-cholesky-diagonal": 148, "small-cholesky-log-det": 4693, "small-det": 421,
     "small-log-det": 972, "small-lu": 36, "small-product": 2, "small-slogdet": 106, "small-solve": 67,
     "small-triangular-solve": 51,
     "sort-by-places": 11, "streaming": 1, "sums-of-rows": 294, "top-one-by-blocks": 58, "turned-product": 3,
     "unit-axis-sum": 109,
     "vector-acos": 56, "vector-asin": 677, "vector-atan": 139, "vector-atan2": 248, "vector-cbrt": 462,
     "vector-cos": 2, "vector-log": 274, "vector-pow": 233, "vector-sin": 2, "vector-tan": 54,
-    "window-max": 78,
+    "window-max": 483, "window-min": 129, "window-sum": 78,
 }
 # fmt: on
 # What rewrites loops by what is stacked, keeps a limit, is for GPUs or for large arrays has programs of its own in
-# test_differential.py, laws/ and compiler/; one of a sorted array alone, the gradient of a softmax, the diagonal of
-# a factor, and sums and minima of windows in rules/
+# test_differential.py, laws/ and compiler/; one of a sorted array alone and the gradient of a softmax in rules/
 ELSEWHERE = {
     "basis-products",
     "batch-last",
@@ -96,13 +95,10 @@ ELSEWHERE = {
     "shared-chains",
     "short-calls",
     "short-rows",
-    "small-cholesky-diagonal",
     "softmax-gradient",
     "square-sums",
     "turned-constants",
     "turned-sums",
-    "window-min",
-    "window-sum",
     "windows",
 }
 _ORDER = list(Exactness)

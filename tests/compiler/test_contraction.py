@@ -881,3 +881,32 @@ def test_a_turned_product_that_is_read_otherwise_stays() -> None:
     before, after, fired = passed(lambda a, b, x: (x @ (a @ b).T, jnp.tanh((a @ b).T)), A, B, x)
     assert not fired
     assert primitives(before).count("dot_general") == primitives(after).count("dot_general") == 2
+
+
+def form_of_rows(x: Any, w: Any, y: Any) -> Any:
+    """A bilinear form for each row, by broadcasts: XLA goes through all triples."""
+    return jnp.sum(x[:, :, None] * w * y[:, None, :], (1, 2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_bilinear_form_holds_a_part(dtype: str) -> None:
+    """What takes half of the time may hold as much as an operand, as `((x @ w) * y).sum(1)` does."""
+    with jax.enable_x64(dtype == "float64"):
+        args = values(500, 64, dtype=dtype), values(64, 48, dtype=dtype), values(500, 48, seed=1, dtype=dtype)
+        assert program_cost(traced(form_of_rows, *args).jaxpr).peak_bytes < 500 * 48
+        after = assert_cheaper(form_of_rows, *args, times=1.4)
+    assert "dot_general" in str(after.jaxpr)
+
+
+def test_a_large_part_is_not_held() -> None:
+    """Beyond a cache's size memory counts."""
+    large = [jax.ShapeDtypeStruct(s, "float32") for s in ((1 << 16, 64), (64, 48), (1 << 16, 48))]
+    decisions = ContractionOrder()(normalize(traced(form_of_rows, *large))[0], FAST)[1]
+    assert [d.fired for d in decisions] == [False]
+    assert "it would hold" in decisions[0].reason
+
+
+def test_a_form_of_no_rows() -> None:
+    """Nothing is multiplied of nothing."""
+    args = values(0, 64), values(64, 48), values(0, 48)
+    assert run(passed(form_of_rows, *args)[1], *args)[0].shape == (0,)

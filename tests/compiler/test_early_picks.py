@@ -122,6 +122,15 @@ def test_sums_of_one_entry_are_known(t: Any, mode: str) -> None:
     np.testing.assert_allclose(jax.jit(ag.optimize(both, passes=PASSES))(v, t), both(v, t), rtol=1e-6)
 
 
+def test_sums_of_one_entry_are_known_under_vmap() -> None:
+    """Under `vmap` the derivative of a pick adds windows of one entry, clipped to what is in bounds."""
+    for t in (T, FAR):
+        f = jax.grad(lambda z, t: jax.vmap(lambda z, t: (z - jnp.log(jnp.exp(z).sum()))[t])(z, t).sum())
+        assert sums(f, Z, t) == 2
+        assert sums(ag.optimize(f, passes=PASSES), Z, t) == 1
+        judged(f, Z, t)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16"])
 def test_sums_of_one_hot_rows_are_known(dtype: str) -> None:
     """The sum of a one-hot row is 1, and 0 where its index is out of bounds, along any axis."""

@@ -79,6 +79,11 @@ SHARED: dict[str, tuple[Callable[..., Any], int]] = {
     "moments": (lambda x, y, s: (lambda d: ((d**3).mean(), (d**4).mean(), jnp.abs(d).mean()))(centered(x, None)), 1),
     "a normalising layer": (lambda x, y, s: normalised(x), 1),
     "a standardised array": (lambda x, y, s: centered(x, 0) / x.std(0), 1),
+    "two sums of differences to maxima": (
+        lambda x, y, s: (lambda d: (jnp.exp(d).sum(1), jnp.abs(d).sum(1)))(x - x.max(1, keepdims=True)),
+        1,
+    ),
+    "a sum that needs a softmax's": (lambda x, y, s: (jax.nn.log_softmax(x) * y).sum(1), 1),
     "in a loop": (
         lambda x, y, s: lax.scan(
             lambda c, _: (jnp.tanh(jnp.exp(x * c).max() + jnp.exp(y * c).max()), None), s, None, 3

@@ -179,10 +179,11 @@ def solves(o: Operands) -> list[str]:
     if how == "positive":
         S = o.bound(f"{A} @ jnp.matrix_transpose({A}) + jnp.eye({n}, dtype='float32')")
         L = o.bound(f"jnp.linalg.cholesky({S})")
+        d = f"jnp.diagonal({L}, axis1=-2, axis2=-1)"
         one = f"jax.scipy.linalg.cho_solve(({L}, True), {B})" if not batch else f"{L} @ {B}"
         return [o.one_of(
             L, one, f"jnp.linalg.cholesky({S}, upper=True)", f"jnp.linalg.slogdet({S})[1]",
-            f"jnp.linalg.solve({S}, {B})", f"2 * jnp.log(jnp.diagonal({L}, axis1=-2, axis2=-1)).sum(-1)",
+            f"jnp.linalg.solve({S}, {B})", f"2 * jnp.log({d}).sum(-1)", f"jnp.log({d})", f"{d}.prod(-1)", d,
         )]  # fmt: skip
     if how == "triangle":
         options = f"left_side={o.w.chance(0.6)}, lower={o.w.chance(0.5)}, transpose_a={o.w.chance(0.4)}"
@@ -260,15 +261,16 @@ def convolutions(o: Operands) -> list[str]:
 
 
 def pools(o: Operands) -> list[str]:
-    """Pools, in pairs and otherwise, and what they pass back."""
+    """Pools, sums and minima of windows, in pairs and otherwise, and what they pass back."""
     rank = o.size(1, 3)
     shape = tuple(o.size(2, 6) for _ in range(rank))
     window, strides = ([o.w.one_of((1, 2, 2, 3)) for _ in range(rank)] for _ in range(2))
     strides = window if o.w.chance(0.6) else strides
     padding = o.one_of("'VALID'", "'SAME'")
-    text = f"lax.reduce_window({{x}}, -jnp.inf, lax.max, {window}, {strides}, {padding})"
-    x = o(*shape)
-    if o.w.chance(0.3):
+    x, is_plain = o(*shape), o.w.chance(0.3)
+    fold = o.one_of("-jnp.inf, lax.max", "-jnp.inf, lax.max", "jnp.inf, lax.min", "0.0, lax.add", "0.0, lax.add")
+    text = f"lax.reduce_window({{x}}, {fold}, {window}, {strides}, {padding})"
+    if is_plain:
         return [text.format(x=x)]
     return [f"jax.grad(lambda x: jnp.sum(jnp.sin({text.format(x='x')})))({x})"]
 

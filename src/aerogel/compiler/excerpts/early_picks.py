@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from aerogel import _jax
-from aerogel._jax import Atom, JaxprEqn
+from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..axes.elementwise import NAMES
 from ..axes.rebind import bind, shape_of
@@ -36,17 +36,17 @@ def picked_early(level: Level, place: int) -> Edit | None:
     if any(_jax.explicit_mesh(v.aval) for v in (*eqn.invars, *eqn.outvars)):
         return None
     (out,), builder = eqn.outvars, Builder(eqn)
-    gather, after, end = _RowsGather.of(eqn), list[JaxprEqn](), eqn.outvars[0]
+    gather, after, end = RowsGather.of(eqn), list[JaxprEqn](), eqn.outvars[0]
     if gather is None:  # `x[arange(n), t]` counts its rows: as a gather along one dimension it has none
         edit = batched_pick(level, place)
         if edit is None:
             return None
         k = next(k for k, one in enumerate(edit.eqns) if one.primitive.name == "gather")
-        gather, after, end = _RowsGather.of(edit.eqns[k]), list(edit.eqns[k + 1 :]), edit.results[out]
+        gather, after, end = RowsGather.of(edit.eqns[k]), list(edit.eqns[k + 1 :]), edit.results[out]
         builder.eqns += edit.eqns[:k]
         if gather is None:
             return None
-    picking = _Picking(level, gather, builder)
+    picking = Picking(level, gather, builder)
     result = picking.entry(x, 0)
     if picking.gathers != 1:
         return None
@@ -62,7 +62,7 @@ def _is_entrywise(eqn: JaxprEqn) -> bool:
 
 
 @dataclass(frozen=True)
-class _RowsGather:
+class RowsGather:
     """A gather of single entries along dimension `dim`, all other dimensions of its operand being rows.
 
     Attributes:
@@ -74,7 +74,8 @@ class _RowsGather:
     at: tuple[int, ...]
 
     @classmethod
-    def of(cls, eqn: JaxprEqn) -> "_RowsGather | None":
+    def of(cls, eqn: JaxprEqn) -> "RowsGather | None":
+        """What a gather is, if it is such a one."""
         p, (x, index) = eqn.params["dimension_numbers"], eqn.invars
         rank = len(x.aval.shape)
         if len(p.start_index_map) != 1 or any(n != 1 for n in eqn.params["slice_sizes"]):
@@ -89,6 +90,7 @@ class _RowsGather:
 
     @property
     def fills(self) -> bool:
+        """Whether something stands for entries out of bounds."""
         return self.eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
 
     def picked(self, builder: Builder, x: Atom) -> Atom:
@@ -142,14 +144,24 @@ def _filling(fill: Any, dtype: Any) -> Any:
 
 
 @dataclass
-class _Picking:
-    """Writes entries of values, from the gather up; `gathers` are those of whole values."""
+class Picking:
+    """Writes entries of values, from the gather up.
+
+    Attributes:
+        gathers: how many whole values are picked from.
+        varying: the values of which another entry may be another number, but for literals.
+    """
 
     level: Level
-    gather: _RowsGather
+    gather: RowsGather
     builder: Builder
     made: dict[Atom, Atom] = field(default_factory=dict)
     gathers: int = 0
+    varying: set[Var] = field(default_factory=set)
+
+    def varies(self, x: Atom) -> bool:
+        """Whether another entry of a row would be another number, of what an entry was asked for."""
+        return x in self.varying if is_var(x) else bool(shape_of(x))
 
     def entry(self, x: Atom, depth: int) -> Atom:
         """What is picked of a value that goes into an entrywise equation of the operand's shape."""
@@ -174,9 +186,13 @@ class _Picking:
                 return self.gather.row(self.builder, source, to)
         if maker is not None and _is_entrywise(maker) and depth < LONGEST_CHAIN:
             operands = [self.entry(y, depth + 1) for y in maker.invars]
+            if is_var(x) and any(map(self.varies, maker.invars)):
+                self.varying.add(x)
             return self.builder.call(lambda *xs: bind(maker, xs, maker.params), *operands)[0]
         self.gathers += 1
         full = x
+        if is_var(x):
+            self.varying.add(x)
         if shape_of(x) != tuple(shape):  # of one row, say
             (full,) = self.builder.call(lambda v: lax.broadcast_in_dim(v, shape, tuple(range(len(shape)))), x)
         return self.gather.picked(self.builder, full)

@@ -85,14 +85,19 @@ def one_entry(level: Level, eqn: JaxprEqn) -> OneEntry | None:
     if not is_zeros(level, into):
         return None
     numbers, shape = eqn.params["dimension_numbers"], into.aval.shape
-    if len(numbers.inserted_window_dims) != 1 or numbers.update_window_dims:
+    if len(numbers.scatter_dims_to_operand_dims) != 1:
         return None
-    (dim,) = numbers.inserted_window_dims
+    dim = int(numbers.scatter_dims_to_operand_dims[0])
     rows = tuple(d for d in range(len(shape)) if d != dim)
+    if tuple(numbers.inserted_window_dims) == (dim,) and not numbers.update_window_dims:
+        counted = rows
+    elif not numbers.inserted_window_dims and tuple(numbers.update_window_dims) == (dim,):
+        counted = tuple(range(len(rows)))  # windows of one entry, as `vmap` makes them of `x[i]`
+    else:
+        return None
     if (
-        tuple(numbers.scatter_dims_to_operand_dims) != (dim,)
-        or tuple(numbers.operand_batching_dims) != rows
-        or tuple(numbers.scatter_indices_batching_dims) != rows
+        tuple(numbers.operand_batching_dims) != rows
+        or tuple(numbers.scatter_indices_batching_dims) != counted
         or entry.aval.shape != tuple(1 if d == dim else n for d, n in enumerate(shape))
         or np.dtype(index.aval.dtype).itemsize < 4
         or 0 in shape

@@ -13,7 +13,7 @@ of two sums does. For the same reason no product of two sums of terms is multipl
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -47,6 +47,7 @@ class Expansion:
         builder: takes the equations of coefficients and sums.
         ranks: the bases in the order in which they were met.
         spreads: what was spread over the dimensions that go, other than numbers.
+        sums: of bases, which the level holds anyway.
     """
 
     level: Level
@@ -56,6 +57,7 @@ class Expansion:
     builder: Builder
     ranks: dict[Var, int] = field(default_factory=dict)
     spreads: set[Var] = field(default_factory=set)
+    sums: Mapping[Var, Var] = field(default_factory=dict)
     _known: dict[Var, Polynomial] = field(default_factory=dict)
 
     @property
@@ -207,6 +209,8 @@ class Expansion:
         return groups
 
     def _sum_of_group(self, group: Monomial, summed: frozenset[int]) -> Atom:
+        if len(group) == 1 and group[0] in self.sums and summed == frozenset(self.axes):
+            return self.sums[group[0]]
         bases = list(dict.fromkeys(group))
         repeated = {base: self._repeated(base) for base in bases}
         joint = [n if any(d not in repeated[base] for base in bases) else 1 for d, n in enumerate(self.shape)]

@@ -1,6 +1,7 @@
 """Early picks: entries that indices pick are computed alone, of entries that are picked (see `early_picks.py`).
 
-Their derivative puts entries into zeros, one in each row: sums of such rows are known (`one_hot_sums.py`).
+Their derivative puts entries into zeros, one in each row: sums of such rows are known (`one_hot_sums.py`), and what is
+linear in them is done for the entries alone (`late_entries.py`).
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,10 @@ from aerogel._jax import Jaxpr
 
 from ..exactness import Exactness
 from ..excerpts.early_picks import picked_early
+from ..excerpts.late_entries import late_entries
 from ..excerpts.one_hot_sums import scattered_sums
+from ..known.records import Facts
+from ..known.structure import structure
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import normalize
@@ -39,7 +43,7 @@ class EarlyPicks:
 
         def level(jaxpr: Jaxpr) -> Jaxpr:
             for _ in range(MOST_ROUNDS):
-                edits = _edits(jaxpr, decisions)
+                edits = _edits(jaxpr, context, decisions)
                 if not edits:
                     break
                 jaxpr = apply_edits(jaxpr, edits)[0]
@@ -49,20 +53,26 @@ class EarlyPicks:
         return (program if new is program else normalize(new)[0]), decisions
 
 
-def _edits(jaxpr: Jaxpr, decisions: list[Decision]) -> list[Edit]:
+def _edits(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> list[Edit]:
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    if names.isdisjoint(("gather", "scatter-add")):
+    is_finite = Exactness.FINITE in context.allowed
+    hot = is_finite and names.issuperset(("iota", "eq"))
+    if names.isdisjoint(("gather", "scatter-add")) and not hot:
         return []
     level, edits = Level(jaxpr), list[Edit]()
+    facts = structure(jaxpr) if hot else Facts({})
     for place, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive.name == "gather":
-            found = picked_early(level, place)
-            found, what = [] if found is None else [found], "entries are picked before they are computed"
-        elif eqn.primitive.name == "scatter-add":
+        exact, name = Exactness.NO_WORSE, eqn.primitive.name
+        found, what = list[Edit](), "what is linear in one entry of each row is done for the entry"
+        if name == "gather":
+            early = picked_early(level, place)
+            found, what = [] if early is None else [early], "entries are picked before they are computed"
+        elif is_finite and (name == "scatter-add" or (hot and name in ("convert_element_type", "select_n"))):
+            found, exact = late_entries(level, place, facts), Exactness.FINITE
+        if not found and name == "scatter-add":
             found, what = scattered_sums(level, place), "rows that hold one entry are not summed up"
-        else:
-            continue
+            exact = Exactness.NO_WORSE
         edits += found
-        why, exact = "what is beside the entries is not needed", Exactness.NO_WORSE
+        why = "what is beside the entries is not needed"
         decisions += [Decision(NAME, what, where(eqn), True, why, exactness=exact) for _ in found]
     return edits

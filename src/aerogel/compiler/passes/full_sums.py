@@ -16,7 +16,7 @@ from ..levels import rewrite_levels
 from ..networks.polynomials import SUMMED, Expansion, Polynomial
 from ..normalize import normalize
 from ..pipeline import Context
-from ..program import Builder, Program, where
+from ..program import Builder, Program, is_var, where
 from ..report import Decision
 
 NAME = "full-sums"
@@ -68,14 +68,16 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     level, edits = Level(jaxpr), list[Edit]()
     facts = structure(jaxpr)
 
-    def expansion(place: int) -> Expansion:
+    def expansion(place: int, places: Sequence[int], family: Sequence[int] = ()) -> Expansion:
         eqn = jaxpr.eqns[place]
         (x,), axes = eqn.invars, tuple(eqn.params["axes"])
-        return Expansion(level, facts, tuple(x.aval.shape), axes, Builder(eqn))
+        others = (jaxpr.eqns[k] for k in places if k not in family)
+        sums = {one.invars[0]: one.outvars[0] for one in others if is_var(one.invars[0]) and _is_plain(one)}
+        return Expansion(level, facts, tuple(x.aval.shape), axes, Builder(eqn), sums=sums)
 
     for places in groups.values():
-        for family in _families(expansion(places[0]), places):
-            made = _distributed(expansion(family.places[0]), family)
+        for family in _families(expansion(places[0], places), places):
+            made = _distributed(expansion(family.places[0], places, family.places), family)
             decision = _judged(level, family, made, context)
             if decision is not None:
                 decisions.append(decision)
@@ -88,6 +90,10 @@ def _is_candidate(eqn: JaxprEqn) -> bool:
     if str(x.aval.dtype) not in SUMMED or out.aval.dtype != x.aval.dtype:
         return False
     return x.aval.size >= FEWEST * max(out.aval.size, 1)
+
+
+def _is_plain(eqn: JaxprEqn) -> bool:
+    return eqn.params.get("out_sharding") is None and not eqn.outvars[0].aval.weak_type
 
 
 def _families(expansion: Expansion, places: Sequence[int]) -> list[_Family]:

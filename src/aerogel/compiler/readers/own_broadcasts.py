@@ -8,7 +8,8 @@ holds of `x - mean` that a sum and something else read: it is written, and read 
 
 Where nothing else stands between a sum and what takes it from the summed array, or only work on arrays of many entries,
 the library has taken all of these along: a softmax writes the differences to its maxima and no more, and a normalising
-layer of 4096 rows is one kernel. Nothing is set apart there: that took up to twice as long.
+layer of 4096 rows is one kernel. Nothing is set apart there: that took up to twice as long. A second sum of these
+differences, or one that needs the softmax's first, as the mean of a `log_softmax` does, has a kernel of its own.
 
 An expert gives each sum a value of its own, behind a barrier, since XLA makes equal ones one.
 """
@@ -43,6 +44,7 @@ TAKEN = CHEAP | frozenset(
 # What else XLA fuses with its readers, so that what it reads need not be stored.
 COMPARISONS = frozenset("eq ne lt le gt ge".split())
 LINEAR = frozenset("mul div neg reduce_sum".split())
+TRIVIAL = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims"))
 FUSED = TAKEN | COMPARISONS | frozenset("select_n and or not is_finite".split())
 # The library goes row by row: a value repeated in rows of one entry takes it three times as long as when it is written,
 # in rows of three 1.0 to 1.15 times, of 16 0.6. Sums of short rows XLA keeps.
@@ -119,7 +121,7 @@ class Sums:
         homes = frozenset[Home]().union(*(elsewhere if k < 0 else self.homes[k] for k in readers))
         if not homes:
             return elsewhere  # nobody reads it
-        if place in self.closed:
+        if place in self.closed and not self._is_apart(place, homes - elsewhere):
             return elsewhere
         if len(homes) == 1 or eqn.primitive.name == "broadcast_in_dim":
             return homes
@@ -147,6 +149,27 @@ class Sums:
             if maker is not None and _is_sum(maker) and any(y is maker.invars[0] for y in eqn.invars):
                 return self.level.made_by[maker.outvars[0]]
         return ELSEWHERE
+
+    def _is_apart(self, place: int, sums: Homes) -> bool:
+        """Whether several kernels make what is taken from a summed array, of that array and not of what makes it."""
+        makers = [self.level.maker(x) for x in self.level.eqns[place].invars if x.aval.size > 1]
+        if any(maker is not None and maker.primitive.name in FUSED - TRIVIAL for maker in makers):
+            return False
+        return len(sums) > 1 or (len(sums) == 1 and self._waits(place, max(sums)))
+
+    def _waits(self, place: int, home: Home) -> bool:
+        """Whether a sum needs another one of what is made at `place`: it has a kernel of its own then."""
+        waiting, seen = [home], {place, home}
+        for k in waiting:
+            for x in self.level.eqns[k].invars:
+                made = self.level.made_by.get(x, ELSEWHERE) if is_var(x) else ELSEWHERE
+                if made <= place or made in seen:
+                    continue
+                if _is_sum(self.level.eqns[made]) or len(waiting) > LONGEST_CHAIN:
+                    return _is_sum(self.level.eqns[made])
+                seen.add(made)
+                waiting.append(made)
+        return False
 
     def _is_taken_along(self, eqn: JaxprEqn) -> bool:
         """Whether it reads one value, and is nothing for XLA or is given to the library."""
