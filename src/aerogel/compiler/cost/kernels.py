@@ -265,7 +265,4 @@ def _updated_bytes(eqn: JaxprEqn) -> int:
 
 
 def _moves(eqn: JaxprEqn, size: int) -> bool:
-    """Whether it yields, of a value of that size, another entry than that in its place: of what is repeated, none."""
-    if eqn.primitive.name not in MOVES_ELEMENTS or nbytes(eqn.outvars[0].aval) < size:
-        return False
-    return eqn.primitive.name != "broadcast_in_dim" or nbytes(eqn.invars[0].aval) >= size
+    return eqn.primitive.name in MOVES_ELEMENTS and nbytes(eqn.outvars[0].aval) >= size
