@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import aerogel as ag
+from aerogel import _jax
 from aerogel.compiler.loops.loop_ends import LEAST_BYTES
 from aerogel.compiler.passes.loop_ends import JOINTS, NAME, WINDOWS
 
@@ -261,6 +262,6 @@ def test_the_index_is_counted(dtype: str, reverse: bool) -> None:
     values = (10 * normal(0, 65, 20_000)).astype(dtype)
     assert fired(f, values) == [WINDOWS, JOINTS]
     (loop,) = (e for e in jax.make_jaxpr(ag.optimize(f))(values).eqns if e.primitive.name == "scan")
-    rows = loop.invars[loop.params["num_consts"] + loop.params["num_carry"] :]
+    rows = loop.invars[sum(_jax.scan_counts(loop.params)) :]
     assert [row.aval.shape for row in rows] == []
     np.testing.assert_array_equal(jax.jit(ag.optimize(f))(values), jax.jit(f)(values))
