@@ -27,6 +27,7 @@ from aerogel.compiler.default import DEFAULT_PASSES
 
 from ._case import Case
 from ._claims import CLAIMS
+from ._elsewhere import UnderFlags
 from ._timing import code_of
 
 ROUNDS = 7
@@ -84,7 +85,7 @@ def difference(got: object, want: object) -> float:
 def prepared(found: tuple[str, Case, str], each: bool) -> tuple[dict, dict[str, jax.stages.Compiled], tuple] | None:
     """The row of a program, its compiled forms and its arguments; None where nothing fires.
 
-    Ratios are to the first form; with `each`, there is one without each pass and rule that fires, too.
+    Ratios are to the first form; with `each`, there is one without each pass and rule that fires, and those by hand.
     """
     name, case, mode = found
     f, row = case.modes()[mode][0], {"claim": name, "case": case.name, "mode": mode}
@@ -96,12 +97,13 @@ def prepared(found: tuple[str, Case, str], each: bool) -> tuple[dict, dict[str, 
     forms = {"plain": f, "optimised": ag.optimize(f)}
     if each:
         forms |= {f"without {name}": without(name, f) for name in row["fired"]}
+        forms |= {f"by hand: {name}": g for name, g in case.modes()[mode][1].items() if not isinstance(g, UnderFlags)}
     for form, g in forms.items():
         start = time.perf_counter()
         try:
             calls[form] = compiled(g, args)
             out = jax.block_until_ready(calls[form](*args))
-        except jax.errors.JaxRuntimeError as error:  # out of memory, say: the row shows it, the others go on
+        except Exception as error:  # noqa: BLE001 - out of memory, say: the row shows it, the others go on
             calls.pop(form, None)
             row[form] = {"error": repr(error)[:300]}
             continue
@@ -193,7 +195,7 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=8, help="processes that compile (default: 8)")
     parser.add_argument("--seconds", type=float, default=600, help="no program is compiled after this (default: 600)")
-    parser.add_argument("--each", action="store_true", help="programs without each pass and rule that fires, too")
+    parser.add_argument("--each", action="store_true", help="without each pass and rule that fires, and by hand, too")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()

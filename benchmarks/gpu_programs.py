@@ -60,6 +60,26 @@ def transformer(layers, x):
     return lax.scan(lambda x, p: (block(p, x), None), x, layers)[0]
 
 
+def one_by_one(layers, x):
+    for k in range(len(layers["qkv"])):
+        x = block({name: p[k] for name, p in layers.items()}, x)
+    return x
+
+
+def checkpointed(layers, x):
+    return lax.scan(lambda x, p: (jax.checkpoint(block)(p, x), None), x, layers)[0]
+
+
+def mesh(x, rest):
+    """The energy of elements, each with the inverse of a matrix of 3 x 3 of its corners at rest."""
+
+    def element(x, rest):
+        f = (x[1:] - x[0]).T @ jnp.linalg.inv((rest[1:] - rest[0]).T + 3 * jnp.eye(3))
+        return jnp.trace(f.T @ f) + (jnp.linalg.det(f) - 1) ** 2
+
+    return jax.vmap(element)(x, rest).sum()
+
+
 def transformer_args(n, d, dtype):
     shapes = {"qkv": (d, 3 * d), "out": (d, d), "up": (d, 4 * d), "down": (4 * d, d)}
     layers = {
@@ -125,13 +145,19 @@ def states(n, m):
 
 LONG = partial(heads, 8, 2048, 16, 64)
 BY_JAX = partial(jax.nn.dot_product_attention, is_causal=True)
+CUDNN = partial(jax.nn.dot_product_attention, scale=1 / 8, implementation="cudnn")
+BY_CUDNN, CAUSAL_BY_CUDNN = {"cuDNN by name": CUDNN}, {"cuDNN by name": partial(CUDNN, is_causal=True)}
+BLOCKS = partial(transformer_args, 4, 768, BF16)
 STATES = {n: partial(states, n, m) for n, m in ((64, 1024), (512, 4096))}
 CASES = (
-    Case("attention, 16 heads, 8 x 2048 places", attention, {}, partial(LONG, BF16), grad=(0, 1, 2)),
-    Case("the same, causal", partial(attention, causal=True), {}, partial(LONG, BF16), grad=(0, 1, 2)),
-    Case("the same by jax.nn", BY_JAX, {}, partial(LONG, BF16), grad=(0, 1, 2)),
+    Case("attention, 16 heads, 8 x 2048 places", attention, BY_CUDNN, partial(LONG, BF16), grad=(0, 1, 2)),
+    Case("the same, causal", partial(attention, causal=True), CAUSAL_BY_CUDNN, partial(LONG, BF16), grad=(0, 1, 2)),
+    Case("the same by jax.nn", BY_JAX, CAUSAL_BY_CUDNN, partial(LONG, BF16), grad=(0, 1, 2)),
     Case("the same in float32", partial(attention, causal=True), {}, partial(LONG, jnp.float32)),
-    Case("4 blocks of a transformer, 768 wide", transformer, {}, partial(transformer_args, 4, 768, BF16), grad=(0,)),
+    Case("4 blocks of a transformer, 768 wide", transformer, {}, BLOCKS, grad=(0,)),
+    Case("the same blocks, one by one", one_by_one, {}, BLOCKS, grad=(0,)),
+    Case("the same blocks, with checkpoints", checkpointed, {}, BLOCKS, grad=(0,)),
+    Case("80,000 elements of a mesh", mesh, {}, lambda: (normal(0, 80_000, 4, 3), normal(1, 80_000, 4, 3)), grad=(0,)),
     Case("LSTM of 512, batch 256, 100 steps", lstm, {}, partial(lstm_args, 100, 256, 128, 512), grad=(0,)),
     Case("LSTM of 128, batch 32, 100 steps", lstm, {}, partial(lstm_args, 100, 32, 28, 128), grad=(0,)),
     Case("heat, 1024 x 1024", heat, {}, lambda: (normal(0, 1024, 1024),), grad=(0,)),

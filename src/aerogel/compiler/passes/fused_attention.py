@@ -36,7 +36,7 @@ NAMES = frozenset(("dot_general", "exp", "div"))
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """The pass. Bound: each product is looked at once."""
+    """The pass. Bound: each product is looked at once, in loops of layers and their gradients twice."""
 
     platforms: ClassVar = ("gpu",)
     early: ClassVar = True  # the gradient is cuDNN's, too

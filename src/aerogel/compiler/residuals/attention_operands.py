@@ -10,7 +10,7 @@ from aerogel._jax import Atom, Var
 
 from ..cost import nbytes
 from ..level import Level
-from ..loop import Loop
+from ..loop import Loop, all_steps
 from ..networks.attention import Attention
 from ..program import is_var
 from .residuals import Residuals, needed_by_loops
@@ -29,7 +29,11 @@ def operands_alone(level: Level, place: int, loop: Loop, found: Sequence[Attenti
         return None
     there: dict[Atom, Var] = {v: y for y, v in zip(loop.ys, loop.body_ys, strict=True) if y not in again}
     given = {*loop.body_consts, *loop.body_xs}
-    stored = {v: there.get(v) or _stack(v, loop.length) for v in dict.fromkeys(operands) if v not in given}
+    stored = {
+        v: there.get(v) or _jax.new_var(all_steps(v.aval, loop.length))
+        for v in dict.fromkeys(operands)
+        if v not in given
+    }
     new = sum(nbytes(y.aval) for v, y in stored.items() if v not in there)
     return Residuals(place, loop, readers, again, stored, {}, sum(nbytes(y.aval) for y in again) - new)
 
@@ -51,7 +55,3 @@ def _between(loop: Loop, operands: Sequence[Var], found: Sequence[Attention]) ->
         if not inside.isdisjoint(eqn.outvars) or not between.isdisjoint(read):
             between.update(eqn.outvars)
     return between | (same - {*loop.body_consts}) if between else between
-
-
-def _stack(v: Var, length: int) -> Var:
-    return _jax.new_var(v.aval.update(shape=(length, *v.aval.shape), weak_type=False))
