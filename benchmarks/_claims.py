@@ -32,6 +32,7 @@ CLAIMS = (
     "hoisting_acts_only_where_it_pays",
     "sums_of_products_cost_their_cheapest_order",
     "rows_that_indices_pick_are_multiplied_once",
+    "entries_of_rows_are_worked_on_alone",
     "associative_scans_cost_a_loop",
     "gradients_of_lists_cost_what_those_of_arrays_cost",
     "donated_weights_are_not_copied",
