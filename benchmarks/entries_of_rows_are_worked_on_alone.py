@@ -1,6 +1,6 @@
 """Claim: what is linear in one entry of each row is done for the entry, in losses and their gradients.
 
-Cross-entropies by one-hot labels, of what indices pick, focal losses, smoothed labels: as without the labels written out.
+Cross-entropies by one-hot labels, of what indices pick, focal losses, smoothed labels: as without labels written out.
 """
 
 from __future__ import annotations
