@@ -111,6 +111,7 @@ from .reverse import with_reverse as with_reverse
 from .source import INSTALLED as INSTALLED
 from .source import api_boundary as api_boundary
 from .source import bound_like as bound_like
+from .source import derivative_of as derivative_of
 from .source import equation_context as equation_context
 from .source import exclude_from_tracebacks as exclude_from_tracebacks
 from .source import lines_now as lines_now

@@ -55,6 +55,15 @@ def under_scope(eqn: JaxprEqn, call: JaxprEqn, name: str) -> JaxprEqn:
     return eqn.replace(source_info=inner.replace(name_stack=stack))
 
 
+def derivative_of(eqn: JaxprEqn) -> str | None:
+    """Which transformation wrote an equation: "transpose" what goes back, "jvp" what goes along; None for neither.
+
+    What a function computes anyway while it is differentiated is written by "jvp", too.
+    """
+    names = [one.name for one in eqn.source_info.name_stack.stack if isinstance(one, source_info_util.Transform)]
+    return next((name for name in names if name in ("transpose", "jvp")), None)
+
+
 def without_derivative_scopes(program: ClosedJaxpr) -> ClosedJaxpr:
     """The program of a `jax.vjp` with the named scopes of what was differentiated, no `transpose(jvp(...))` around.
 

@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax import lax
-
 from aerogel import _jax
-from aerogel._jax import Atom, ClosedJaxpr, Var
+from aerogel._jax import ClosedJaxpr, Var
 
+from ..differentiated import differentiated
 from ..kept import Kept
 from ..known.records import Facts
 from ..level import Edit, Level
 from ..program import Builder, is_var
 from ..same import Body
 from ..small_traces import traced
+from ..written_derivatives import READ_ELSEWHERE, Equations, NotWritten, written_derivative
 from . import attention_layout
 from .attention import Attention, NotAttention, read_attention
-from .attention_gradient import Equations, differentiated, written_gradient
 from .attention_layout import Form, check_operands, layout_of
 from .labelled import VIEWS
 
@@ -132,30 +131,21 @@ class Call:
         level, place = equations.level, self.found.place
         eqn = level.eqns[place]
         (out,) = eqn.outvars
-        written = written_gradient(equations, differentiated(self.plain, self.count), out, self.found.places)
+        try:
+            written = written_derivative(equations, differentiated(self.plain, self.count), [out], self.found.places)
+        except NotWritten:
+            raise NotAttention(READ_ELSEWHERE) from None
+        assert written.given is not None, "nothing is left out"
         key = (Body(self.plain), Body(self.fused), self.count, eqn.ctx, _jax.trace_key())
         forms = _known.get(key) or _known.put(key, _jax.gradient_forms(self.plain, self.fused, range(self.count)))
         builder = Builder(eqn)
         result, *kept = builder.call(forms.forward, *self.inputs)
         forward = Edit(place, frozenset({place}), builder.eqns, {out: result}, self.found.places)
-        gone = frozenset(level.made_by[v] for terms in written.results.values() for v in terms)
-        builder = Builder(level.eqns[max(gone)])
-        cotangents = builder.call(forms.backward, *self.inputs, *kept, written.cotangent)
-        results: dict[Var, Atom] = {}
-        for k, (first, *more) in written.results.items():  # one term is all of the sum, the others are nothing
-            results[first] = cotangents[k]
-            for v in more:
-                (results[v],) = builder.call(_Zeros(v.aval.shape, v.aval.dtype))
-        return [forward, Edit(max(gone), gone, builder.eqns, results, written.places)]
-
-
-@dataclass(frozen=True)
-class _Zeros:
-    shape: tuple[int, ...]
-    dtype: Any
-
-    def __call__(self) -> Any:
-        return lax.full(self.shape, 0, self.dtype)
+        last = max(level.made_by[total.value] for total in written.results.values())
+        builder = Builder(level.eqns[last])
+        cotangents = builder.call(forms.backward, *self.inputs, *kept, *written.given)
+        results = {total.value: total.with_derivative(builder, cotangents[k]) for k, total in written.results.items()}
+        return [forward, Edit(last, frozenset(), builder.eqns, results, written.places)]
 
 
 def _is_narrowed(level: Level, var: Var, dtype: Any) -> bool:

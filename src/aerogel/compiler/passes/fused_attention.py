@@ -14,18 +14,18 @@ from ..exactness import Exactness
 from ..known.structure import structure
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
-from ..loop import as_loop
+from ..loop import Loop, as_loop
 from ..loops.inner_constants import with_constants_inside
 from ..networks.attention import Attention, NotAttention, read_attention
 from ..networks.attention_call import Call, edits_of, score_bytes
-from ..networks.attention_gradient import Equations
 from ..networks.unread_results import with_unread_results
 from ..normalize import drop_dead
 from ..pipeline import Context
-from ..program import Program, inner_jaxprs, where, with_equations
+from ..program import Program, inner_jaxprs, is_var, where, with_equations
 from ..report import Decision
-from ..residuals.attention_operands import operands_alone
+from ..residuals.operands_alone import Formula, operands_alone
 from ..residuals.residuals import rebuilt
+from ..written_derivatives import Equations
 
 NAME = "fused-attention"
 WHAT = "a softmax between two products is cuDNN's attention"
@@ -78,7 +78,7 @@ def _with_operands_stored(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
         if loop is None or not _holds_attention(loop.body):
             continue
         attentions = _attentions(loop.body)
-        found = operands_alone(level, place, loop, attentions)
+        found = operands_alone(level, place, loop, [_formula(loop, one) for one in attentions])
         if found is None or not new.keys().isdisjoint((place, *found.readers)):
             continue
         built = rebuilt(level, found)
@@ -111,6 +111,12 @@ def _attentions(jaxpr: Jaxpr) -> list[Attention]:
         except NotAttention:
             continue
     return found
+
+
+def _formula(loop: Loop, found: Attention) -> Formula:
+    """An attention in a step of a loop: its gradient does not read its result."""
+    operands = tuple(x.atom for x in (found.q, found.k, found.v, found.bias) if x is not None and is_var(x.atom))
+    return Formula(operands, found.places, frozenset(loop.body.eqns[found.place].outvars))
 
 
 def _gradients(eqn: JaxprEqn) -> int:

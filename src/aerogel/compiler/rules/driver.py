@@ -2,13 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-from jax import lax
-
-from ... import _jax
 from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 from ..exactness import Exactness
 from ..level import Edit, apply_edits
@@ -18,22 +13,21 @@ from ..pipeline import Context
 from ..program import Builder, Program, inner_jaxprs, where
 from ..report import Decision
 from ..same import Body
-from .errors import RewriteCycle, RuleError
+from .errors import RewriteCycle
 from .graph import Graph, Node
+from .judge import Match, best_match, primitive_match
 from .knowledge import Knowledge
-from .loose import NOT_TRIED, NoMatch, missing, unlike
-from .match import Level, Match, match_at, primitive_match
+from .loose import NOT_TRIED, NoMatch
+from .match import Level
 from .on import PrimitiveRule, nodes_of
-from .place import place_of
 from .rule import Rule
 from .ruleset import AnyRule, RuleSet
 from .skeleton import skeletons, starts_of
 from .spelling import PLUMBING
 from .stage import Stage, elsewhere
-from .traces import Pattern
+from .written import fitted, inlined
 
 MOST_ROUNDS = 24
-LARGEST_CONSTANT = 64  # elements of an array that `after` may close over
 _ORDER = list(Exactness)
 
 
@@ -171,7 +165,7 @@ class _Round:
             elif isinstance(rule, PrimitiveRule):
                 found = primitive_match(level, rule, start)
             else:
-                found = _best_match(level, rule, start)
+                found = best_match(level, rule, start)
             if found is not NOT_TRIED and not (own and isinstance(found, NoMatch)):
                 yield start, found
 
@@ -198,21 +192,6 @@ class _Round:
                 self._note(inner.eqns, rule)
 
 
-def _best_match(level: Level, rule: Rule, start: Node) -> Match | NoMatch:
-    """The first match, or what came nearest to one."""
-    is_likely = None if rule.begins is None else rule.begins[start.operation]
-    if is_likely is not None and not is_likely(start.eqn):
-        return unlike(start, start.eqn)
-    best = NOT_TRIED
-    for skeleton in starts_of(rule).get(start.operation, ()):
-        found = missing(level.graph, skeleton, start) or match_at(level, rule, skeleton, start)
-        if isinstance(found, Match):
-            return found
-        if found.depth > best.depth:
-            best = found
-    return best
-
-
 Written = tuple[int, list[JaxprEqn], list[Atom]]  # where it stands, its equations and its results
 
 
@@ -232,55 +211,21 @@ def _written(match: Match) -> Written:
     """What `after` makes of the operands."""
     top, after = match.found.nodes[0], match.after
     builder = Builder(top.eqn)
-    consts = [_constant(builder, match.rule, after, v) for v in after.jaxpr.constvars]
-    whole = _jax.convert_constvars(after.jaxpr) if consts else after.jaxpr
-    outs = builder.inline(whole, [*consts, *(match.atoms[i] for i in after.inputs)], like=builder.like)
-    fitting = [_fitted(builder, out, v.aval) for out, v in zip(outs, match.found.results, strict=True)]
+    consts = [after.consts[v] for v in after.jaxpr.constvars]
+    outs = inlined(builder, match.rule, after.jaxpr, consts, [match.atoms[i] for i in after.inputs])
+    fitting = [fitted(builder, out, v.aval) for out, v in zip(outs, match.found.results, strict=True)]
     return top.place, builder.eqns, fitting
-
-
-def _fitted(builder: Builder, out: Atom, aval: Any) -> Atom:
-    """A value of a type that gives way to others where one was, or none where none was."""
-    if _jax.same_type(out.aval, aval):
-        return out
-    weak = bool(getattr(aval, "weak_type", False))
-    return builder.call(lambda x: _jax.convert_element_type(x, aval.dtype, weak), out)[0]
-
-
-def _constant(builder: Builder, rule: AnyRule, after: Pattern, v: Var) -> Atom:
-    """A small array that `after` closes over, written out.
-
-    Raises:
-        RuleError: it is large, or no array of numbers.
-    """
-    aval = v.aval
-    if aval.size > LARGEST_CONSTANT or not isinstance(aval.dtype, np.dtype):
-        raise RuleError(
-            rule=rule.name,
-            what="closes over an array in `after`.",
-            where=rule.line if isinstance(rule, PrimitiveRule) else place_of(rule.after or rule.before),
-            got=aval.str_short(True),
-            wanted=f"at most {LARGEST_CONSTANT} elements",
-            to_fix="make it inside of `after`, from jnp.arange or jnp.eye say, or take it as an argument",
-        )
-    return builder.call(partial(_spelt, np.asarray(after.consts[v])))[0]
-
-
-def _spelt(value: np.ndarray) -> Any:
-    parts = [lax.full((1,), one, value.dtype) for one in value.reshape(-1)]
-    flat = lax.concatenate(parts, 0) if parts else lax.full((0,), 0, value.dtype)
-    return lax.reshape(flat, value.shape)
 
 
 def _fired(match: Match) -> Decision:
     top = match.found.nodes[0].eqn
-    old = _listed([node.eqn for node in reversed(match.found.nodes)])
-    what = f"{old} becomes {_listed(match.after.jaxpr.eqns)}" + (" of each example" if match.batched else "")
+    old = listed([node.eqn for node in reversed(match.found.nodes)])
+    what = f"{old} becomes {listed(match.after.jaxpr.eqns)}" + (" of each example" if match.batched else "")
     rule = match.rule
     return Decision(rule.name, what, where(top), True, rule.reason, exactness=rule.exactness.value)
 
 
-def _listed(eqns: list[JaxprEqn]) -> str:
+def listed(eqns: list[JaxprEqn]) -> str:
     """The operations of equations, the most telling ones."""
     names = list(dict.fromkeys(eqn.primitive.name for eqn in eqns))
     told = [name for name in names if name not in PLUMBING] or names

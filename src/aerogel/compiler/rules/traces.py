@@ -42,6 +42,10 @@ class Reading:
             function = jax.vmap(function, in_axes=ins, out_axes=outs)
         return function
 
+    def with_results_first(self, count: int) -> "Reading":
+        """The reading whose results, so many of them, have the mapped axes in front, as `jax.vmap` has it."""
+        return Reading(tuple((ins, (0,) * count) for ins, _ in self.maps))
+
     def example(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """The shapes for one example."""
         found = list(shapes)
@@ -105,8 +109,11 @@ def number(x: Literal) -> Any:
     return value.item() if _is_weak(x) else value[()]
 
 
-def _traced(function: Callable[..., Any], atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading) -> Any:
-    inputs = tuple(i for i, x in enumerate(atoms) if not _is_number(x))
+def of_arrays(
+    function: Callable[..., Any], atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading
+) -> Callable[..., list[Any]]:
+    """A function of a rule, of those operands that are no literals; literals are given as the numbers they are."""
+    inputs = operands_given(atoms)
 
     def flat(*arrays: Any) -> list[Any]:
         given = dict(zip(inputs, arrays, strict=True))
@@ -114,6 +121,16 @@ def _traced(function: Callable[..., Any], atoms: Sequence[Atom], parameters: dic
         with _jax.inside_optimize(True):
             return list(reading.around(lambda *xs: arrays_of(function(*xs, **parameters)))(*full))
 
+    return flat
+
+
+def operands_given(atoms: Sequence[Atom]) -> tuple[int, ...]:
+    """Which operands are no literals."""
+    return tuple(i for i, x in enumerate(atoms) if not _is_number(x))
+
+
+def _traced(function: Callable[..., Any], atoms: Sequence[Atom], parameters: dict[str, Any], reading: Reading) -> Any:
+    inputs, flat = operands_given(atoms), of_arrays(function, atoms, parameters, reading)
     names = _jax.argument_names(function, (), {}, ()).with_unknown_names()
     try:
         program = _jax.trace_flat(flat, names, [atoms[i].aval for i in inputs])

@@ -1,9 +1,11 @@
-"""What a loop of layers stores of its attentions for the gradient: queries, keys and values, and nothing between.
+"""What a loop stores of formulas in its steps for their derivatives: the operands, and nothing between.
 
-JAX stores the scores of all queries and keys, exponentials and weights, of each layer.
+Of a layer's attention, JAX stores the scores of all queries and keys, exponentials and weights. A derivative that is
+not JAX's own reads none of these.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from aerogel import _jax
 from aerogel._jax import Atom, Var
@@ -11,18 +13,34 @@ from aerogel._jax import Atom, Var
 from ..cost import nbytes
 from ..level import Level
 from ..loop import Loop, all_steps
-from ..networks.attention import Attention
 from ..program import is_var
 from .residuals import Residuals, needed_by_loops
 
 
-def operands_alone(level: Level, place: int, loop: Loop, found: Sequence[Attention]) -> Residuals | None:
+@dataclass(frozen=True)
+class Formula:
+    """What a step computes of some values.
+
+    Attributes:
+        operands: the values.
+        places: where it is computed.
+        apart: results that are stored where they are needed.
+        onward: whether what is made of it and of what no step changes is computed again as well.
+    """
+
+    operands: tuple[Var, ...]
+    places: frozenset[int]
+    apart: frozenset[Var] = frozenset()
+    onward: bool = True
+
+
+def operands_alone(level: Level, place: int, loop: Loop, found: Sequence[Formula]) -> Residuals | None:
     """What a loop then stores, and what its readers make again; None where they read nothing between.
 
-    The attentions stand in a step of the loop, and their operands are what is multiplied.
+    The formulas stand in a step of the loop.
     """
     needed, readers = needed_by_loops(level, loop)
-    operands = [x.atom for one in found for x in (one.q, one.k, one.v, one.bias) if x is not None and is_var(x.atom)]
+    operands = [x for one in found for x in one.operands]
     between = _between(loop, operands, found)
     again: dict[Var, Atom] = {y: v for y, v in needed.items() if is_var(v) and v in between}
     if not again:
@@ -38,11 +56,12 @@ def operands_alone(level: Level, place: int, loop: Loop, found: Sequence[Attenti
     return Residuals(place, loop, readers, again, stored, {}, sum(nbytes(y.aval) for y in again) - new)
 
 
-def _between(loop: Loop, operands: Sequence[Var], found: Sequence[Attention]) -> set[Var]:
-    """What is made of operands and of what no step changes, by way of an attention; and what no step changes."""
+def _between(loop: Loop, operands: Sequence[Var], found: Sequence[Formula]) -> set[Var]:
+    """What is made of operands and of what no step changes, by way of a formula; and what no step changes."""
     body = loop.body
-    results = {v for one in found for v in body.eqns[one.place].outvars}
+    results = {v for one in found for v in one.apart}
     inside = {v for one in found for k in one.places for v in body.eqns[k].outvars} - results
+    onward = any(one.onward for one in found)
     same, between = set(loop.body_consts), set[Var]()
     known = same.union(operands)
     for eqn in body.eqns:
@@ -52,6 +71,6 @@ def _between(loop: Loop, operands: Sequence[Var], found: Sequence[Attention]) ->
         known.update(eqn.outvars)
         if same.issuperset(read):
             same.update(eqn.outvars)
-        if not inside.isdisjoint(eqn.outvars) or not between.isdisjoint(read):
+        if not inside.isdisjoint(eqn.outvars) or (onward and not between.isdisjoint(read)):
             between.update(eqn.outvars)
     return between | (same - {*loop.body_consts}) if between else between
