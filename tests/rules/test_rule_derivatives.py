@@ -229,6 +229,76 @@ def test_a_derivative_that_jax_took_becomes_the_rule_s(form: str, how: str) -> N
         assert any(not np.allclose(x, y, rtol=exact) for x, y in zip(plain, jax.tree.leaves(got), strict=True))
 
 
+def safe_log_sum() -> Any:
+    """A rule without a derivative: large numbers do not overflow in what it writes, nor in the derivative of that."""
+
+    @ag.rule(exactness="finite", reason="its largest term is 1")
+    def safe(x):
+        return jnp.log(jnp.sum(jnp.exp(x), axis=-1))
+
+    @safe.to
+    def _(x):
+        return jax.nn.logsumexp(x, axis=-1)
+
+    return safe
+
+
+def solved() -> Any:
+    """A rule for a product with an inverse."""
+
+    @ag.rule(exactness="reassociates", reason="one factorisation is enough")
+    def inverse_product(a, b):
+        return jnp.linalg.inv(a) @ b
+
+    @inverse_product.to
+    def _(a, b):
+        return jnp.linalg.solve(a, b)
+
+    return inverse_product
+
+
+LARGE = jnp.array([[100.0, 0.0], [1.0, 2.0]])
+PLAIN: dict[str, tuple[Any, Any, tuple[jax.Array, ...]]] = {
+    "nobody reads its value": (safe_log_sum, lambda x: log_sum(x).sum(), (LARGE,)),
+    "its value is read": (safe_log_sum, lambda x: (log_sum(x) ** 2).sum(), (LARGE,)),
+    "in a scan": (
+        safe_log_sum,
+        lambda x: lax.scan(lambda c, _: (c * 0.5 + log_sum(c)[:, None], None), x, None, length=3)[0].sum(),
+        (LARGE,),
+    ),
+    "inverse": (solved, lambda a, b: ((jnp.linalg.inv(a) @ b) ** 2).sum(), (jnp.eye(3) * 3 + 0.5, jnp.arange(3.0))),
+}
+
+
+@pytest.mark.parametrize("form", PLAIN)
+@pytest.mark.parametrize("how", ["grad", "value and grad", "jacfwd"])
+def test_a_rule_without_a_derivative_is_found_in_one(form: str, how: str) -> None:
+    """What stands where JAX's derivative was is the derivative of what the rule writes."""
+    rule, f, args = PLAIN[form]
+    ours, theirs = both(f, how, args)
+    said = ag.explain(theirs, rules=[rule()])(*args)
+    assert any("derivative of" in d.what for d in said.fired)
+    with jax.enable_x64(True):
+        exact = jax.tree.map(lambda x: x.astype(jnp.float64), args)
+        _, wanted = both(f, how, exact)
+        wanted = wanted(*exact)
+    for x, y in zip(*map(jax.tree.leaves, (ag.jit(theirs, rules=[rule()])(*args), wanted)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-30)
+
+
+def test_many_rules_are_looked_for_where_their_value_is() -> None:
+    """What the derivatives of many rules keep is not found out: that would take longer than to trace the program."""
+    rule, f, (x,) = PLAIN["nobody reads its value"]
+    others = [
+        ag.rule(exactness="bitwise", reason="one of many", name=f"{k}")(lambda x: jnp.sin(x) * 3) for k in range(9)
+    ]
+    for other in others:
+        other.to(lambda x: 3 * jnp.sin(x))
+    for how, found in ((jax.grad, False), (jax.value_and_grad, True)):
+        said = ag.explain(how(f), rules=[rule(), *others])(x)
+        assert any("derivative of" in d.what for d in said.fired) is found
+
+
 NEAR_MISSES = {
     "its middle is read elsewhere": lambda x: jnp.sum(jnp.sin(x * 3) * X * jnp.cos(x * 3)),
     "no derivative": lambda x: jnp.cos(x * 3) * 3 * X,

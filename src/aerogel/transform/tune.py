@@ -18,7 +18,7 @@ from aerogel import _jax
 from aerogel.compiler.pipeline import Context, Outcome, Pass, run_passes
 from aerogel.compiler.program import Program, inner_jaxprs
 from aerogel.compiler.report import Decision
-from aerogel.compiler.rules import Derivatives, Rules, RuleSet, Stage
+from aerogel.compiler.rules import Derivatives, Rules, RuleSet, Stage, is_differentiated
 
 from .draws import normal
 from .tuned_files import Choice, file_of, store, stored
@@ -36,8 +36,8 @@ def with_rules(rules: RuleSet, passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
     """The passes between those that apply the rules of each stage that there are; after these, those that say so."""
     first, then, last = ((Rules(rules, stage),) if rules.at(stage) else () for stage in Stage)
     after = tuple(one for one in passes if getattr(one, "after_rules", False))
-    bring = (Derivatives(rules.with_derivatives),) if rules.with_derivatives else ()
-    return (*bring, *first, *(one for one in passes if one not in after), *then, *last, *after)
+    before = (Derivatives(rules),) if any(map(is_differentiated, rules)) else ()
+    return (*before, *first, *(one for one in passes if one not in after), *then, *last, *after)
 
 
 @dataclass(frozen=True)

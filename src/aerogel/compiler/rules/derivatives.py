@@ -1,12 +1,12 @@
-"""Rules that bring a derivative, where JAX has differentiated their pattern already.
+"""Rules where JAX has differentiated their pattern already.
 
 `jax.grad` inside of what is optimised writes its own derivative of a formula before any rule sees the formula. That
-derivative is found, and the rule's put in its place.
+derivative is found, and the derivative of what the rule writes put in its place: its own, if the rule brings one.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 from ... import _jax
 from ..._jax import Jaxpr, JaxprEqn, Var
@@ -24,22 +24,44 @@ from ..residuals.residuals import needed_by_loops, rebuilt
 from ..written_derivatives import Equations, NotWritten, ReadElsewhere
 from .driver import Rules, listed
 from .graph import Graph, Node
-from .judge import moved_operands, refusal, what_comes
+from .judge import moved_operands, refusal, what_comes, why_not
 from .kept_values import kept_values
 from .knowledge import Knowledge
 from .loose import NoMatch, missing
 from .match import Bound, Level, match_at
 from .new_derivative import Differentiable
 from .rule import Rule
-from .ruleset import RuleSet
+from .ruleset import AnyRule, RuleSet
 from .skeleton import skeletons, starts_of
-from .stage import elsewhere
+from .spelling import operation, rarity
+from .stage import Stage, elsewhere
 from .traces import Refused, of_arrays, pattern_of
+
+FEW = 8  # rules without a derivative: what theirs keep takes a tenth of a second to find out for each
+
+
+def is_differentiated(rule: AnyRule) -> TypeGuard[Rule]:
+    """Whether a rule is looked for in derivatives; of ours, only those that bring one of their own."""
+    if not isinstance(rule, Rule) or rule.stage is not Stage.BEFORE:
+        return False
+    return rule.derivative is not None or (rule.after is not None and not rule.is_shipped)
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The rules that are looked for."""
+
+    all: Sequence[Rule]
+
+    @property
+    def few(self) -> bool:
+        """Whether there is time to look for what the derivatives of those keep that bring none."""
+        return sum(rule.derivative is None for rule in self.all) <= FEW
 
 
 @dataclass(frozen=True)
 class Derivatives:
-    """The pass. Bound: each site of a rule that brings a derivative is looked at twice."""
+    """The pass. Bound: each site of a rule is looked at twice, of one of many without a derivative once."""
 
     keeps_devices: ClassVar = True
     after_differentiation: ClassVar = True
@@ -55,7 +77,7 @@ class Derivatives:
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with derivatives of rules in the place of JAX's own, and a decision for each."""
         decisions: list[Decision] = []
-        rules = [rule for rule in self.rules if isinstance(rule, Rule) and elsewhere(rule, context) is None]
+        rules = _Rules([rule for rule in self.rules if is_differentiated(rule) and elsewhere(rule, context) is None])
         knowledge = Knowledge(program)
 
         def level(jaxpr: Jaxpr, around: Around) -> Jaxpr:
@@ -64,9 +86,8 @@ class Derivatives:
             jaxpr = _with_operands_stored(Level(Graph(jaxpr, knowledge), context, around), rules)
             own = set[Var]()
             while True:  # two derivatives whose sums are one wait for each other
-                search = _Search(Level(Graph(jaxpr, knowledge), context, around), own)
-                for rule in rules:
-                    search.run(rule)
+                search = _Search(Level(Graph(jaxpr, knowledge), context, around), rules, own)
+                search.run()
                 decisions.extend(search.fired)
                 if not search.edits:
                     decisions.extend(search.refused.values())
@@ -77,7 +98,7 @@ class Derivatives:
         return rewrite_nested(program, level), decisions
 
 
-def _with_operands_stored(level: Level, rules: Sequence[Rule]) -> Jaxpr:
+def _with_operands_stored(level: Level, rules: _Rules) -> Jaxpr:
     """A level whose loops store the operands of patterns for derivatives that are the rules' then.
 
     JAX's derivative of a loop is another loop: it is given what its steps read, and no pattern is to be seen there.
@@ -88,10 +109,10 @@ def _with_operands_stored(level: Level, rules: Sequence[Rule]) -> Jaxpr:
         loop = as_loop(eqn)
         if loop is None or not needed_by_loops(tables, loop)[1]:
             continue
-        step = _search(level, eqn, loop)
+        step = _search(level, eqn, loop, rules)
         found = [
             one
-            for rule in rules
+            for rule in rules.all
             for one in step.formulas(rule)
             if any(_finds(level, again, rules) for again in _rebuilt(tables, place, loop, [one])[1])
         ]
@@ -115,19 +136,18 @@ def _rebuilt(
     return built, [one for k in found.readers for one in built[k] if as_loop(one) is not None]
 
 
-def _search(level: Level, eqn: JaxprEqn, loop: Loop) -> "_Search":
+def _search(level: Level, eqn: JaxprEqn, loop: Loop, rules: _Rules) -> "_Search":
     """What looks for derivatives in a step of a loop."""
     graph = Graph(loop.body, level.graph.knowledge)
-    return _Search(Level(graph, level.context, (*level.around, eqn)), set())
+    return _Search(Level(graph, level.context, (*level.around, eqn)), rules)
 
 
-def _finds(level: Level, eqn: JaxprEqn, rules: Sequence[Rule]) -> bool:
+def _finds(level: Level, eqn: JaxprEqn, rules: _Rules) -> bool:
     """Whether a step of a loop holds a derivative for which there is another."""
     loop = as_loop(eqn)
     assert loop is not None
-    search = _search(level, eqn, loop)
-    for rule in rules:
-        search.run(rule)
+    search = _search(level, eqn, loop, rules)
+    search.run()
     return bool(search.edits)
 
 
@@ -144,7 +164,8 @@ class _Search:
     """The derivatives in a level for which rules have others."""
 
     level: Level
-    own: set[Var]  # what rules have written
+    rules: _Rules
+    own: set[Var] = field(default_factory=set)  # what rules have written
     edits: list[Edit] = field(default_factory=list)
     fired: list[Decision] = field(default_factory=list)
     refused: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -154,9 +175,14 @@ class _Search:
         self.equations = Equations(self.level.graph.level)
         self.within = frozenset(map(_jax.derivative_of, self.level.around))
 
-    def run(self, rule: Rule) -> None:
+    def run(self) -> None:
+        """Looks for the derivatives of all rules."""
+        for rule in self.rules.all:
+            self._run(rule)
+
+    def _run(self, rule: Rule) -> None:
         """Looks for a rule's pattern, and where nothing reads its value, for what its derivative keeps."""
-        for pattern in (rule, kept_values(rule)):
+        for pattern in self._patterns(rule):
             for start in self.level.graph.nodes(frozenset(starts_of(pattern))):
                 if not self.own.isdisjoint(start.eqn.outvars):
                     continue
@@ -172,6 +198,14 @@ class _Search:
                     what = f"the derivative of {listed(found.old)} becomes the rule's"
                     said = Decision(rule.name, what, line, True, rule.reason, exactness=rule.exactness.value)
                     self.fired.append(said)
+
+    def _patterns(self, rule: Rule) -> Iterator[Rule]:
+        """What is looked for."""
+        yield rule
+        eqns = [eqn for one in skeletons(rule) for eqn in one.pattern.jaxpr.eqns if rarity(eqn)]
+        likely = self.rules.few and bool(self.level.graph.nodes(frozenset(map(operation, eqns))))
+        if rule.derivative is not None or likely:
+            yield kept_values(rule)
 
     def _at(self, rule: Rule, pattern: Rule, start: Node) -> _Found | str | None:
         """What stands for the derivative of a site; why it stays as it is; or None, where there is none."""
@@ -194,7 +228,7 @@ class _Search:
     def formulas(self, rule: Rule) -> Iterator[Formula]:
         """Where the level computes a rule's pattern, or what its derivative keeps."""
         places = frozenset[int]()
-        for pattern in (rule, kept_values(rule)):
+        for pattern in self._patterns(rule):
             for start in self.level.graph.nodes(frozenset(starts_of(pattern))):
                 for skeleton in starts_of(pattern).get(start.operation, ()):
                     if missing(self.level.graph, skeleton, start) is not None:
@@ -217,8 +251,11 @@ class _Search:
             return str(error)
         except NotWritten:
             return None
+        against = refusal(self.level, rule, bound, None)
+        if against is None and with_value and rule.derivative is None:
+            against = why_not(self.level, rule, bound, what_comes(rule, bound, bound.found.results))
         old = [self.equations.level.eqns[place] for place in sorted(site.places)]
-        return refusal(self.level, rule, bound, None) or _Found(edit, old)
+        return against or _Found(edit, old)
 
     def _site(self, rule: Rule, bound: Bound, with_value: bool) -> Differentiable | None:
         graph, found = self.level.graph, bound.found

@@ -67,12 +67,17 @@ def judged(level: Level, rule: Rule, bound: Bound) -> Match | NoMatch:
     if forbidden is not None:
         return NoMatch(forbidden)
     after = what_comes(rule, bound, found.results)
-    if isinstance(ExactSearch(graph, after, atoms, as_spelt=True).run(found.results), Found):
-        return NoMatch("it has the form that the rule writes")
-    lost = _scattered(level, rule, after) or loss(
-        rule.profit, _site(level, bound), graph, found.nodes, found.results, after.jaxpr
-    )
-    return Match(rule, found, atoms, after, bool(bound.reading.maps)) if lost is None else NoMatch(lost)
+    forbidden = why_not(level, rule, bound, after)
+    return NoMatch(forbidden) if forbidden else Match(rule, found, atoms, after, bool(bound.reading.maps))
+
+
+def why_not(level: Level, rule: Rule, bound: Bound, after: Pattern) -> str | None:
+    """What speaks against what a rule writes; None where nothing does."""
+    graph, found = level.graph, bound.found
+    if isinstance(ExactSearch(graph, after, bound.atoms, as_spelt=True).run(found.results), Found):
+        return "it has the form that the rule writes"
+    site = _site(level, bound)
+    return _scattered(level, rule, after) or loss(rule.profit, site, graph, found.nodes, found.results, after.jaxpr)
 
 
 def refusal(level: Level, rule: Rule, bound: Bound, shared: str | None) -> str | None:
