@@ -275,7 +275,7 @@ PLAIN: dict[str, tuple[Any, Any, tuple[jax.Array, ...]]] = {
 def test_a_rule_without_a_derivative_is_found_in_one(form: str, how: str) -> None:
     """What stands where JAX's derivative was is the derivative of what the rule writes."""
     rule, f, args = PLAIN[form]
-    ours, theirs = both(f, how, args)
+    _, theirs = both(f, how, args)
     said = ag.explain(theirs, rules=[rule()])(*args)
     assert any("derivative of" in d.what for d in said.fired)
     with jax.enable_x64(True):
