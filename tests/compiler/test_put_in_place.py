@@ -207,9 +207,6 @@ def test_rows_of_a_large_table_are_looked_up_before_the_loop() -> None:
     """XLA counts all of the table as read, and shares the small kernel of a step among threads for that."""
     tokens = jax.random.randint(jax.random.key(5), (STEPS, 8), 0, 4000)
 
-    def f(table: Any) -> Any:
-        return states(table[tokens], W).sum(0)
-
     for rows, where in ((4000, 0), (400, 1)):
         table = normal(6, rows, 64)[:, :WIDTH] if rows == 400 else normal(6, rows, 64)
         w = W if rows == 400 else normal(7, 64, 64) / 8

@@ -190,8 +190,9 @@ class Producers:
         to share a gather among threads.
         """
         (out,), (place,) = eqn.outvars, answer.outs
-        if eqn.primitive.name == "gather" and self.shares and answer.ins[0] is None:
-            return {(out, place): SHARED_ELEMENTS * self.new.length} if _is_shared(eqn, self.new.length) else {}
+        steps = self.new.length
+        if eqn.primitive.name == "gather" and place is not None and self.shares and answer.ins[0] is None:
+            return {(out, place): float(SHARED_ELEMENTS * steps)} if _is_shared(eqn, steps) else {}
         if eqn.primitive.name not in EXPONENTIALS or place is None or self.is_read_only_here(out):
             return {}
         return {(out, place): EXPONENTIAL_ELEMENTS * out.aval.size} if AMPLIFIED * read >= out.aval.size else {}
