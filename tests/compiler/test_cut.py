@@ -1,7 +1,9 @@
 """Minimum cuts of small random graphs, against all subsets."""
 
+import importlib
 import itertools
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -78,23 +80,63 @@ def test_reachable() -> None:
     assert reachable(["a"], {"a": ["b"], "b": ["c", "a"], "d": ["a"]}) == {"a", "b", "c"}
 
 
+def searched_by(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """Both limits on the search in Python; with 0 it gives up at once."""
+    monkeypatch.setattr(cut, "LOOKS", looks)
+    monkeypatch.setattr(cut, "LOOKS_FOR_IMPORT", looks)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_both_searches_take_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph of few nodes is searched in Python, one of many by SciPy: there is one smallest minimum cut."""
+    """What takes few steps is searched in Python, the rest by SciPy: there is one smallest minimum cut."""
     graph, _ = random_graph(seed)
     found = []
-    for few in (0, 1000):
-        monkeypatch.setattr(cut, "FEW", few)
+    for looks in (0, 10**6):
+        searched_by(monkeypatch, looks)
         found.append(graph.taken())
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("few", [0, 1000])
-def test_a_short_path_gives_way(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("looks", [0, 10**6])
+def test_a_short_path_gives_way(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shortest path takes the edge that another path needs: all flows only when it turns aside again."""
-    monkeypatch.setattr(cut, "FEW", few)
+    searched_by(monkeypatch, looks)
     graph = Graph()
     for a, b in [(SOURCE, "a"), ("a", "d"), ("d", SINK), (SOURCE, "b"), ("b", "e"), ("e", "d"),
                  ("a", "f"), ("f", "g"), ("g", "h"), ("h", SINK)]:  # fmt: skip
         graph.edge(a, b, 1.0)
     assert graph.taken() == set()
+
+
+def layered_graph(layers: int, width: int) -> Graph:
+    """Layers of nodes, each node with edges to two of the next layer."""
+    rng = random.Random(0)
+    graph = Graph()
+    for k in range(width):
+        graph.edge(SOURCE, (0, k), rng.random())
+        graph.edge((layers, k), SINK, rng.random())
+        for layer in range(layers):
+            for _ in range(2):
+                graph.edge((layer, k), (layer + 1, rng.randrange(width)), rng.random())
+    return graph
+
+
+@pytest.mark.parametrize(("is_there", "searches"), [(False, []), (True, ["SciPy"])])
+def test_scipy_is_not_imported_for_a_middling_graph(
+    is_there: bool, searches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing SciPy takes longer than a few hundred paths in Python; where it is there, it is faster."""
+    made, by_scipy = [], cut._reached_by_scipy
+
+    def watched(room: cut.Room, nodes: int) -> set[int]:
+        made.append("SciPy")
+        return by_scipy(room, nodes)
+
+    wanted = layered_graph(12, 20).taken()
+    monkeypatch.setattr(cut, "_reached_by_scipy", watched)
+    if is_there:
+        importlib.import_module("scipy.sparse.csgraph")
+    else:
+        monkeypatch.delitem(sys.modules, "scipy.sparse.csgraph", raising=False)
+    assert layered_graph(12, 20).taken() == wanted
+    assert made == searches

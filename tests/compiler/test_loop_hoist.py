@@ -820,7 +820,11 @@ def test_a_gradient_of_narrow_rows_is_taken_at_once() -> None:
         (jnp.sin, 200, 64, False),
         (lambda v: jnp.sin(v).sum(), 1000, 200, False),
         (jax.nn.softmax, 200, 64, False),
-        (lambda v: jnp.exp(v).sum(), 200, 64, False),
+        (lambda v: jnp.exp(v).sum(), 200, 64, False),  # that becomes short again in blocks
+        (lambda v: v * v + 2 * v, 500, 64, True),
+        (lambda v: v * v + 2 * v, 5000, 64, False),
+        (jax.nn.softmax, 100, 32, True),
+        (lambda v: jnp.exp(v).sum(), 500, 64, True),
     ],
 )
 def test_a_short_program_stays_short(f: Any, rows: int, columns: int, stays: bool) -> None:

@@ -156,6 +156,17 @@ def test_xla_makes_one_loop_of_it() -> None:
     assert divided(optimised(f)) == {"f32[28672]"}
 
 
+def test_halves_that_a_product_reads_stay() -> None:
+    """XLA makes them of float32 for it; of float32 itself nothing is converted."""
+
+    def f(x: Any, w: Any) -> Any:
+        return (jnp.exp(x) * x) @ w
+
+    x, w = X, normal(5, X.shape[-1], 40)
+    assert fired(f, x, w) == 1
+    assert fired(f, x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)) == 0
+
+
 def test_long_rows_are_shared_as_a_whole() -> None:
     """An odd number of entries in one row was four times slower than short rows: two threads' parts were not alike."""
     for rows, long in (

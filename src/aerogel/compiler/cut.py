@@ -1,5 +1,6 @@
 """A minimum cut: which part of a graph to take so that what crosses its border costs least."""
 
+import sys
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
@@ -9,8 +10,10 @@ import numpy as np
 # `FORBIDDEN`, which stays below 2**31.
 SCALE = 2**22
 FORBIDDEN = 2**30
-# Up to so many nodes (most graphs have ten) SciPy takes longer to set up than the search in Python to run.
-FEW = 32
+# So many edges the search in Python looks at (0.05 us each) before SciPy takes over: what SciPy takes to set up, or,
+# where nothing has imported it yet, to be imported (0.2 s on an idle machine). Most graphs have ten nodes and take less
+# than 1,000; the largest of 60 programs, 269 nodes, took 200,000.
+LOOKS, LOOKS_FOR_IMPORT = 16_000, 2_000_000
 SOURCE, SINK = "source", "sink"
 
 
@@ -46,7 +49,10 @@ class Graph:
             (names[a], names[b]): max(1, round(cost * unit)) if np.isfinite(cost) else FORBIDDEN
             for (a, b), cost in self.edges.items()
         }
-        reached = (_reached if len(names) <= FEW else _reached_by_scipy)(room, len(names))
+        looks = LOOKS if "scipy.sparse.csgraph" in sys.modules else LOOKS_FOR_IMPORT
+        reached = _reached(room, len(names), looks)
+        if reached is None:
+            reached = _reached_by_scipy(room, len(names))
         return {name for name, i in names.items() if i in reached} - {SOURCE}
 
 
@@ -56,8 +62,8 @@ Room = dict[tuple[int, int], int]
 
 def _reached_by_scipy(room: Room, nodes: int) -> set[int]:
     """The nodes that the source still reaches when as much flows from it to the sink as can."""
-    # Here and not above: SciPy's graphs take 0.2 s to import, a quarter of what Aerogel takes, and few scripts have
-    # a graph of this size.
+    # Here and not above: SciPy's graphs take 0.2 s to import, a quarter of what Aerogel takes, and hardly any script
+    # has a graph that wants it.
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
@@ -69,8 +75,8 @@ def _reached_by_scipy(room: Room, nodes: int) -> set[int]:
     return set(breadth_first_order(residual, 0, return_predecessors=False).tolist())
 
 
-def _reached(room: Room, nodes: int) -> set[int]:
-    """The same, by shortest paths that are not full (Edmonds and Karp)."""
+def _reached(room: Room, nodes: int, looks: int) -> set[int] | None:
+    """The same, by shortest paths that are not full (Edmonds and Karp); None after looking at so many edges."""
     free: list[dict[int, int]] = [{} for _ in range(nodes)]
     for (a, b), amount in room.items():
         free[a][b] = amount
@@ -79,12 +85,15 @@ def _reached(room: Room, nodes: int) -> set[int]:
         before: dict[int, int] = {0: 0}
         queue = [0]
         for a in queue:
+            looks -= len(free[a])
             for b, amount in free[a].items():
                 if amount and b not in before:
                     before[b] = a
                     queue.append(b)
         if 1 not in before:
             return set(before)
+        if looks < 0:
+            return None
         path, node = [], 1
         while node:
             path.append((before[node], node))

@@ -55,13 +55,14 @@ def rewrite_nested(program: Program, level: Callable[[Jaxpr, Around], Jaxpr]) ->
 def rewrite_steps(
     program: Program,
     level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr],
-    in_few_steps: Callable[[Jaxpr], set[int]] | None = None,
+    in_few_steps: Callable[[Jaxpr, int], set[int]] | None = None,
 ) -> Program:
     """`rewrite_levels`; of a loop's body, `level` is given what differs from step to step.
 
     XLA computes the rest once, before the loop: what would be cheaper than that in one step is dearer in all of them.
     Its equations are given too, since what they make may be known, as an identity is. Of a loop of few steps that holds
-    for equations at the places `in_few_steps` alone, those that read constants of the loop and nothing else.
+    for equations at the places `in_few_steps` alone, those that read constants of the loop and nothing else; and of a
+    program, which is one step, for those that read its arguments.
     """
     return rewrite_nested(program, lambda jaxpr, around: _of_steps(jaxpr, around, level, in_few_steps))
 
@@ -70,7 +71,7 @@ def _of_steps(
     jaxpr: Jaxpr,
     around: Around,
     level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr],
-    in_few_steps: Callable[[Jaxpr], set[int]] | None,
+    in_few_steps: Callable[[Jaxpr, int], set[int]] | None,
 ) -> Jaxpr:
     early = _once(jaxpr, around) or _once_of_few(jaxpr, around, in_few_steps)
     if not early:
@@ -101,13 +102,13 @@ def _once(jaxpr: Jaxpr, around: Around) -> set[int]:
     return set(same) if constants else set()
 
 
-def _once_of_few(jaxpr: Jaxpr, around: Around, places: Callable[[Jaxpr], set[int]] | None) -> set[int]:
+def _once_of_few(jaxpr: Jaxpr, around: Around, places: Callable[[Jaxpr, int], set[int]] | None) -> set[int]:
     """The places, among those asked for, of what reads constants of the scan that a jaxpr is the body of."""
-    loop = around[-1] if around else None
-    if places is None or loop is None or loop.primitive.name != "scan" or loop.params["length"] < 2:
+    if places is None or (around and around[-1].primitive.name != "scan"):
         return set()
-    constants = {*jaxpr.constvars, *jaxpr.invars[: scan_counts(loop.params)[0]]}
-    return {k for k in places(jaxpr) if constants.issuperset(jaxpr.eqns[k].invars)}
+    steps, count = (around[-1].params["length"], scan_counts(around[-1].params)[0]) if around else (1, None)
+    constants = {*jaxpr.constvars, *jaxpr.invars[:count]}
+    return {k for k in places(jaxpr, steps) if constants.issuperset(jaxpr.eqns[k].invars)}
 
 
 @dataclass

@@ -34,6 +34,7 @@ class Handling:
             operand is read against its rows and these are shorter than a register.
         per_call: of such a batch, what each product costs otherwise: a call of the library.
         per_lane: of a batch, one multiplication of those that fill a register up beside the last columns of a result.
+        small_turned: of small matrices, each product whose left operand's last dimension is not contracted.
     """
 
     right: float = 0.0
@@ -44,6 +45,7 @@ class Handling:
     per_term: float = 0.0
     per_call: float = 0.0
     per_lane: float = 0.0
+    small_turned: float = 0.0
 
 
 # Only their ratio was measured (jaxlib 0.10.2, 64 to 4096 rows, 64 to 1024 columns). They are this small because they
@@ -68,6 +70,7 @@ HANDLING = {
         per_term=2.0,
         per_call=3000.0,
         per_lane=0.3,
+        small_turned=16000.0,
     )
 }
 LANES = 16
@@ -75,6 +78,10 @@ LANES = 16
 # such products: 0.75 of plain JAX's time, and as much as that with what else it takes to have them the other way).
 DEEP = 32
 LEAST_BYTES = 1 << 12  # of its operand: less is read in the time that a transpose takes to begin
+# The library has no code of its own for small matrices read so: 1 us more for each product of 8 to 32 rows, terms and
+# columns, 0.7 in a batch of four (a transpose of so little is fused, and free). The smallest XLA multiplies itself.
+SMALL_BYTES = 1 << 14
+FEWEST_MULTIPLIED = 512
 
 
 @dataclass(frozen=True)
@@ -221,9 +228,10 @@ class Product:
         short = self.count > 1 and right_against and self._depth() < LANES
         x, y = (self.eqn.invars[k].aval for k in (first, second))
         lost = self.handling.per_lane * x.size * (-self.rows[second] % LANES) if self.count > 1 else 0.0
+        lost = max(lost, self.handling.small_turned * self.count * (against and self._is_small()))
         if self.count == 1:
-            if self._depth() < DEEP:
-                return 0.0
+            if lost or self._depth() < DEEP:
+                return lost
             read = (
                 (self.handling.thin_turned, nbytes(x), against and self.rows[second] <= THIN),
                 (self.handling.thin_against, nbytes(y), right_against and self.rows[first] <= THIN),
@@ -233,6 +241,12 @@ class Product:
             return lost
         terms = x.size * self.rows[second] * max(1.0, LANES / max(1, self.rows[second]))
         return max(lost, self.handling.per_term * terms - self.handling.per_call * self.count)
+
+    def _is_small(self) -> bool:
+        """Whether the library is called for matrices so small that how it reads them counts."""
+        multiplied = self.rows[0] * self.rows[1] * self._depth()
+        largest = max(nbytes(x.aval) for x in self.eqn.invars) // max(1, self.count)
+        return multiplied >= FEWEST_MULTIPLIED and largest <= SMALL_BYTES
 
     def _depth(self) -> int:
         """How many terms one sum has."""

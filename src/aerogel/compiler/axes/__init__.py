@@ -3,6 +3,7 @@
 from .answer import Axis as Axis
 from .answer import Mapped as Mapped
 from .answer import No as No
+from .answer import Onto as Onto
 from .answer import Reduced as Reduced
 from .blocks import stack_blocks as stack_blocks
 from .blocks import take_block as take_block

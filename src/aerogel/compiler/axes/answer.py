@@ -63,6 +63,21 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
+class Onto:
+    """A block whose partial result need not exist: it is put into the accumulator, which starts as an operand.
+
+    Attributes:
+        operand: the input that the accumulator starts as, in the accumulator's dtype. It does not vary along the axis.
+        dtype: of the accumulator.
+        put: `put(accumulator, *inputs)`, the accumulator after one more block.
+    """
+
+    operand: int
+    dtype: Any
+    put: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Reduced:
     """The axis disappears: blocks give partial results, which combine to the outputs.
 
@@ -73,6 +88,7 @@ class Reduced:
             parts than the equation has outputs (argmax: value and index), or wider types (bfloat16 sums in float32).
         finish: `finish(*accumulated) -> list of outputs` of the equation.
         uses_start: whether `block` looks at `start`.
+        onto: the same without partial results, which are as large as the whole; it is for all blocks, one by one.
     """
 
     ins: tuple[Axis | None, ...]
@@ -80,6 +96,7 @@ class Reduced:
     block: Callable[..., list[Any]]
     finish: Callable[..., list[Any]]
     uses_start: bool = False
+    onto: Onto | None = None
 
 
 @dataclass(frozen=True, slots=True)

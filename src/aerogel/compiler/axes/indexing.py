@@ -14,7 +14,7 @@ from jax import lax
 from ..._jax import JaxprEqn
 from . import monoid
 from .accumulate import accumulator_dtype
-from .answer import Reduced
+from .answer import Onto, Reduced
 from .entry import Entry
 from .labels import Axes, Dims, Labels, labelled
 from .rebind import shape_of
@@ -85,7 +85,14 @@ def _over_positions(over: monoid.Monoid, scatter: Any) -> Entry:
             base = lax.select(lax.eq(lax.convert_element_type(start, np.int32), np.int32(0)), operand, empty)
             return [scatter(base, indices, updates, p["dimension_numbers"], **options)]
 
-        return Reduced(ins, over, block, lambda total: [lax.convert_element_type(total, dtype)], uses_start=True)
+        def put(whole: Any, operand: Any, indices: Any, updates: Any) -> Any:
+            updates = lax.convert_element_type(updates, wide)
+            return scatter(whole, indices, updates, p["dimension_numbers"], **options)
+
+        def finish(total: Any) -> list[Any]:
+            return [lax.convert_element_type(total, dtype)]
+
+        return Reduced(ins, over, block, finish, uses_start=True, onto=Onto(0, wide, put))
 
     return with_rows(labelled(_scatter, reduced=reduced))
 

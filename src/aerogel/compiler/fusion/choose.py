@@ -54,13 +54,14 @@ class Plan:
     seconds: float
     searched: frozenset[int] = frozenset()  # the sites that look for the place of a maximum in few of the steps
     by_entry: frozenset[int] = frozenset()  # the sites that are accumulated entry by entry, and reduced after the loop
+    shares: bool = False  # whether kernels of the steps may be shared among threads
     flat: bool = False  # whether accumulators of short rows are kept in one dimension
 
 
 def choose(level: Level, region: Region, machine: Machine, before_differentiation: bool = False) -> Plan:
     """The best plan for a region; no sites when nothing pays."""
     if not region.sites:
-        return Plan(region, [], 0.0)
+        return Plan(region, [], 0.0, shares=machine.name == "cpu")
     machine = machine.on_one_core()  # blocks are as long as sharing their work among cores wants: see `block_length`
     graph = _graph(level, region, machine)
     taken = graph.taken()
@@ -74,7 +75,7 @@ def choose(level: Level, region: Region, machine: Machine, before_differentiatio
     by_entry = frozenset[int]() if before_differentiation else summed_by_entry(region, sites, machine)
     # Elsewhere the rows may be tiled, or lie on several devices.
     flat = machine.name == "cpu" and not level.over_devices
-    return Plan(region, sites, seconds, searched, by_entry, flat)
+    return Plan(region, sites, seconds, searched, by_entry, machine.name == "cpu", flat)
 
 
 def is_product(eqn: JaxprEqn) -> bool:
@@ -196,7 +197,8 @@ def _add_turned(graph: Graph, level: Level, region: Region, machine: Machine) ->
     """What it costs to give the steps values from outside in which other dimensions come before time."""
     if region.block is not None or machine.name != "cpu":  # blocks are cut out of them; elsewhere a turn is a kernel
         return
-    producers = Producers(level, LoopBuilder(region.loop.eqn, region.steps, region.loop.reverse), region.index)
+    new = LoopBuilder(region.loop.eqn, region.steps, region.loop.reverse)
+    producers = Producers(level, new, region.index, shares=True)
     for site in region.sites:
         for x, place in zip(site.reads, site.places, strict=True):
             if place is None or not is_var(x) or x in region.stacked:

@@ -11,7 +11,7 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
-from ..axes import Axis, Mapped, Reduced, stack_blocks
+from ..axes import Axis, Mapped, Onto, Reduced, stack_blocks
 from ..level import Edit, Level
 from ..loop import Loop, LoopBuilder, with_body
 from ..program import is_var
@@ -24,13 +24,14 @@ from .moments import COVARIANCES, MOMENTS
 from .producers import Producers
 from .region import Joined, Region, Site, Sliced, is_view
 from .searched import search
+from .site_seconds import is_put
 from .unit_dimensions import without_unit_dimensions
 from .window import Window, position
 
 
 def fuse(level: Level, plan: Plan) -> tuple[Edit, JaxprEqn]:
     """The edit that carries out a plan, and the new loop, which stacks what others still read."""
-    return _Fusion(level, plan.region, plan.sites, plan.searched, plan.by_entry, plan.flat).run()
+    return _Fusion(level, plan.region, plan.sites, plan.searched, plan.by_entry, plan.shares, plan.flat).run()
 
 
 @dataclass
@@ -40,6 +41,7 @@ class _Fusion:
     sites: Sequence[Site]
     searched: Collection[int]
     by_entry: Collection[int]
+    shares: bool
     flat: bool
     blocks: dict[Var, Atom] = field(default_factory=dict)  # a value of the region -> its block in the body
     results: dict[Var, Atom] = field(default_factory=dict)  # a variable of the program -> what replaces it
@@ -53,7 +55,7 @@ class _Fusion:
         for site in reversed(self.sites):
             if is_view(self.region, site) and not all(k in self.moved for k in self.level.readers(site.eqn.outvars[0])):
                 self.moved.remove(site.index)  # it is read after the loop too: there it shows the whole
-        self.producers = Producers(self.level, self.new, self.region.index, self.moved)
+        self.producers = Producers(self.level, self.new, self.region.index, self.moved, self.shares)
         self.derived = derived_sums(self.sites)
         self.delays = Delays(self.new, self.region, self.sites)
         self.totals: dict[tuple[Any, ...], Sequence[Atom]] = {}  # of sums around a late center, which may share them
@@ -173,6 +175,9 @@ class _Fusion:
         if isinstance(answer, Reduced) and site.index in self.by_entry:
             self._finish(site, answer, by_entry(self.new, answer, ins[0], site.window, self.flat))
             return
+        if isinstance(answer, Reduced) and answer.onto is not None and is_put(self.loop, site):
+            self._put(site, answer, answer.onto, ins)
+            return
         outs = self._run_step(site, answer, ins)
         if isinstance(answer, Mapped):
             self.blocks.update(zip(site.eqn.outvars, outs, strict=True))
@@ -216,6 +221,16 @@ class _Fusion:
         if site.late and answer.monoid.name not in TIES:  # ties are counted in the type of their sum
             self.totals[_held(site)] = totals
         self._finish(site, answer, totals)
+
+    def _put(self, site: Site, answer: Reduced, onto: Onto, ins: Sequence[Atom]) -> None:
+        """Puts what each step gives to a site where it belongs in the whole: a carry, which is updated in place."""
+        self.new.before.like = self.new.body.like = site.eqn
+        (start,) = self.new.before.call(lambda x: lax.convert_element_type(x, onto.dtype), site.reads[onto.operand])
+        whole, set_next, total = self.new.carry(start)
+        (after,) = self.new.body.call(onto.put, whole, *ins)
+        set_next(after)
+        self.new.before.like = self.new.body.like = self.loop.eqn
+        self._finish(site, answer, [total])
 
     def _finish(self, site: Site, answer: Reduced, totals: Sequence[Atom]) -> None:
         """Lets what the steps accumulated stand for the results of a site."""

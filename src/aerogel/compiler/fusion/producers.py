@@ -1,6 +1,7 @@
 """What a loop reads step by step, and whether it can be made in the step instead of beforehand."""
 
 from collections.abc import Collection, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from ..axes import Axis, Mapped, along_output
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import nbytes
+from ..cost.sharing import SHARED_BYTES
 from ..known.spread import stays_local
 from ..level import Level
 from ..loop import Loop, LoopBuilder
@@ -34,6 +36,10 @@ FUSED = CHEAP | frozenset(ELEMENTWISE) | frozenset({"slice", "pad", "rev"})
 # of 1 and ratios that its loss reads, too, took 1.15 to 1.26 of the time in float64 with the ratios made in its steps,
 # 0.85 to 1.03 without.
 EXPONENTIALS, EXPONENTIAL_ELEMENTS, AMPLIFIED = ("exp", "logistic"), 2.0, 1.5
+# XLA's CPU backend counts the whole of a table that several rows are gathered from as read, and shares the kernel among
+# threads for that; starting these takes as long as so many elements to move. (A step of 16 rows of 64, of 5,000: 9 us
+# instead of 6.)
+SHARED_ELEMENTS = 25_000
 MAX_DEPTH = 16
 SMALLEST_INPUT = 4096
 SMALLEST_STEP = 64
@@ -47,10 +53,13 @@ class Producers:
 
     A value that is only a broadcast, a counter, or cheap arithmetic on such, is computed in the step: it need not
     exist as a whole.
+
+    Attributes:
+        shares: whether kernels of the steps may be shared among threads, as on a CPU.
     """
 
-    def __init__(self, level: Level, new: LoopBuilder, place: int, moved: Collection[int] = ()):
-        self.place = place
+    def __init__(self, level: Level, new: LoopBuilder, place: int, moved: Collection[int] = (), shares: bool = False):
+        self.place, self.shares = place, shares
         self.inside = {place, *moved}
         self._only_here: dict[Var, bool] = {}
         self._beforehand: dict[Var, float] = {}
@@ -177,9 +186,13 @@ class Producers:
     def _work(self, eqn: JaxprEqn, answer: Mapped, read: float) -> Reads:
         """What it takes to compute an exponential twice, in the steps and for others, as elements moved.
 
-        What is much larger than what it is made of is made in the steps all the same: that is memory.
+        What is much larger than what it is made of is made in the steps all the same: that is memory. And what it takes
+        to share a gather among threads.
         """
         (out,), (place,) = eqn.outvars, answer.outs
+        steps = self.new.length
+        if eqn.primitive.name == "gather" and place is not None and self.shares and answer.ins[0] is None:
+            return {(out, place): float(SHARED_ELEMENTS * steps)} if _is_shared(eqn, steps) else {}
         if eqn.primitive.name not in EXPONENTIALS or place is None or self.is_read_only_here(out):
             return {}
         return {(out, place): EXPONENTIAL_ELEMENTS * out.aval.size} if AMPLIFIED * read >= out.aval.size else {}
@@ -272,6 +285,12 @@ class Producers:
         return x, first, stride, through
 
 
+def _is_shared(gather: JaxprEqn, steps: int) -> bool:
+    """Whether XLA shares what one of so many steps gathers: of the table it counts all, but for a single row."""
+    table, indices = (x.aval for x in gather.invars)
+    return prod(indices.shape[:-1]) > steps and nbytes(table) >= 2 * SHARED_BYTES
+
+
 def is_outer_product(eqn: JaxprEqn) -> bool:
     """Whether a `dot_general` only multiplies: nothing is summed."""
     if eqn.primitive.name != "dot_general":
@@ -313,11 +332,14 @@ def _stays(eqn: JaxprEqn, places: Sequence[Axis | None]) -> bool:
     return read <= nbytes(eqn.outvars[0].aval) and stays_local(eqn, places[0] if places else None)
 
 
-def makeable_inputs(level: Level, index: int, loop: Loop) -> list[Var]:
-    """The inputs of a loop, large enough to matter, that its steps could make from less than they read."""
+def makeable_inputs(level: Level, index: int, loop: Loop, shares: bool = False) -> list[Var]:
+    """The inputs of a loop, large enough to matter, that its steps could make from less than they read.
+
+    `shares` as for `Producers`.
+    """
     if not any(_matters(x) for x in loop.xs):
         return []
-    found = Producers(level, LoopBuilder(loop.eqn, loop.length, loop.reverse), index)
+    found = Producers(level, LoopBuilder(loop.eqn, loop.length, loop.reverse), index, shares=shares)
     xs = [x for x in loop.xs if is_var(x) and _matters(x) and not _is_view(level, x)]
     return [x for x in xs if found.can_make(x, Axis(0))]
 

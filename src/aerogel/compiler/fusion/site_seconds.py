@@ -13,7 +13,7 @@ from ..cost.primitives import DEAR
 from ..cost.seconds import transposed_seconds
 from ..cost.vector_code import is_vector_search
 from ..level import Level
-from ..loop import is_float
+from ..loop import Loop, is_float
 from ..program import is_var
 from .centered import SOFTMAX
 from .moments import MOMENTS
@@ -120,6 +120,8 @@ def seconds_more_inside(region: Region, site: Site, machine: Machine) -> float:
         return equation_seconds(site.eqn, machine) / 2
     if fuses(site.eqn):
         return seconds_of_reductions(site, machine)
+    if is_put(region.loop, site):
+        return steps * machine.seconds_per_step_kernel
     if isinstance(site.answer, Reduced) and _only_multiplies(site):
         # no product of matrices: each step goes once over the accumulator, in a kernel of its own
         each = 3 * nbytes(site.eqn.outvars[0].aval) / machine.cache_bytes_per_second
@@ -141,9 +143,19 @@ def _seconds_of_products(site: Site, machine: Machine) -> float:
     return site.window.count * step - whole
 
 
+def is_put(loop: Loop, site: Site) -> bool:
+    """Whether each step puts what it has of a site into the whole, in place."""
+    has_place = isinstance(site.answer, Reduced) and site.answer.onto is not None
+    return has_place and site.window.is_all(loop.length)
+
+
 def seconds_of_reductions(site: Site, machine: Machine) -> float:
     """Time for the kernels of a site that sums up the values of each step; what is summed over time alone fuses."""
-    if not isinstance(site.answer, Reduced) or _is_over_time(site):
+    if isinstance(site.answer, Mapped):
+        is_kernel = machine.name == "cpu" and site.eqn.primitive.name in REDUCTIONS
+    else:
+        is_kernel = isinstance(site.answer, Reduced) and not _is_over_time(site)
+    if not is_kernel:
         return 0.0
     return site.window.count * machine.seconds_per_step_kernel
 

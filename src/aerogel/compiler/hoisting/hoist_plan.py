@@ -12,6 +12,7 @@ from aerogel._jax import Jaxpr, JaxprEqn, Var
 from ..cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from ..cost.account import jaxpr_cost
 from ..cost.primitives import KIND, RANDOM, REDUCE, Kind
+from ..cost.seconds import step_launches
 from ..cost.short import is_surely_short
 from ..cut import SINK, SOURCE, Graph
 from ..loop import Loop
@@ -45,10 +46,11 @@ FREE_GRADIENT_BYTES, FREE_GRADIENT_SHARE = 4 << 20, 0.125
 # More than this must leave half of what such loops store unused. (The gradient of a minimal gated unit, 100 steps,
 # batch 32, width 128: with its projections at once 8.4 MB, 0.84 of plain JAX's time; without 5.3, 0.89; plain 14.8.)
 LEAST_GRADIENT_BYTES = 1 << 20
-# JAX's CPU client runs in the thread that calls what counts as little, and a loop counts as one step. 100 to 500
-# sums of 64 to 200 sines took 1.4 to 2.6 times as long at once. The bound is of predicted seconds, and so is the share
-# that has to go: kernels that are started in each step are spared (softmax of 200 rows of 64: 0.34).
-SHORT_LOOP, SHARE_OF_SHORT = 3e-4, 0.75
+# A loop that takes longer gains by what is shared among cores, and by vector code: 1,000 sums of 200 sines take 0.2 of
+# the time.
+SHORT_LOOP = 3e-4
+# Kernels of a step whose starts the time of a step has already: the one that its work is, and the one that counts.
+KERNELS_OF_A_STEP = 2
 # Bytes of intermediate results that a loop may leave behind when it goes away.
 FREE_STEPS = 64 << 10
 SUMS = frozenset("add add_any mul convert_element_type broadcast_in_dim reshape squeeze".split())
@@ -61,6 +63,7 @@ class Terms:
     machine: Machine
     strict: bool
     before_differentiation: bool
+    becomes_short: Callable[[Jaxpr], bool] = lambda _: False  # whether a pass makes a program short (`short_calls.py`)
 
 
 @dataclass(frozen=True)
@@ -180,17 +183,31 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collect
     # elementwise work fuses with what comes after it, which the figures of the loop alone do not show
     if any(is_heavy(eqns[i]) for i in free) and after > (1 - LEAST_SHARE) * before:
         return "its steps at once are no faster"
-    if not terms.before_differentiation and _wakes_another(jaxpr, whole, before, after, terms.machine):
+    before += loop.length * _seconds_of_starts(loop, terms.machine)
+    if not terms.before_differentiation and _wakes_another(jaxpr, whole, before, after, terms):
         return "it would take longer to wake another thread, and the thread that calls runs its steps"
     if jaxpr_cost(whole).peak_bytes > FREE_STEPS + sum(nbytes(y.aval) for y in loop.ys):
         return "its steps at once need more memory"
     return Outside(before=free)
 
 
-def _wakes_another(level: Jaxpr, whole: Jaxpr, before: float, after: float, machine: Machine) -> bool:
-    """Whether a program is short with a loop in it, not with its steps at once, and these save little of short time."""
-    is_little = before < SHORT_LOOP and after > SHARE_OF_SHORT * before
-    return machine.name == "cpu" and is_little and is_surely_short(level) and not is_surely_short(whole)
+def _wakes_another(level: Jaxpr, whole: Jaxpr, before: float, after: float, terms: Terms) -> bool:
+    """Whether a program is short with a loop in it, not with its steps at once, and these save less than that takes.
+
+    JAX's CPU client runs in the thread that calls what counts as little, and a loop counts as one step. (Rows
+    `v * v + 2 * v`, 200 to 1,000 of 64, took 1.8 to 3.5 times as long at once, sums of 500 and 1,000 rows of
+    exponentials 2.4; 5,000 rows 0.9 and 1.0, softmax of 200 rows 0.5.)
+    """
+    machine = terms.machine
+    if machine.name != "cpu" or before >= SHORT_LOOP or after + machine.seconds_to_hand_over <= before:
+        return False
+    return is_surely_short(level) and not is_surely_short(whole) and not terms.becomes_short(whole)
+
+
+def _seconds_of_starts(loop: Loop, machine: Machine) -> float:
+    """Seconds that a step takes to start kernels, where it is several."""
+    kernels = step_launches(loop.eqn, machine).count
+    return max(0, kernels - KERNELS_OF_A_STEP) * machine.seconds_per_step_kernel
 
 
 def _widens(loop: Loop, free: frozenset[int]) -> bool:

@@ -32,7 +32,7 @@ from ..cost.sharing import is_worked_on_by_several
 from ..cost.work import dot_shape
 from ..loop import is_float
 from ..program import Builder, copy_equation, count_equations, inner_jaxprs, inner_levels, is_var, substitute
-from . import kernel_products
+from . import kernel_products, kernel_scatters
 from .steps_at_once import steps_at_once
 
 SHAPING = (
@@ -41,6 +41,7 @@ SHAPING = (
 ).split()
 REDUCTIONS = (REDUCE | CUMULATIVE) - {"reduce", "cumlogsumexp"}  # `reduce` holds a program
 WITH_PROGRAMS = "scan while cond jit closed_call eval_jaxpr custom_jvp_call custom_vjp_call".split()
+WRITES = frozenset(("dynamic_update_slice", *kernel_scatters.COMBINING))
 CAN_STAND = frozenset((*ELEMENTWISE, *SHAPING, *WITH_PROGRAMS))
 # XLA gives a library sums and extrema of 4,096 elements (jaxlib 0.10.2).
 MOST_REDUCED = 2048
@@ -111,7 +112,7 @@ def is_too_much(eqn: JaxprEqn) -> bool:
 def _written_bytes(body: Jaxpr) -> int:
     """The size of the largest carry that steps write parts of, in calls and loops that they hold as well."""
     given = set(body.invars)
-    writes = (one for one in body.eqns if one.primitive.name == "dynamic_update_slice")
+    writes = (one for one in body.eqns if one.primitive.name in WRITES)
     own = (nbytes(one.outvars[0].aval) for one in writes if one.invars[0] in given)
     return max((*own, *map(_written_bytes, inner_levels(body))), default=0)
 
@@ -126,6 +127,8 @@ def _why_not(eqn: JaxprEqn) -> str | None:
         return f"`{name}` goes over {size:,} elements: XLA calls a library for it" if size > MOST_REDUCED else None
     if name == "dot_general":
         return kernel_products.why_not(eqn)
+    if name.startswith("scatter"):
+        return kernel_scatters.why_not(eqn)
     return None if name in CAN_STAND or name in _jax.OURS else f"`{name}` may call a library"
 
 
@@ -234,7 +237,8 @@ def as_one_kernel(eqn: JaxprEqn, level: Jaxpr, behind: Sequence[JaxprEqn] = ()) 
     outs = [*(substitute(v, inside) for v in made), *entries]
     call = ClosedJaxpr(_jax.new_jaxpr(level, [inside[x] for x in given], outs, built.eqns), ())
     results = [*made, *(_jax.new_var(v.aval) for v in entries)]
-    return _jax.one_kernel(kernel_products.with_sums(call), given, results, eqn, steps_at_once(eqn))
+    call = kernel_scatters.with_slices(kernel_products.with_sums(call))
+    return _jax.one_kernel(call, given, results, eqn, steps_at_once(eqn))
 
 
 def _entry(x: jax.Array) -> jax.Array:

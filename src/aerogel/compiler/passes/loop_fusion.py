@@ -20,6 +20,9 @@ from ..fusion.choose import Plan, block_length, choose, is_product, stacked_byte
 from ..fusion.fusion import fuse
 from ..fusion.producers import makeable_inputs
 from ..fusion.region import Joined, Region, Site, Sliced, grow
+from ..fusion.site_seconds import is_put
+from ..kernels import kernel_scatters
+from ..kernels.one_kernel import MOST_WRITTEN_BYTES
 from ..known.spread import stays_local
 from ..level import After, Edit, Level, apply_edits
 from ..levels import rewrite_levels
@@ -28,6 +31,7 @@ from ..normalize import LOOPS_AND_BRANCHES
 from ..pipeline import Context
 from ..program import Program, bodies, is_var, where
 from ..report import Decision
+from .loop_kernel import becomes_one
 
 NAME = "loop-fusion"
 # A loop of its own must be predicted this much better than the first loop.
@@ -80,7 +84,7 @@ def _fuse_level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Ja
         taken: set[int] = set()
         for index, loop in _loops(jaxpr, looks.settled):
             plan = _plan(level, index, loop, context)
-            inputs = makeable_inputs(level, index, loop)
+            inputs = makeable_inputs(level, index, loop, context.platform == "cpu")
             found = _decisions(level, plan.region, plan.sites)
             found += [_input_decision(level, loop, x) for x in inputs]
             if looks.is_second(loop.eqn):
@@ -181,13 +185,14 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
             return "a few numbers a step are little memory, and lose digits when one is added to the other"
         if site.eqn.ctx.compute_type != loop.eqn.ctx.compute_type:
             return "`compute_on` puts it and the loop in different places"
+        if not early and _takes_a_kernel(site, loop) and becomes_one(loop.eqn, context):
+            return "the loop is one kernel without it, and would be none with it"
         if context.over_devices and (communicates(site) or reads_elsewhere(site, level, loop, late)):
             return "its values are spread over devices: it would communicate in every step"
         return _refusal(site, context)
 
-    late = After(level, index)
+    late, early = After(level, index), context.before_differentiation
     region = grow(level, index, loop, permitted)
-    early = context.before_differentiation
     inside = choose(level, region, context.machine, early)
     block = block_length(region, context.machine)
     if block is None:
@@ -259,6 +264,14 @@ def _is_small_stack(site: Site) -> bool:
     steps, stacks = site.window.count, [x for x in site.reads if is_var(x)]
     few = all(x.aval.size <= FEW * steps and stacked_bytes(x) <= FEW_BYTES for x in stacks)
     return steps >= MANY_STEPS and bool(stacks) and few
+
+
+def _takes_a_kernel(site: Site, loop: Loop) -> bool:
+    """Whether a site is put into the whole step by step, and cannot be so in one kernel for all steps."""
+    if not is_put(loop, site):
+        return False
+    is_large = nbytes(site.eqn.outvars[0].aval) > MOST_WRITTEN_BYTES
+    return is_large or kernel_scatters.why_not(site.eqn, site.window.count) is not None
 
 
 def rounds(site: Site) -> bool:

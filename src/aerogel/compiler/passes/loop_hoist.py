@@ -42,6 +42,7 @@ from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
 from ..residuals.residuals import cheapest, is_light, needed_by_loops
+from .short_calls import becomes_short
 
 NAME = "loop-hoist"
 # A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:
@@ -61,7 +62,9 @@ class LoopHoist:
         """The program with its loops' carry-independent work outside, and a decision for each heavy equation."""
         decisions: list[Decision] = []
         strict = Exactness.REASSOCIATES not in context.allowed
-        terms = Terms(context.machine, strict, context.before_differentiation)
+        terms = Terms(
+            context.machine, strict, context.before_differentiation, lambda jaxpr: becomes_short(jaxpr, context)
+        )
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, terms, decisions)), decisions
 
 

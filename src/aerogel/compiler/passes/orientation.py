@@ -34,6 +34,8 @@ AS_MUCH = "every other order copies as much: what reads the transpose, or what i
 ENTRY_BY_ENTRY = "without it, results would be joined entry by entry, which takes longer"
 # Columns from which on the product of a matrix and a vector takes less time against the rows.
 WIDE = 64
+# Of a program without a loop around it, rows from which on a narrow matrix is better turned.
+LONG = 1 << 13
 # A cross product of 2,000 to 200,000 rows takes 1.1 to 2.0 times as long as with the transpose.
 STREWN = 4
 AGAINST_ROWS = "without it, thin products would read their left operands against the rows, which takes longer"
@@ -56,12 +58,13 @@ class Orientation:
         return rewrite_steps(program, lambda jaxpr, _: _level(jaxpr, prices, decisions), in_few_steps), decisions
 
 
-def turned_halves(jaxpr: Jaxpr) -> set[int]:
+def turned_halves(jaxpr: Jaxpr, steps: int) -> set[int]:
     """The places of transposes of matrices of two-byte floats that XLA's CPU backend has no product read through.
 
     It multiplies these as float32, and takes the transpose along when it converts a matrix: of a loop's constant once.
     Read against its rows, which then stay, such a matrix took 1.1 to 3.1 times as long in 10 steps (300 to 20,000 rows
-    of 8 to 256 numbers), but in products with a vector of 64 columns on: 0.3 to 0.9.
+    of 8 to 256 numbers), but in products with a vector of 64 columns on: 0.3 to 0.9. In one step that holds for many
+    rows of less than 64 numbers only: 1.1 to 2.6 times as long for 10,000 rows of 4 to 30, 0.6 to 0.9 for 3,000.
     """
     readers = users(jaxpr)
 
@@ -77,6 +80,8 @@ def turned_halves(jaxpr: Jaxpr) -> set[int]:
             continue
         out = eqn.outvars[0]
         halves = jnp.issubdtype(out.aval.dtype, jnp.floating) and out.aval.dtype.itemsize == 2
+        if steps < 2 and (out.aval.shape[0] >= WIDE or out.aval.shape[1] < LONG):
+            continue
         read = readers.get(out, ())
         if halves and read and all(reads_rows(k, out) for k in read):
             found.add(place)

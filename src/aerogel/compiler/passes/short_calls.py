@@ -42,10 +42,8 @@ class ShortCalls:
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with loops over blocks, and one decision; none for what is short already, or long."""
-        if not context.outermost:
-            return program, []
         jaxpr = program.jaxpr
-        if not (_jax.KNOWS_KERNELS and _jax.hands_over()) or len(jaxpr.eqns) > MOST_EQUATIONS or jaxpr.effects:
+        if not _may_become_short(jaxpr, context):
             return program, []
         found, reason = _shortened(jaxpr, context)
         if found is None:
@@ -56,6 +54,16 @@ class ShortCalls:
         return ClosedJaxpr(found.jaxpr, program.consts), [
             Decision(NAME, what, "", True, reason, exactness=found.exactness)
         ]
+
+
+def becomes_short(jaxpr: Jaxpr, context: Context) -> bool:
+    """Whether the pass makes a program short that is as it will be."""
+    return _may_become_short(jaxpr, context) and isinstance(_shortened(jaxpr, context)[0], Shortened | InLanes)
+
+
+def _may_become_short(jaxpr: Jaxpr, context: Context) -> bool:
+    hands_over = context.outermost and context.platform == "cpu" and _jax.KNOWS_KERNELS and _jax.hands_over()
+    return hands_over and len(jaxpr.eqns) <= MOST_EQUATIONS and not jaxpr.effects
 
 
 def _shortened(jaxpr: Jaxpr, context: Context) -> tuple[Shortened | InLanes | str | None, str]:

@@ -189,6 +189,16 @@ def _is_slow(x: Atom) -> bool:
     return is_short(shape) or (isinstance(dtype, np.dtype) and is_halved(shape, dtype.itemsize))
 
 
+def _refusal_beside(near: set[str], shape: tuple[int, ...], outs: Sequence[Var]) -> str | None:
+    """Why work stays as it is beside operations of these names, to which it hands `outs`."""
+    halves = any(jnp.issubdtype(v.aval.dtype, jnp.floating) and v.aval.dtype.itemsize == 2 for v in outs)
+    if halves and "dot_general" in near:
+        return "XLA makes it of float32 for the product beside it, and converts nothing"
+    if "conv_general_dilated" in near and shape[-1] % VECTOR == 0:
+        return "its rows are whole vectors, and beside a convolution XLA's code for them is better"
+    return None
+
+
 def _long(shape: Dims) -> tuple[int, int] | None:
     return rows_of(shape) if is_short(shape) else rows_of(shape, FEWEST_ODD)
 
@@ -221,7 +231,7 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
     from_elsewhere = [makers[x] for x in arrays if x in makers and makers[x] not in members and x not in runs]
     fused |= any(is_fused(jaxpr.eqns[k]) for k in from_elsewhere)
     beside = [*from_elsewhere, *(k for v in outs for k in readers.get(v, []) if k >= 0)]
-    is_convolved = any(jaxpr.eqns[k].primitive.name == "conv_general_dilated" for k in beside)
+    near = {jaxpr.eqns[k].primitive.name for k in beside}
     names = {eqn.primitive.name for eqn in own}
     refusal, long = None, _long(shape)
     if long is None and is_short(shape):
@@ -232,8 +242,8 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
         refusal = "it reads no array of numbers"
     elif fused:
         refusal = "XLA computes it together with what is done to other shapes"
-    elif is_convolved and shape[-1] % VECTOR == 0:
-        refusal = "its rows are whole vectors, and beside a convolution XLA's code for them is better"
+    elif (reason := _refusal_beside(near, shape, outs)) is not None:
+        refusal = reason
     elif shape[-1] not in ROWS_HANDED_ON and any(v in handed_on and shape_of(v) == shape for v in outs):
         refusal = "a loop hands it on, which would copy it in each step"
     elif long is None and not runs and names & SUMS:
