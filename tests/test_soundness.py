@@ -67,6 +67,7 @@ ELSEWHERE = {
     "basis-products",
     "batch-last",
     "block-sums",
+    "cancelled-extrema",
     "early-picks",
     "factor-products",
     "fused-attention",

@@ -4,6 +4,7 @@ from .passes.basis_products import BasisProducts
 from .passes.batch_last import BatchLast
 from .passes.block_sums import BlockSums
 from .passes.branch_guard import BranchGuard
+from .passes.cancelled_extrema import CancelledExtrema
 from .passes.contraction import ContractionOrder
 from .passes.early_picks import EarlyPicks
 from .passes.equal_cases import EqualCases
@@ -61,6 +62,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     PrefixLoops(),
     Reroll(),
     EqualCases(),
+    CancelledExtrema(),
     Excerpts(),
     FullSums(),
     BasisProducts(),
