@@ -71,6 +71,7 @@ ELSEWHERE = {
     "early-picks",
     "factor-products",
     "fused-attention",
+    "lane-terms",
     "late-values",
     "late-writes",
     "loop-commoning",
@@ -100,6 +101,7 @@ ELSEWHERE = {
     "square-sums",
     "turned-constants",
     "turned-sums",
+    "whole-power",
     "windows",
 }
 _ORDER = list(Exactness)

@@ -15,6 +15,7 @@ from .passes.fused_attention import FusedAttention
 from .passes.half_spectra import HalfSpectra
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
+from .passes.lane_terms import LaneTerms
 from .passes.late_values import LateValues
 from .passes.late_writes import LateWrites
 from .passes.loop_commoning import LoopCommoning
@@ -63,6 +64,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     Reroll(),
     EqualCases(),
     CancelledExtrema(),
+    LaneTerms(),
     Excerpts(),
     FullSums(),
     BasisProducts(),
