@@ -204,7 +204,7 @@ READ: dict[str, tuple[Formula, bool]] = {
     "a row over a sum, inside": (lambda x, r: (r - ((r / x.sum(1))[:, None] * x).sum(1))[:, None], True),
     "a row over another sum": (lambda x, r: (r - ((r / x.sum(0))[:, None] * x).sum(1))[:, None], False),
     "a number": (lambda x, r: (x * 2 - x - x) * r[:, None], True),
-    "powers": (lambda x, r: (x * r[:, None] ** -2 * r[:, None] ** 2 - x), True),
+    "powers": (lambda x, r: x * r[:, None] ** -2 * r[:, None] ** 2 - x, True),
     "another axis": (lambda x, r: x.sum(1)[:, None] - x.sum(0)[:, None], False),
     "turned": (lambda x, r: x - x.T, False),
     "counted": (lambda x, r: ((0 * x + r[:, None]).sum(1) - 6 * r)[:, None], True),

@@ -18,7 +18,7 @@ from benchmarks._case import normal
 LANES, N = 48, 24
 W, V, B = normal(0, N, N), normal(1, N, N), normal(2, N)
 X, M = normal(3, LANES, N), normal(4, LANES, 3, N)
-P, I = normal(5, LANES) > 0, np.random.default_rng(6).integers(0, 3, LANES).astype(np.int32)
+P, CHOICE = normal(5, LANES) > 0, np.random.default_rng(6).integers(0, 3, LANES).astype(np.int32)
 
 
 def tied(x: Any, w: Any) -> Any:
@@ -35,7 +35,7 @@ def by_two(x: Any, w: Any) -> Any:
 def within(x: Any, w: Any) -> Any:
     """A branch in a branch."""
     inner = lambda i, x: lax.cond(i > 0, lambda x: jnp.tanh(w @ x), lambda x: x, x)  # noqa: E731
-    return jax.vmap(lambda p, i, x: lax.cond(p, inner, lambda i, x: -(w @ x), i, x))(P, I, x)
+    return jax.vmap(lambda p, i, x: lax.cond(p, inner, lambda i, x: -(w @ x), i, x))(P, CHOICE, x)
 
 
 def lanes(f: Callable[..., Any], *choose: Any) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
         2,
     ),
     "switch": (
-        lanes(lambda i, x, w: lax.switch(i, (jnp.sin, lambda x: w @ x, lambda x: jnp.tanh(w.T @ x) @ w), x), I),
+        lanes(lambda i, x, w: lax.switch(i, (jnp.sin, lambda x: w @ x, lambda x: jnp.tanh(w.T @ x) @ w), x), CHOICE),
         (X, W),
         1,
     ),
@@ -115,7 +115,6 @@ def test_lanes_are_summed_up_in_the_product(name: str) -> None:
 def summed(f: Callable[..., Any]) -> Callable[..., Any]:
     """Over lanes, of outer products `a` and `b` of each lane, and a mask `p` of lanes."""
 
-
     def total(x: Any, p: Any) -> Any:
         return _sum(f(*(lax.dot_general(y, x, (((), ()), ((0,), (0,)))) for y in (x, jnp.sin(x))), p))
 
@@ -158,7 +157,9 @@ def test_forms(name: str, dtype: Any) -> None:
 
 
 NEAR: dict[str, Callable[..., Any]] = {
-    "read elsewhere": lambda x, p: (lambda a: (masked(a, p).sum(0), a))(lax.dot_general(x, x, (((), ()), ((0,), (0,))))),
+    "read elsewhere": lambda x, p: (lambda a: (masked(a, p).sum(0), a))(
+        lax.dot_general(x, x, (((), ()), ((0,), (0,))))
+    ),
     "not zeros": summed(lambda a, b, p: jnp.where(jnp.broadcast_to(p[:, None, None], a.shape), a, 1.0)),
     "a mask of both factors": summed(lambda a, b, p: masked(a, p[:N, None] & p[None, :N], (1, 2))),
     "not a product": summed(lambda a, b, p: masked(jnp.sin(a), p)),

@@ -138,8 +138,10 @@ class _Search:
         if not places & self.roots:
             return None
         turned = {x: self._turned(x) for x in reads if x in self.loose and x not in self.behind}
-        dims, signs = ({x: one[x] for x in reads if x in one} for one in (self.dims, self.signs))
-        return Spectrum(self.end, *(frozenset(places & part) for part in (self.roots, self.between)), dims, signs, turned)
+        dims = {x: self.dims[x] for x in reads if x in self.dims}
+        signs = {x: self.signs[x] for x in dims}
+        roots, between = (frozenset(places & part) for part in (self.roots, self.between))
+        return Spectrum(self.end, roots, between, dims, signs, turned)
 
     def _leading_to(self, operand: Atom) -> tuple[set[int], set[Var]]:
         """The equations that the end needs, without what was looked at in vain, and what these make and read."""

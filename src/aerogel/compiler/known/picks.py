@@ -54,7 +54,7 @@ def batched_pick(level: Level, position: int) -> Edit | None:
 
 
 def counted_pick(level: Level, eqn: JaxprEqn) -> Pick | None:
-    """What a gather or scatter is, if its indices count the rows and it picks one entry of each, or adds it to zeros."""
+    """What a gather or scatter is that picks an entry of each row, or adds one to zeros, by indices that count rows."""
     operand, index = eqn.invars[:2]
     numbers, rank, p = eqn.params["dimension_numbers"], len(operand.aval.shape), eqn.params
     if eqn.primitive.name == "gather":

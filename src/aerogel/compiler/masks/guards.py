@@ -207,7 +207,13 @@ class Guarded(Level):
         for place, k in chosen:
             eqn = self.eqns[place]
             x, rest = eqn.invars[k], [v for j, v in enumerate(eqn.invars) if j != k and is_var(v)]
-            if place in inside or not is_var(x) or self.made_by.get(x) not in inside or set(self.readers(x)) != {place} or x in rest:
+            if (
+                place in inside
+                or not is_var(x)
+                or self.made_by.get(x) not in inside
+                or set(self.readers(x)) != {place}
+                or x in rest
+            ):
                 continue
             once = sum(other == place for other, _ in chosen) == 1
             if once and not self._is_for_one(eqn, k) and all(inside.isdisjoint(self._makers_of(v)) for v in rest):
@@ -218,7 +224,7 @@ class Guarded(Level):
         """Whether what is selected where input `k` is not is computed for that alone: it may wait for another case."""
         other = next(x for j, x in enumerate(select.invars) if j not in (0, k))
         maker = self.maker(other)  # what a branch gives waits already
-        return maker is not None and maker.primitive.name != "cond" and len(self.readers(other)) == 1
+        return is_var(other) and maker is not None and maker.primitive.name != "cond" and len(self.readers(other)) == 1
 
     def stages(self, places: set[int]) -> list[list[int]]:
         """`places` in parts that can each run at once: what one gives away, only later ones read again, if any."""

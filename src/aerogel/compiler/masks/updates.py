@@ -74,14 +74,12 @@ def _beyond(eqn: JaxprEqn, lanes: Sequence[int]) -> int | None:
     if eqn.primitive.name != "scatter" or p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         return None
     numbers, index = p["dimension_numbers"], eqn.invars[1].aval
-    beyond = max((eqn.invars[0].aval.shape[d] for d in numbers.scatter_dims_to_operand_dims), default=None)
-    own = beyond is not None and set(lanes) <= set(numbers.operand_batching_dims)
+    beyond = max((eqn.invars[0].aval.shape[d] for d in numbers.scatter_dims_to_operand_dims), default=0)
+    own = beyond > 0 and set(lanes) <= set(numbers.operand_batching_dims)
     return beyond if own and beyond <= np.iinfo(index.dtype).max else None
 
 
-def _dropped(
-    builder: Builder, eqn: JaxprEqn, buffer: Atom, mask: Atom, lanes: Sequence[int], beyond: int
-) -> Atom:
+def _dropped(builder: Builder, eqn: JaxprEqn, buffer: Atom, mask: Atom, lanes: Sequence[int], beyond: int) -> Atom:
     """A write that goes beyond the end where a mask is false."""
     numbers, shape = eqn.params["dimension_numbers"], eqn.invars[1].aval.shape
     to = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))

@@ -8,6 +8,7 @@ instead, and a sum of products over their batch dimension is one product.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -84,12 +85,10 @@ def terms_of_lanes(level: Level, place: int) -> Lanes | None:
     entries = sum(one.product.outvars[0].aval.size for one in terms)
     if entries < 2 * sum(v.aval.size for one in terms for v in (*one.product.invars, out)):
         return None
-    builder, total = Builder(eqn), None
-    for one in terms:
-        made = _made(builder, one, axes)
-        if one.negative:
-            (made,) = builder.call(lax.neg, made)
-        (total,) = (made,) if total is None else builder.call(lax.add, total, made)
+    builder = Builder(eqn)
+    made = [_made(builder, one, axes) for one in terms]
+    signed = lambda *xs: [-x if one.negative else x for x, one in zip(xs, terms, strict=True)]  # noqa: E731
+    (total,) = builder.call(lambda *xs: reduce(lax.add, signed(*xs)), *made)
     here = frozenset({place})
     edit = Edit(place, here, builder.eqns, {out: total}, here)
     return Lanes(edit, len(terms), any(one.masks for one in terms), entries)
@@ -133,10 +132,13 @@ def _mask(level: Level, eqn: JaxprEqn, dims: Dims) -> tuple[_Mask, Atom] | None:
     if kept is None:
         return None
     found, maker = _Mask(which, dims, bool(kept)), level.maker(which)
-    while maker is not None and maker.primitive.name == "broadcast_in_dim" and is_var(maker.invars[0]):
+    while maker is not None and maker.primitive.name == "broadcast_in_dim":
         (inner, *_), to, shape = maker.invars, maker.params["broadcast_dimensions"], found.which.aval.shape
         same = [n == shape[d] for n, d in zip(inner.aval.shape, to, strict=True)]
-        found = _Mask(inner, tuple(found.dims[int(d)] if k else None for d, k in zip(to, same, strict=True)), found.kept)
+        if not is_var(inner):
+            break
+        within = tuple(found.dims[int(d)] if k else None for d, k in zip(to, same, strict=True))
+        found = _Mask(inner, within, found.kept)
         maker = level.maker(inner)
     return found, cases[kept]
 
@@ -197,4 +199,3 @@ def _made(builder: Builder, term: _Term, axes: frozenset[int]) -> Atom:
         return made if order == list(range(len(order))) else lax.transpose(made, order)
 
     return builder.call(product, *operands)[0]
-

@@ -126,6 +126,6 @@ def _added_to(level: Level, x: Var) -> tuple[int, int]:
             break
         if eqn.invars.count(x) != 1:
             break
-        sign = -sign if eqn.primitive.name == "neg" or eqn.invars.index(x) and eqn.primitive.name == "sub" else sign
+        sign = -sign if eqn.primitive.name == "neg" or (eqn.invars.index(x) and eqn.primitive.name == "sub") else sign
         end, (x,) = readers[0], eqn.outvars
     return end, sign

@@ -4,7 +4,6 @@
 gradient elsewhere. What all lanes share, the weights that a branch closes over, is repeated for each lane for that.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,7 +53,7 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     return drop_dead(with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])) if env else jaxpr
 
 
-def _only_case(level: Level, select: JaxprEqn, env: Mapping[Var, Atom]) -> Var | None:
+def _only_case(level: Level, select: JaxprEqn, env: dict[Var, Atom]) -> Var | None:
     """The value that all cases of a selection are; None if they differ."""
     cases = [_Free(level, env).of(x) for x in select.invars[1:]]
     source, way, _ = cases[0]
@@ -67,10 +66,10 @@ def _only_case(level: Level, select: JaxprEqn, env: Mapping[Var, Atom]) -> Var |
 
 @dataclass(frozen=True)
 class _Free:
-    """What a value is without the walls for its gradient: a source, how it is arranged, and how many walls there are."""
+    """What a value is without the walls for its gradient: a source, how that is arranged, and how many walls."""
 
     level: Level
-    env: Mapping[Var, Atom]
+    env: dict[Var, Atom]
 
     def of(self, x: Atom) -> tuple[Atom, tuple[object, ...], int]:
         """All three."""

@@ -104,9 +104,7 @@ class Cancelling:
         if long and ([shape[d] for d in long] != [self.shape[d] for d in along] or not self.axes.isdisjoint(dims)):
             return None
         kept, over = iter(dims), iter(along)
-        placed = tuple(
-            (next(over) if shape[d] != 1 else None) if d in gone else next(kept) for d in range(len(shape))
-        )
+        placed = tuple((next(over) if shape[d] != 1 else None) if d in gone else next(kept) for d in range(len(shape)))
         terms = self.read(x, placed, depth)
         return self._sum(terms) if long else terms
 
@@ -135,7 +133,7 @@ class Cancelling:
         if eqn.params["mode"] not in (lax.GatherScatterMode.PROMISE_IN_BOUNDS, lax.GatherScatterMode.CLIP):
             return None  # what is out of bounds is dropped
         one = counted_pick(self.level, eqn) or one_entry(self.level, eqn)
-        if one is None or {dims[one.dim]} != self.axes:
+        if one is None or self.axes != frozenset(dims[one.dim : one.dim + 1]):
             return None
         entry, rows = eqn.invars[2], [d for k, d in enumerate(dims) if k != one.dim]
         if entry.aval.ndim > len(rows):
@@ -143,7 +141,9 @@ class Cancelling:
         return self.read(entry, self._lying(entry.aval.shape, rows))
 
     def _varies(self, base: Base) -> bool:
-        return base[0] != "sum" and base[0] != "literal" and not self.axes.isdisjoint(d for d in base[1] if d is not None)
+        return (
+            base[0] != "sum" and base[0] != "literal" and not self.axes.isdisjoint(d for d in base[1] if d is not None)
+        )
 
 
 def _base(base: Base) -> Terms:

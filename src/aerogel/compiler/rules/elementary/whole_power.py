@@ -62,7 +62,7 @@ POWERS = {(n, down): _of_digits(n, down) for n in range(1, MOST_DIGITS + 1) for 
     stage="final",
     platforms=("cpu",),
     exactness="reassociates",
-    reason="the exponents are whole numbers: squares are multiplied, where a power takes a logarithm and an exponential",
+    reason="the exponents are whole numbers: squares are multiplied, a power takes a logarithm and an exponential",
 )
 def whole_power(x: Any, y: Any, *, site: Site) -> Any:
     """Powers of floats of up to 32 bits; a subnormal number is 0, as in XLA's own products."""
