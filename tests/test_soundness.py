@@ -67,9 +67,11 @@ ELSEWHERE = {
     "basis-products",
     "batch-last",
     "block-sums",
+    "cancelled-extrema",
     "early-picks",
     "factor-products",
     "fused-attention",
+    "lane-terms",
     "late-values",
     "late-writes",
     "loop-commoning",
@@ -99,6 +101,7 @@ ELSEWHERE = {
     "square-sums",
     "turned-constants",
     "turned-sums",
+    "whole-power",
     "windows",
 }
 _ORDER = list(Exactness)

@@ -115,6 +115,44 @@ def test_gradients() -> None:
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+SELECTED: dict[str, Callable[[Any, Any], Any]] = {
+    "two": jax.vmap(lambda p, x: lax.cond(p, dear, lambda x: x, x)),
+    "the first": jax.vmap(lambda p, x: lax.cond(p, lambda x: x, dear, x)),
+    "three": jax.vmap(lambda p, x: lax.switch(p.astype(jnp.int32), (lambda x: x, dear, lambda x: dear(x.T)), x)),
+    "by hand": lambda p, x: jnp.where(p[:, None, None], dear(x), x),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_what_is_selected_instead_is_there(name: str) -> None:
+    """Where no lane takes a branch, nothing is made and nothing is selected: what stands there is the result."""
+    f = SELECTED[name]
+    eqns = jax.make_jaxpr(alone(f))(TAKEN, X).jaxpr.eqns
+    assert "select_n" not in {eqn.primitive.name for eqn in eqns}
+    conds = [eqn for eqn in eqns if eqn.primitive.name == "cond"]
+    assert len(conds) == (2 if name == "three" else 1)
+    assert all(not eqn.params["branches"][0].jaxpr.eqns for eqn in conds)
+    for taken in (TAKEN, NONE, ~NONE):
+        (got, want) = (jax.jit(g)(taken, X) for g in (alone(f), f))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def squashed(p: Any, x: Any, w: Any) -> Any:
+    """Whose derivative reads one less a square."""
+    return (jax.vmap(lambda p, x: lax.cond(p, lambda x: jnp.tanh(x @ w) @ w, lambda x: x, x))(p, x) ** 2).sum()
+
+
+def test_what_the_backward_part_alone_reads_is_computed_there() -> None:
+    """`1 - tanh(y)`: were it made in the forward branch, it would have to be written down for the backward one."""
+    p, x = jnp.zeros(256, bool), jnp.asarray(normal(2, 256, 256))
+    w = jnp.asarray(normal(3, 256, 256)) / 16
+    g = jax.grad(squashed, (1, 2))
+    assert unguarded(g, p, x, w) > 0 == unguarded(ag.optimize(g), p, x, w)
+    for taken in (p, p.at[3].set(True), ~p):
+        for a, b in zip(jax.jit(ag.optimize(g))(taken, x, w), jax.jit(g)(taken, x, w), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
 def test_strict_numerics_guard_no_zeros() -> None:
     """That zero times anything is zero is for fast numerics; what a selection drops may be left out anyway."""
     g = jax.value_and_grad(loss, (1, 2))

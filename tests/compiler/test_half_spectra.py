@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.excerpts.half_spectra import transform
+from aerogel.compiler.excerpts.conjugate_symmetry import symmetric_half, transform
 from aerogel.compiler.program import inner_levels
 from benchmarks._case import normal
 
@@ -18,6 +18,7 @@ fft, ifft = jnp.fft.fft, jnp.fft.ifft
 Formula = Callable[..., Any]
 X, K = normal(0, 16, 4096), normal(1, 4096)
 Z = normal(2, 256, 256)
+FILTER = np.asarray(normal(3, 256, 256))
 COUNTED = jnp.fft.fftfreq  # of the size, under a trace
 
 
@@ -51,6 +52,29 @@ def poisson(z: Any) -> Any:
     return jnp.real(jnp.fft.ifftn(jnp.fft.fftn(z) / jnp.where(squares == 0, 1.0, squares)))
 
 
+def vorticity(z: Any) -> Any:
+    """How a vorticity is carried: derivatives of it and of what Poisson's equation makes of it, along both axes."""
+    kx, ky = jnp.meshgrid(COUNTED(256), COUNTED(256), indexing="ij")
+    squares = kx**2 + ky**2
+    w = jnp.fft.fft2(z)
+    stream = w / jnp.where(squares == 0, 1.0, squares)
+    one, other = jnp.fft.ifft2(1j * ky * stream).real, jnp.fft.ifft2(-1j * kx * stream).real
+    return one * jnp.fft.ifft2(1j * kx * w).real + other * jnp.fft.ifft2(1j * ky * w).real
+
+
+def advected(x: Any) -> Any:
+    """A derivative in each step of a loop, of frequencies that are made before it."""
+    k = 1j * COUNTED(4096)
+    return lax.scan(lambda c, _: (c - ifft(k * fft(c)).real / 10, None), x, None, length=3)[0]
+
+
+def both(x: Any) -> Any:
+    """A derivative and a second one of one spectrum."""
+    s = fft(x)
+    return ifft(1j * COUNTED(4096) * s).real - ifft(COUNTED(4096) ** 2 * s).real
+
+
+TURN = np.exp(1j * np.arange(4096)).astype(np.complex64)
 SPELLINGS: dict[str, tuple[Formula, tuple[Any, ...]]] = {
     "a method": (convolved, (X, K)),
     "jnp.real, the other way": (lambda x, k: jnp.real(ifft(fft(k) * fft(x))), (X, K)),
@@ -70,6 +94,19 @@ SPELLINGS: dict[str, tuple[Formula, tuple[Any, ...]]] = {
     ),
     "a loop": (in_a_step, (X, K)),
     "the other kind": (lambda x, k: fft(ifft(x) * ifft(k)).real, (X, K)),
+    "a derivative": (lambda x: ifft(1j * COUNTED(4096) * fft(x)).real, (X,)),
+    "a derivative, 1j last": (lambda x: jnp.real(ifft(1j * (COUNTED(4096) * fft(x)))), (X,)),
+    "a derivative, 1j first": (lambda x: ifft(COUNTED(4096) * (1j * fft(x))).real, (X,)),
+    "a derivative of each": (jax.vmap(lambda x: ifft(2j * jnp.pi * COUNTED(4096) * fft(x)).real), (X,)),
+    "by parts": (lambda x: ifft(lax.complex(jnp.zeros(4096), COUNTED(4096)) * fft(x)).real, (X,)),
+    "two derivatives": (both, (X,)),
+    "a vorticity": (vorticity, (Z,)),
+    "advected": (advected, (X,)),
+    "a phase": (lambda x: ifft(fft(x) * TURN).real, (X,)),
+    "an analytic signal": (lambda x: ifft(fft(x) * jnp.where(COUNTED(4096) > 0, 2.0, 0.0)).real, (X,)),
+    "Hilbert's transform": (lambda x: ifft(-1j * jnp.sign(COUNTED(4096)) * fft(x)).real, (X,)),
+    "a mask of the first half": (lambda x: ifft(fft(x) * (jnp.arange(4096) < 9)).real, (X,)),
+    "a filter of both axes": (lambda z: jnp.fft.ifft2(jnp.fft.fft2(z) * FILTER).real, (Z,)),
 }
 
 
@@ -78,7 +115,7 @@ def test_spellings(name: str) -> None:
     """No whole spectrum is left, in the value and in the gradient, and both are as near to float64 as before."""
     f, args = SPELLINGS[name]
     gradient = jax.grad(lambda *a: (f(*a) ** 2).sum(), tuple(range(len(args))))
-    for g in [f] if name == "a loop" else [f, gradient]:
+    for g in [f] if name in ("a loop", "advected") else [f, gradient]:
         before, after = (transforms(jax.make_jaxpr(h)(*args).jaxpr) for h in (g, ag.optimize(g)))
         assert before[0] >= 2
         assert before[1] == 0
@@ -98,17 +135,15 @@ def agrees(f: Formula, args: tuple[Any, ...]) -> None:
         assert float(np.abs(b - np.asarray(t)).max()) <= 2 * error + 1e-6 * size
 
 
-TURN = np.exp(1j * np.arange(4096)).astype(np.complex64)
 NEAR: dict[str, tuple[Formula, tuple[Any, ...]]] = {
     "a modulus": (lambda x, k: abs(ifft(fft(x) * fft(k))), (X, K)),
     "the imaginary part": (lambda x, k: ifft(fft(x) * fft(k)).imag, (X, K)),
     "complex numbers": (lambda x, k: ifft(fft(x + 1j * k) * fft(k)).real, (X, K)),
     "a spectrum that is a result": (lambda x, k: (convolved(x, k), fft(x)), (X, K)),
-    "a phase": (lambda x, k: ifft(fft(x) * TURN * fft(k)).real, (X, K)),
-    "a derivative: 1j times frequencies": (lambda x, k: ifft(1j * COUNTED(4096) * fft(x) * k[0]).real, (X, K)),
-    "an analytic signal": (lambda x, k: ifft(fft(x) * jnp.where(COUNTED(4096) > 0, 2.0, 0.0)).real * k, (X, K)),
-    "a mask of the first half": (lambda x, k: ifft(fft(x) * (jnp.arange(4096) < 9)).real * k, (X, K)),
-    "an unknown filter": (lambda x, k: ifft(fft(x) * k).real, (X, K)),
+    "an unknown filter, squared": (lambda x, k: ifft((fft(x) * k) ** 2).real, (X, K)),
+    "an unknown filter, twice": (lambda x, k: ifft(fft(x) * k * (k + fft(x))).real, (X, K)),
+    "an unknown divisor": (lambda x, k: ifft(fft(x) / k).real, (X, K)),
+    "two signs": (lambda x, k: (lambda b: ifft(b).real - ifft(1j * b).real)(k[0] * COUNTED(4096) * fft(x)), (X, K)),
     "turned": (lambda x, k: ifft(fft(x)[:, ::-1] * fft(k)).real, (X, K)),
     "shifted": (lambda x, k: ifft(jnp.roll(fft(x), 1, 1) * fft(k)).real, (X, K)),
     "another axis": (lambda z: ifft(fft(z).T).real, (Z,)),
@@ -146,6 +181,10 @@ STEPS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda s, t: s * jnp.cos(jnp.fft.fftfreq(s.shape[-1])),
     lambda s, t: s**2 + t.mean(0),
     lambda s, t: s * jnp.arange(s.shape[-1]),
+    lambda s, t: s * 1j * jnp.fft.fftfreq(s.shape[-1]),
+    lambda s, t: 1j * (s.T * jnp.fft.fftfreq(s.shape[-1])[:, None]).T,
+    lambda s, t: s - t * jnp.exp(1j * jnp.arange(s.shape[-1])),
+    lambda s, t: s * jnp.where(jnp.arange(s.shape[-1]) < 4, t.real.sum(), 1.0),
     lambda s, t: s + 1j * t,
     lambda s, t: s.at[:, 3].set(1.0),
     lambda s, t: s + t.imag,
@@ -153,6 +192,27 @@ STEPS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda s, t: s * jnp.sin(jnp.fft.fftfreq(s.shape[-1])),
     lambda s, t: jnp.tril(s) + t,
 )
+
+
+def test_an_unknown_filter() -> None:
+    """That is an argument: its symmetric half is made, and the value is made by half."""
+    f = lambda x, k: ifft(fft(x) * jnp.exp(1j * k)).real  # noqa: E731
+    assert transforms(jax.make_jaxpr(f)(X, K).jaxpr) == (2, 0)
+    assert transforms(jax.make_jaxpr(ag.optimize(f))(X, K).jaxpr) == (0, 2)
+    agrees(f, (X, K))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_symmetric_halves(sign: int) -> None:
+    """By their definition, for each number of axes, lengths of one among them."""
+    z = np.asarray(normal(4, 3, 4, 5, 1)) + 1j * np.asarray(normal(5, 3, 4, 5, 1))
+    for dims in ((1,), (2, None), (0, 1, 2), (3,), (None,)):
+        there = [d for d in dims if d is not None]
+        want = (z + sign * np.conj(np.roll(np.flip(z, there), 1, there))) / 2
+        np.testing.assert_allclose(symmetric_half(jnp.asarray(z), dims, sign), want, rtol=1e-6)
+    real = np.asarray(normal(6, 6))
+    want = (real + sign * np.roll(real[::-1], 1)) / 2
+    np.testing.assert_allclose(symmetric_half(jnp.asarray(real), (0,), sign), want, rtol=1e-6)
 
 
 def test_random_programs_agree(monkeypatch: pytest.MonkeyPatch) -> None:

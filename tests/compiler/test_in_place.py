@@ -100,6 +100,44 @@ def test_a_masked_write_is_in_place(loop: str, write: str) -> None:
     assert bits(jax.tree.leaves(jax.jit(alone(f))(START, x))) == bits(jax.tree.leaves(jax.jit(f)(START, x)))
 
 
+def reads(f: Callable[..., Any], *args: Any) -> int:
+    """How many equations read places of a buffer by indices, in loops too."""
+
+    def count(jaxpr: Jaxpr) -> int:
+        names = [eqn.primitive.name for eqn in jaxpr.eqns]
+        inner = [getattr(j, "jaxpr", j) for eqn in jaxpr.eqns for j in jaxprs_in_params(eqn.params)]
+        return names.count("gather") + names.count("dynamic_slice") + sum(map(count, inner))
+
+    return count(jax.make_jaxpr(f)(*args).jaxpr)
+
+
+OWN_PLACES: dict[str, Callable[[Any, Any], Any]] = {
+    "one": lambda i, x: x.at[i].set(1.0 * i),
+    "several": lambda i, x: x.at[jnp.array([0, 9, 3]) + i].set(jnp.sin(1.0 * i)),
+    "a narrow index": lambda i, x: x.at[i.astype(jnp.int8)].set(2.0),
+    "beyond the end": lambda i, x: x.at[i + 3].set(1.0),
+}
+
+
+@pytest.mark.parametrize("write", OWN_PLACES)
+def test_what_is_not_written_goes_beyond_the_end(write: str) -> None:
+    """A lane that has an index of its own and is not to be written is given one at which writes are dropped."""
+    f = until_full(OWN_PLACES[write])
+    assert whole(f, START, X) > 0
+    assert whole(alone(f), START, X) == reads(alone(f), START, X) == 0
+    assert bits(jax.tree.leaves(jax.jit(alone(f))(START, X))) == bits(jax.tree.leaves(jax.jit(f)(START, X)))
+
+
+def test_an_index_that_has_no_such_place_is_not_used() -> None:
+    """Of 256 places an index of 8 bits has none beyond the end: what stands there is read, and put back."""
+    x = jnp.zeros((LANES, 256))
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    f = until_full(lambda i, x: lax.scatter(x, i.astype(jnp.uint8)[None], 1.0 * i, numbers, mode="drop"))
+    assert whole(alone(f), START, x) == 0
+    assert reads(alone(f), START, x) > 0
+    assert bits(jax.tree.leaves(jax.jit(alone(f))(START, x))) == bits(jax.tree.leaves(jax.jit(f)(START, x)))
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, bool, jnp.complex64])
 def test_types(dtype: Any) -> None:
     """Buffers of all types are written under a mask, and so are keys."""

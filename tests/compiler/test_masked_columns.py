@@ -293,6 +293,70 @@ def test_fewer_queries() -> None:
     check(gradient(of_other_length), *QKV)
 
 
+BLOCK = 128
+ROWS = tuple(normal(k, 1024, 64) for k in range(3))
+
+
+def in_blocks(masked: Callable[[Any, Any, Any], Any], q: Any, k: Any, v: Any) -> Any:
+    """Attention over blocks of queries, cut out by hand, each against all keys."""
+    outs = []
+    for at in range(0, q.shape[0], BLOCK):
+        s = masked(jnp.arange(at, at + BLOCK)[:, None], jnp.arange(k.shape[0]), q[at : at + BLOCK] @ k.T / 8)
+        outs.append(jax.nn.softmax(s) @ v)
+    return jnp.concatenate(outs)
+
+
+BLOCKS: dict[str, tuple[Callable[..., Any], int]] = {
+    "causal": (lambda i, j, s: jnp.where(i >= j, s, -jnp.inf), 6),
+    "a low number": (lambda i, j, s: jnp.where(i < j, -1e9, s), 6),
+    "a window": (lambda i, j, s: jnp.where((i >= j) & (i - j < 100), s, -jnp.inf), 8),
+    "added": (lambda i, j, s: s + jnp.where(i >= j, 0.0, -1e9), 6),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_queries_read_what_their_mask_leaves(name: str) -> None:
+    """Each block of its own, though all read the same keys and are masked by one number; so do gradients."""
+    masked, count = BLOCKS[name]
+    f = partial(in_blocks, masked)
+    assert fired(f, *ROWS) == count
+    g = jax.grad(lambda *a: (f(*a) ** 2).sum(), (0, 1, 2))
+    assert fired(g, *ROWS) == count
+    assert temporary(ag.optimize(f), *ROWS) <= temporary(f, *ROWS)
+    for h in (f, g):
+        for got, want in zip(*(jax.tree.leaves(jax.jit(k)(*ROWS)) for k in (ag.optimize(h), h)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def all_of_them(i: Any, j: Any, s: Any) -> Any:
+    """A mask that leaves each key to some query of the block."""
+    return jnp.where((i + j) % 2 == 0, s, -jnp.inf)
+
+
+def not_at_the_ends(i: Any, j: Any, s: Any) -> Any:
+    """A mask that empties columns in the middle."""
+    return jnp.where((j < 100) | (j > 900), s, -jnp.inf)
+
+
+def of_zeros(i: Any, j: Any, s: Any) -> Any:
+    """Zeros count in a softmax."""
+    return jnp.where(i >= j, s, 0.0)
+
+
+@pytest.mark.parametrize("masked", [all_of_them, not_at_the_ends, of_zeros])
+def test_blocks_that_read_all_are_left(masked: Callable[..., Any]) -> None:
+    """Nothing at the ends is empty, or what is there counts."""
+    f = partial(in_blocks, masked)
+    assert fired(f, *ROWS) == 0
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(*ROWS), jax.jit(f)(*ROWS), rtol=1e-4, atol=1e-5)
+
+
+def test_small_blocks_are_left() -> None:
+    """Of 32 queries there is little to leave out."""
+    f = partial(attended, lambda s: jnp.where(jnp.arange(300) < 32, s, -jnp.inf))
+    assert fired(f, *(x[:n, :16] for x, n in zip(ROWS, (32, 300, 300), strict=True))) == 0
+
+
 def test_strict_leaves_it() -> None:
     """Other numbers of terms are another order of sums."""
     decisions = ag.explain(FORMS["tril"], numerics="strict")(*QKV).decisions

@@ -384,6 +384,13 @@ def tail(x: Any) -> Any:
     return jnp.sort(x)[: x.shape[0] // 5].mean() + jnp.sort(x).sum()
 
 
+def shared(w: Any, z: Any) -> Any:
+    """Rows under a `logsumexp` that subtracts their maximum, and weights that some of them use."""
+    m = z.max(1, keepdims=True)
+    y = jax.vmap(lambda p, x: jax.lax.cond(p, lambda x: jnp.tanh(x @ w) @ w, lambda x: x, x))(z[:, 0] > 0, z)
+    return (m + jnp.log(jnp.exp(z - m).sum(1, keepdims=True))).sum() + (y**2).sum()
+
+
 @cache
 def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     """Programs in normal form, by name, and their inputs."""
@@ -414,6 +421,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["forces"] = forces, (normal(0, 40, 3),)
     found["factor"] = of_a_factor, (normal(0, 36, 36), normal(1, 36))
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
+    found["shared"] = jax.grad(shared, (0, 1)), (normal(0, 24, 24) / 5, normal(1, 48, 24))
     found["spectra"] = jax.value_and_grad(convolved, (0, 1)), (normal(0, 16, 4096), normal(1, 4096))
     found["trained"] = trained, ([normal(k, 64, 64) / 8 for k in range(3)], normal(3, 32, 64))
     found["normalised"] = jax.grad(normalised), ([normal(k, 256, 256) / 16 for k in range(3)], normal(3, 1024, 256))

@@ -4,6 +4,7 @@ from .passes.basis_products import BasisProducts
 from .passes.batch_last import BatchLast
 from .passes.block_sums import BlockSums
 from .passes.branch_guard import BranchGuard
+from .passes.cancelled_extrema import CancelledExtrema
 from .passes.contraction import ContractionOrder
 from .passes.early_picks import EarlyPicks
 from .passes.equal_cases import EqualCases
@@ -14,6 +15,7 @@ from .passes.fused_attention import FusedAttention
 from .passes.half_spectra import HalfSpectra
 from .passes.in_place import InPlace
 from .passes.inverse_products import InverseProducts
+from .passes.lane_terms import LaneTerms
 from .passes.late_values import LateValues
 from .passes.late_writes import LateWrites
 from .passes.loop_commoning import LoopCommoning
@@ -61,6 +63,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     PrefixLoops(),
     Reroll(),
     EqualCases(),
+    CancelledExtrema(),
+    LaneTerms(),
     Excerpts(),
     FullSums(),
     BasisProducts(),

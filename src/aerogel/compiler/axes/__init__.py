@@ -12,6 +12,7 @@ from .declare import declare as declare
 from .entry import Answer as Answer
 from .linear import linear_in as linear_in
 from .linear import linear_together as linear_together
+from .linear_programs import is_linear as is_linear
 from .monoid import MONOIDS as MONOIDS
 from .monoid import Monoid as Monoid
 from .nested import jaxpr_along as jaxpr_along

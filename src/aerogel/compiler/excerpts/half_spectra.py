@@ -1,12 +1,11 @@
 """Spectra of real numbers: of entry k and entry -k one is the conjugate of the other, and half of them is enough.
 
-From a transform whose result is real, the entries that it needs are asked for equation by equation upwards, along the
-last of the transformed axes, and found symmetric where they come from transforms of real numbers and from functions of
-these that conjugation passes through.
+`conjugate_symmetry` finds them, from the transforms upwards whose results are read as real numbers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,47 +14,11 @@ from jax import lax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..axes import Axis, Mapped, along_output
-from ..axes.elementwise import NAMES as ELEMENTWISE
-from ..known.counters import counted
-from ..known.picks import is_zeros
 from ..level import Edit, Level
-from ..program import Builder, is_var
+from ..program import Builder, copy_equation, substitute
+from .conjugate_symmetry import Spectrum, is_real, spectra, symmetric_half, transform
 from .excerpt import Excerpt, Writer
 from .groups import Group
-
-# f(conj(z)) is conj(f(z)), for whole arrays: these, of real numbers and complex ones.
-SHAPING = "transpose reshape broadcast_in_dim squeeze slice concatenate pad copy name".split()
-CONJUGATED = frozenset(
-    (*SHAPING, *"mul add add_any sub neg conj div integer_pow square exp reduce_sum dot_general".split())
-) | {"convert_element_type", "select_n", "abs", "real"}
-EVEN = frozenset((*ELEMENTWISE, *SHAPING, "reduce_sum", "reduce_max", "reduce_min", "dot_general")) - {"imag"}
-# Entries of a value that is computed from nothing, so as to look at it, and equations from a result upwards.
-LARGEST_LOOKED_AT = 1 << 20
-DEEPEST = 200
-
-Dims = tuple[int | None, ...]  # where a value has the transformed axes, the last one being the one that is halved
-
-
-@dataclass(frozen=True)
-class _Spectrum:
-    """What a transform with a real result needs: `roots` are transforms of real numbers, `between` lies between."""
-
-    end: int
-    roots: frozenset[int]
-    between: frozenset[int]
-    dims: dict[Var, Dims]
-
-    @property
-    def places(self) -> frozenset[int]:
-        """All its equations."""
-        return self.roots | self.between | {self.end}
-
-
-def transform(eqn: JaxprEqn) -> tuple[int, ...] | None:
-    """The lengths of a transform of complex numbers; None of another equation."""
-    complex_ones = eqn.primitive.name == "fft" and eqn.params["fft_type"] in (lax.FftType.FFT, lax.FftType.IFFT)
-    return tuple(eqn.params["fft_lengths"]) if complex_ones else None
-
 
 # Measured (docs/reference/catalogue-order.md): below, and for odd lengths, transforms of real numbers are slower.
 FEWEST = 1 << 16
@@ -77,137 +40,24 @@ def made_by_half(level: Level, builder: Builder, eqn: JaxprEqn) -> Atom:
 
 def half_spectra(level: Level) -> list[Group]:
     """Transforms with real results, together with those that share spectra, and the edits that make halves."""
-    found = [
-        s for k, eqn in enumerate(level.eqns) if transform(eqn) and (s := _Search(level, k).spectrum()) is not None
-    ]
+    found = spectra(level)
     while True:
         inside = frozenset().union(*(s.places for s in found))
         kept = [s for s in found if all(_read_inside(level, k, inside) for k in s.roots | s.between)]
         if len(kept) == len(found):
             break
         found = kept
-    return [_group(level, together) for together in _sharing(found)]
-
-
-@dataclass
-class _Search:
-    level: Level
-    end: int
-    dims: dict[Var, Dims] = field(default_factory=dict)
-    roots: set[int] = field(default_factory=set)
-    between: set[int] = field(default_factory=set)
-    asymmetric: set[Var] = field(default_factory=set)
-
-    def spectrum(self) -> _Spectrum | None:
-        """What the transform at `end` needs, if its result is real and read as that."""
-        eqn = self.level.eqns[self.end]
-        self.lengths = transform(eqn) or ()
-        (operand,), (out,) = eqn.invars, eqn.outvars
-        last = tuple(range(out.aval.ndim - len(self.lengths), out.aval.ndim))
-        if not is_read_as_real(self.level, out) or not self._symmetric(operand, last, 0) or not self.roots:
-            return None
-        return _Spectrum(self.end, frozenset(self.roots), frozenset(self.between), self.dims)
-
-    def _symmetric(self, x: Atom, dims: Dims, depth: int) -> bool:
-        if not is_var(x):
-            return not np.any(np.imag(np.asarray(x.val)))
-        if x in self.dims or x in self.asymmetric or depth > DEEPEST:
-            return self.dims.get(x) == dims
-        if x.aval.dtype.kind != "c" and all(d is None for d in dims):
-            return True
-        if self._comes_so(x, dims, depth) or _is_known_symmetric(self.level, x, dims):
-            self.dims[x] = dims
-            return True
-        self.asymmetric.add(x)
-        return False
-
-    def _comes_so(self, x: Var, dims: Dims, depth: int) -> bool:
-        """Whether a value is a transform of real numbers, or made of what is symmetric by what keeps that."""
-        place = self.level.made_by.get(x)
-        if place is None:
-            return False
-        eqn = self.level.eqns[place]
-        if transform(eqn) == self.lengths and dims == tuple(range(x.aval.ndim - len(dims), x.aval.ndim)):
-            if is_real(self.level, eqn.invars[0]):
-                self.roots.add(place)
-                return True
-            return False
-        before = _operands(eqn, dims, self.lengths) if _passes(self.level, eqn) else None
-        if before is None:
-            return False
-        symmetric = all(self._symmetric(v, d, depth + 1) for v, d in zip(eqn.invars, before, strict=True))
-        if symmetric and any(self.level.made_by.get(v) in (self.roots | self.between) for v in eqn.invars if is_var(v)):
-            self.between.add(place)
-        return symmetric
-
-
-def _passes(level: Level, eqn: JaxprEqn) -> bool:
-    """Whether conjugates of an equation's operands give the conjugate of its result."""
-    if eqn.primitive.name == "complex":
-        return is_zeros(level, eqn.invars[1])
-    names = CONJUGATED if eqn.outvars and eqn.outvars[0].aval.dtype.kind == "c" else EVEN
-    return len(eqn.outvars) == 1 and not eqn.effects and eqn.primitive.name in names
-
-
-def _operands(eqn: JaxprEqn, dims: Dims, lengths: Sequence[int]) -> list[Dims] | None:
-    """Where the operands have the axes; None where an equation is not the same for each of their indices."""
-    found: list[list[int | None]] = [[] for _ in eqn.invars]
-    for dim, length in zip(dims, lengths, strict=True):
-        answer = None if dim is None else along_output(eqn, {0: Axis(dim)}, length)
-        if dim is not None and (not isinstance(answer, Mapped) or answer.uses_start):
-            return None
-        ins = answer.ins if isinstance(answer, Mapped) else (None,) * len(found)
-        for places, axis in zip(found, ins, strict=True):
-            if axis is not None and not axis.is_plain:
-                return None
-            places.append(None if axis is None else axis.dim)
-    return [tuple(places) for places in found]
-
-
-def _is_known_symmetric(level: Level, x: Var, dims: Dims) -> bool:
-    """Whether a value that is computed from nothing but counters is symmetric: it is looked at."""
-    if x.aval.size > LARGEST_LOOKED_AT:
-        return False
-    value = counted(level, x)
-    if value is None:
-        return False
-    there = tuple(d for d in dims if d is not None)
-    turned = np.roll(np.flip(value, there), 1, there)
-    return bool(np.array_equal(value, np.conj(turned)))
-
-
-def is_real(level: Level, x: Atom) -> bool:
-    """Whether a complex value was made from real numbers."""
-    if not is_var(x):
-        return not np.any(np.imag(np.asarray(x.val)))
-    if x.aval.dtype.kind != "c":
-        return True
-    eqn = level.maker(x)
-    if eqn is None:
-        return False
-    if eqn.primitive.name == "complex":
-        return is_zeros(level, eqn.invars[1])
-    return eqn.primitive.name in CONJUGATED and all(is_real(level, v) for v in eqn.invars)
-
-
-def is_read_as_real(level: Level, x: Var) -> bool:
-    """Whether nothing but the real part of a value is read."""
-    return all(k >= 0 and _reads_real(level, level.eqns[k]) for k in level.readers(x))
-
-
-def _reads_real(level: Level, eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name in ("real", "convert_element_type"):
-        return eqn.outvars[0].aval.dtype.kind == "f"
-    return eqn.primitive.name in SHAPING and is_read_as_real(level, eqn.outvars[0])
+    groups = _sharing(found)
+    return [_group(level, these) for these in groups if all(a.agrees_with(b) for a, b in combinations(these, 2))]
 
 
 def _read_inside(level: Level, place: int, inside: frozenset[int]) -> bool:
     return all(k in inside for v in level.eqns[place].outvars for k in level.readers(v))
 
 
-def _sharing(found: Sequence[_Spectrum]) -> list[list[_Spectrum]]:
+def _sharing(found: Sequence[Spectrum]) -> list[list[Spectrum]]:
     """Those that share an equation, together."""
-    groups: list[tuple[set[int], list[_Spectrum]]] = []
+    groups: list[tuple[set[int], list[Spectrum]]] = []
     for one in found:
         near = [g for g in groups if not g[0].isdisjoint(one.places)]
         groups = [g for g in groups if g not in near]
@@ -215,7 +65,7 @@ def _sharing(found: Sequence[_Spectrum]) -> list[list[_Spectrum]]:
     return [together for _, together in groups]
 
 
-def _group(level: Level, found: Sequence[_Spectrum]) -> Group:
+def _group(level: Level, found: Sequence[Spectrum]) -> Group:
     ends = {s.end for s in found}
     places = frozenset().union(*(s.places for s in found))
     dims = {v: d for s in found for v, d in s.dims.items()}
@@ -226,6 +76,7 @@ def _group(level: Level, found: Sequence[_Spectrum]) -> Group:
     def part(dim: int) -> Excerpt:
         return Excerpt(Axis(dim), length, 0, length // 2 + 1)
 
+    env = _turned(level, builder, found)
     for place in sorted(places):
         eqn = level.eqns[place]
         (out,) = eqn.outvars
@@ -240,12 +91,24 @@ def _group(level: Level, found: Sequence[_Spectrum]) -> Group:
             wanted = part(dim)
             answer = along_output(eqn, {0: wanted.axis}, wanted.length)
             assert isinstance(answer, Mapped), "it was before"
+            eqn = eqn.replace(invars=[substitute(x, env) for x in eqn.invars])
             (made,) = writer.narrowed(eqn, answer, wanted)
             writer.made[out] = made, wanted
     gone = places | {level.made_by[v] for v in results}
     edit = Edit(max(gone), gone, builder.eqns, results, gone)
     read = [v for v in results if any(k not in gone for k in level.readers(v))]
     return Group(edit, tuple(level.eqns[k] for k in sorted(gone)), tuple(read))
+
+
+def _turned(level: Level, builder: Builder, found: Sequence[Spectrum]) -> dict[Var, Atom]:
+    """What stands for values of which the symmetric half counts."""
+    made: dict[Var, Atom] = {}
+    for v, one in {v: one for s in found for v, one in s.turned.items()}.items():
+        (half,) = builder.call(lambda x, one=one: symmetric_half(x, one.dims, one.sign), one.source)
+        env: dict[Var, Atom] = {one.source: half}
+        builder.eqns += [copy_equation(level.eqns[place], env) for place in one.chain]
+        made[v] = env[v]
+    return made
 
 
 def _real_part(level: Level, builder: Builder, x: Atom) -> Atom:

@@ -16,7 +16,7 @@ from jax import lax
 
 from aerogel._jax import Atom, JaxprEqn, Var
 
-from ..axes import linear_in, linear_together
+from ..axes import is_linear
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, equation_cost, equation_seconds, nbytes
 from ..cut import SINK, SOURCE, Graph
@@ -78,10 +78,9 @@ class Body:
         moving = self.moving(eqn)
         if eqn.effects or not moving or any(_is_shorter(eqn.invars[k], eqn) for k in moving):
             return False
-        if len(moving) == 1 and moving[0] in linear_in(eqn):
-            return True
-        together = linear_together(eqn)  # of which some may be the same in every step: zeros
-        return set(moving) <= set(together) and all(k in moving or self.is_zero(eqn.invars[k]) for k in together)
+        # Some that are the same in every step may be zeros.
+        zeros = [k for k, x in enumerate(eqn.invars) if k not in moving and self.is_zero(x)]
+        return is_linear(eqn, moving, zeros)
 
     def is_zero(self, x: Atom) -> bool:
         """Whether a value is zeros, a literal or repeated."""

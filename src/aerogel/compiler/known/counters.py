@@ -6,7 +6,7 @@ Numbers have size 1 along the dimensions in which they repeat themselves.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -77,6 +77,14 @@ _OTHERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 _EXPANDING = frozenset(("reshape", "squeeze", "expand_dims", "concatenate"))
 
 
+class Makes(Protocol):
+    """What knows which equation makes a value: a level, say."""
+
+    def maker(self, x: Atom) -> JaxprEqn | None:
+        """The equation that makes a value; None where there is none."""
+        ...
+
+
 @dataclass
 class Counters:
     """The numbers of a level that are made from counters and literals by common arithmetic, and from known inputs.
@@ -86,7 +94,7 @@ class Counters:
         of_input: the numbers of what no equation makes, as far as they are known.
     """
 
-    level: Level
+    level: Makes
     of_input: Callable[[Var], np.ndarray | None] = field(default=lambda v: None)
     _found: dict[Var, np.ndarray | None] = field(default_factory=dict)
 

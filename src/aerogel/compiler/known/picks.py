@@ -19,7 +19,7 @@ from ..zeros import is_zero
 
 
 @dataclass(frozen=True)
-class _Pick:
+class Pick:
     """One entry of each row of an operand: rows lie along dimension `dim`; `place` of the entry, for each row."""
 
     dim: int
@@ -29,7 +29,7 @@ class _Pick:
 def batched_pick(level: Level, position: int) -> Edit | None:
     """The gather or scatter at `position` with its counted dimensions as batch dimensions; None if it has none."""
     eqn = level.eqns[position]
-    found = _pick(level, eqn)
+    found = counted_pick(level, eqn)
     if found is None or any(_jax.explicit_mesh(x.aval) for x in (*eqn.invars, *eqn.outvars)):
         return None
     out, p, builder = eqn.outvars[0], eqn.params, Builder(eqn)
@@ -53,7 +53,8 @@ def batched_pick(level: Level, position: int) -> Edit | None:
     return Edit(position, frozenset({position}), builder.eqns, {out: result}, frozenset({position}))
 
 
-def _pick(level: Level, eqn: JaxprEqn) -> _Pick | None:
+def counted_pick(level: Level, eqn: JaxprEqn) -> Pick | None:
+    """What a gather or scatter is that picks an entry of each row, or adds one to zeros, by indices that count rows."""
     operand, index = eqn.invars[:2]
     numbers, rank, p = eqn.params["dimension_numbers"], len(operand.aval.shape), eqn.params
     if eqn.primitive.name == "gather":
@@ -85,7 +86,7 @@ def _pick(level: Level, eqn: JaxprEqn) -> _Pick | None:
     if len(places) != 1 or [counted[d] for d in sorted(counted)] != list(range(len(index.aval.shape) - 1)):
         return None
     ((dim, place),) = places.items()
-    return _Pick(dim, place)
+    return Pick(dim, place)
 
 
 def untransposed_diagonal(level: Level, position: int) -> Edit | None:

@@ -16,6 +16,7 @@ from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from ..cost.primitives import CALLBACKS, COLLECTIVES
+from ..fusion.once import FUSED
 from ..level import Level
 from ..program import is_var
 from ..zeros import is_zero, is_zero_made
@@ -196,6 +197,35 @@ class Guarded(Level):
     def _is_zero(self, x: Atom) -> bool:
         return is_zero(self._repeated(x), set())
 
+    def selections_of(self, case: Case, places: Sequence[int]) -> dict[Var, tuple[int, int]]:
+        """For results of a part that one selection alone reads: its place, and which of its inputs they are.
+
+        With the selection among the part they need not be written, and where no lane takes them it need not be made.
+        """
+        inside, chosen = set(places), self.cases[case].chosen
+        found: dict[Var, tuple[int, int]] = {}
+        for place, k in chosen:
+            eqn = self.eqns[place]
+            x, rest = eqn.invars[k], [v for j, v in enumerate(eqn.invars) if j != k and is_var(v)]
+            if (
+                place in inside
+                or not is_var(x)
+                or self.made_by.get(x) not in inside
+                or set(self.readers(x)) != {place}
+                or x in rest
+            ):
+                continue
+            once = sum(other == place for other, _ in chosen) == 1
+            if once and not self._is_for_one(eqn, k) and all(inside.isdisjoint(self._makers_of(v)) for v in rest):
+                found[x] = place, k
+        return found
+
+    def _is_for_one(self, select: JaxprEqn, k: int) -> bool:
+        """Whether what is selected where input `k` is not is computed for that alone: it may wait for another case."""
+        other = next(x for j, x in enumerate(select.invars) if j not in (0, k))
+        maker = self.maker(other)  # what a branch gives waits already
+        return is_var(other) and maker is not None and maker.primitive.name != "cond" and len(self.readers(other)) == 1
+
     def stages(self, places: set[int]) -> list[list[int]]:
         """`places` in parts that can each run at once: what one gives away, only later ones read again, if any."""
         inside: dict[Var, int] = {}  # the part that makes a value
@@ -213,7 +243,21 @@ class Guarded(Level):
                 after = max((inside[x] + 1 if x in inside else outside.get(x, 0) for x in reads), default=0)
                 if after:
                     outside.update(dict.fromkeys(eqn.outvars, after))
-        return [parts[k] for k in sorted(parts)]
+        self._sink(parts)
+        return [sorted(parts[k]) for k in sorted(parts) if parts[k]]
+
+    def _sink(self, parts: dict[int, list[int]]) -> None:
+        """Moves what XLA would compute where it is read into the part that reads it, where that is one part alone."""
+        part_of = {place: part for part, those in parts.items() for place in those}
+        for place in sorted(part_of, reverse=True):
+            eqn, own = self.eqns[place], part_of[place]
+            if eqn.primitive.name in FUSED and len(eqn.outvars) == 1:
+                reading = {part_of.get(reader) for reader in self.readers(eqn.outvars[0])}
+                to = reading.pop() if len(reading) == 1 else None
+                if to is not None and to > own:
+                    parts[own].remove(place)
+                    parts[to].append(place)
+                    part_of[place] = to
 
 
 def _is_counted(x: Atom) -> bool:

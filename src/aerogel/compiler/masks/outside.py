@@ -70,11 +70,17 @@ def _leaves(number: np.ndarray) -> Any:
     return number.astype(np.float64) > LOWEST
 
 
+def _real(known: Known, x: Atom) -> np.ndarray | None:
+    """A value that is known, of real numbers."""
+    number = known.counters.of(x)
+    return None if number is None or number.dtype.kind == "c" else number
+
+
 def seen_columns(eqn: JaxprEqn, dim: int, known: Known) -> Any:
     """By index of a dimension, whether a mask leaves something of it; None where an equation is no mask."""
     if eqn.primitive.name == "add":
         for x in eqn.invars:
-            number = known.counters.of(x)
+            number = _real(known, x)
             if number is not None and number.ndim > dim and number.shape[dim] > 1:
                 return _leaves(number).any(tuple(d for d in range(number.ndim) if d != dim))
         return None
@@ -82,7 +88,7 @@ def seen_columns(eqn: JaxprEqn, dim: int, known: Known) -> Any:
     if len(cases) != 2 or which.aval.shape != eqn.outvars[0].aval.shape:
         return None
     for k, case in enumerate(cases):
-        number = known.counters.of(case)
+        number = _real(known, case)
         if number is not None and number.size == 1 and (number.item() == 0 or number.item() <= LOWEST):
             seen = known.seen(which, dim)
             return seen.anywhere if k == 0 else seen.rest.anywhere

@@ -18,7 +18,7 @@ from ..axes import Axis, Reduced, take_block
 from ..cost import nbytes
 from ..level import Edit, Level
 from ..program import Builder, copy_equation, is_var, substitute
-from ..streams.streams import group_of, is_cheap, scope_of
+from ..streams.streams import groups, is_cheap, scope_of
 from .outside import check_outside, seen_columns
 from .through import Through, Whole, through
 from .visible import Known, Part
@@ -66,13 +66,19 @@ class Grouped:
     left: float
 
 
-def around(level: Level, seed: Var) -> Around:
+def around(level: Level, seed: Var, alone: bool = False) -> Around:
     """The equations that read or make what is about as large as `seed`, and what makes their masks.
+
+    Args:
+        alone: whether numbers, and what is smaller than `seed`, do not join equations: several blocks of queries read
+            one array of keys, which is nearly as large as they are, and are masked by one number.
 
     Raises:
         Whole: one of them has effects.
     """
-    _, touching = group_of(level, seed, nbytes(seed.aval) // NEARLY_AS_LARGE)
+    least = nbytes(seed.aval) // (1 if alone else NEARLY_AS_LARGE)
+    found = groups(level, lambda v: nbytes(v.aval) >= least and not (alone and _is_number(level, v)))
+    touching = next(places for values, places in found if seed in values)
     places = scope_of(level, touching)
     if any(level.eqns[place].effects for place in places):
         raise Whole("what is around it has effects")
@@ -97,6 +103,12 @@ def around(level: Level, seed: Var) -> Around:
     return Around(places, jaxpr, reads, made, results)
 
 
+def _is_number(level: Level, v: Var) -> bool:
+    """Whether a value is one number, repeated."""
+    maker = level.maker(v)
+    return maker is not None and maker.primitive.name == "broadcast_in_dim" and maker.invars[0].aval.size == 1
+
+
 def _masks(level: Level, places: frozenset[int]) -> frozenset[int]:
     """The places of the equations that make the masks that others read, which groups make again."""
     found: set[int] = set()
@@ -112,19 +124,19 @@ def _masks(level: Level, places: frozenset[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def in_groups(level: Level, known: Known, seed: Var, rows: int, columns: int) -> Grouped:
-    """The equations around a masked value in groups of its rows.
+def in_groups(level: Level, known: Known, seed: Var, rows: int, columns: int, apart: bool = True) -> Grouped:
+    """The equations around a masked value in groups of its rows; in one group, if they are not to be put `apart`.
 
     Raises:
         Whole: something needs all rows at once, or what a mask leaves out.
     """
-    whole = around(level, seed)
+    whole = around(level, seed, alone=not apart)
     inside = whole.made[seed]
     assert is_var(inside)
     across = through(whole.jaxpr, inside, Axis(rows))
     reduced = _reduced(whole, across)
     length = across.length
-    count = max(2, min(MOST_GROUPS, length // FEWEST_ROWS))
+    count = max(2, min(MOST_GROUPS, length // FEWEST_ROWS)) if apart else 1
     bounds = [length * k // count for k in range(count + 1)]
     eqns: list[JaxprEqn] = []
     groups: list[list[list[Atom]]] = []

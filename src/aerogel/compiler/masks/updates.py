@@ -1,12 +1,14 @@
 """Writes into part of a buffer: what they cover, and the same write under a mask.
 
-A masked write puts back what stands there where the mask is false: the buffer is then like one that was not written,
-and no copy of it needs to be kept to choose from.
+A masked write goes beyond the end of the buffer where the mask is false, if such a write is dropped, or else puts back
+what stands there: the buffer is then like one that was not written, and no copy of it needs to be kept to choose from.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from aerogel._jax import Atom, JaxprEqn
@@ -47,6 +49,9 @@ def masked(builder: Builder, eqn: JaxprEqn, buffer: Atom, mask: Atom, lanes: Seq
         lanes: dimensions that the write covers.
     """
     dims = covered(eqn)
+    beyond = _beyond(eqn, lanes)
+    if beyond is not None:
+        return _dropped(builder, eqn, buffer, mask, lanes, beyond)
 
     def write(buffer: Any, mask: Any, *rest: Any) -> Any:
         update, others = (rest[0], rest[1:]) if eqn.primitive.name == "dynamic_update_slice" else (rest[1], rest[:1])
@@ -58,6 +63,32 @@ def masked(builder: Builder, eqn: JaxprEqn, buffer: Atom, mask: Atom, lanes: Seq
         update = lax.select(here, update, kept)
         order = (update, *others) if eqn.primitive.name == "dynamic_update_slice" else (*others, update)
         return bind(eqn, (buffer, *order), eqn.params)
+
+    (out,) = builder.call(write, buffer, mask, *eqn.invars[1:])
+    return out
+
+
+def _beyond(eqn: JaxprEqn, lanes: Sequence[int]) -> int | None:
+    """An index at which nothing is written, for a write whose lanes have an index each; None where there is none."""
+    p = eqn.params
+    if eqn.primitive.name != "scatter" or p["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        return None
+    numbers, index = p["dimension_numbers"], eqn.invars[1].aval
+    beyond = max((eqn.invars[0].aval.shape[d] for d in numbers.scatter_dims_to_operand_dims), default=0)
+    own = beyond > 0 and set(lanes) <= set(numbers.operand_batching_dims)
+    return beyond if own and beyond <= np.iinfo(index.dtype).max else None
+
+
+def _dropped(builder: Builder, eqn: JaxprEqn, buffer: Atom, mask: Atom, lanes: Sequence[int], beyond: int) -> Atom:
+    """A write that goes beyond the end where a mask is false."""
+    numbers, shape = eqn.params["dimension_numbers"], eqn.invars[1].aval.shape
+    to = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
+    alone = math.prod(shape[:-1]) == mask.aval.size  # else what is dropped of a lane has one index more than once
+    params = dict(eqn.params, unique_indices=eqn.params["unique_indices"] and alone)
+
+    def write(buffer: Any, mask: Any, index: Any, update: Any) -> Any:
+        here = lax.broadcast_in_dim(mask, index.shape, [to[d] for d in lanes])
+        return bind(eqn, (buffer, lax.select(here, index, lax.full_like(index, beyond)), update), params)
 
     (out,) = builder.call(write, buffer, mask, *eqn.invars[1:])
     return out

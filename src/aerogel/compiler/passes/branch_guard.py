@@ -18,7 +18,7 @@ from ..levels import Around, rewrite_nested
 from ..loop import as_loop
 from ..masks.guards import Case, Guarded
 from ..pipeline import Context
-from ..program import Builder, Program, copy_equation, depends_on, is_var, where
+from ..program import Builder, Program, copy_equation, depends_on, is_var, substitute, where
 from ..report import Decision
 
 NAME = "branch-guard"
@@ -53,6 +53,7 @@ class _Piece:
     ins: list[Var]
     outs: list[Var]
     written: list[Var]  # those of `outs` that XLA would not write down without a branch, but fuse into their readers
+    selections: dict[Var, tuple[int, int]]  # those of `outs` that one selection alone reads (`Guarded.selections_of`)
     seconds: float
 
 
@@ -88,7 +89,7 @@ class _Walk:
             return level.jaxpr
         edits: list[Edit] = []
         for part in level.stages(places):
-            piece = _piece(level, part, self._seconds)
+            piece = _piece(level, case, part, self._seconds)
             if piece.seconds < LEAST_SECONDS:
                 continue
             dearest = max((level.eqns[i] for i in part), key=self._seconds)
@@ -135,7 +136,7 @@ def _constants(jaxpr: Jaxpr, around: Around) -> frozenset[Var]:
     return frozenset(v for eqn in jaxpr.eqns for v in eqn.outvars if v not in moving)
 
 
-def _piece(level: Guarded, part: list[int], seconds: Callable[[JaxprEqn], float]) -> _Piece:
+def _piece(level: Guarded, case: Case, part: list[int], seconds: Callable[[JaxprEqn], float]) -> _Piece:
     made = {v for i in part for v in level.eqns[i].outvars}
     inside = set(part)
     reads = dict.fromkeys(x for i in part for x in level.eqns[i].invars if is_var(x) and x not in made)
@@ -143,8 +144,9 @@ def _piece(level: Guarded, part: list[int], seconds: Callable[[JaxprEqn], float]
     order = {v: k for k, v in enumerate(v for i in part for v in level.eqns[i].outvars)}
     outs.sort(key=order.__getitem__)
     fused = {v: all(r >= 0 and level.eqns[r].primitive.name in FUSED for r in level.readers(v)) for v in outs}
+    selections = level.selections_of(case, part)
     written = [v for v in outs if fused[v] and level.eqns[level.made_by[v]].primitive.name in MAKERS]
-    return _Piece(part, list(reads), outs, written, sum(seconds(level.eqns[i]) for i in part))
+    return _Piece(part, list(reads), outs, written, selections, sum(seconds(level.eqns[i]) for i in part))
 
 
 def _branch(level: Guarded, case: Case, piece: _Piece, like: JaxprEqn) -> Edit:
@@ -155,21 +157,62 @@ def _branch(level: Guarded, case: Case, piece: _Piece, like: JaxprEqn) -> Edit:
         lambda x: lax.convert_element_type(lax.reduce_or(lax.eq(x, lax.full_like(x, value)), range(x.ndim)), np.int32),
         case.selector,
     )
-    env: dict[Var, Atom] = {v: _jax.new_var(v.aval) for v in piece.ins}
-    ins = [env[v] for v in piece.ins]
+    selections = piece.selections
+    read = [x for one in selections.values() for x in (level.eqns[one[0]].invars[0], _instead(level, one))]
+    ins = list(dict.fromkeys((*piece.ins, *(x for x in read if is_var(x)))))
+    inner = dict[Var, Atom]((v, _jax.new_var(v.aval)) for v in ins)
+    env, given = dict(inner), [inner[v] for v in ins]
     body = [copy_equation(level.eqns[i], env) for i in piece.places]
-    taken = _jax.new_jaxpr(level.jaxpr, ins, [env[v] for v in piece.outs], body)
-    nothing, avals = Builder(like), [v.aval for v in piece.outs]
-    zeros = nothing.call(lambda: [lax.full(aval.shape, 0, aval.dtype) for aval in avals])
-    zeros = [nothing.as_weak_as(v, zero) for v, zero in zip(piece.outs, zeros, strict=True)]
-    others = [_jax.new_var(v.aval) for v in piece.ins]
-    not_taken = _jax.new_jaxpr(level.jaxpr, others, zeros, nothing.eqns)
+    outs: list[Atom] = []
+    for v in piece.outs:
+        if v in selections:
+            body.append(_selection(level, selections[v], v, env))
+        outs.append(body[-1].outvars[0] if v in selections else env[v])
+    taken = _jax.new_jaxpr(level.jaxpr, given, outs, body)
+    others = dict[Var, Atom]((v, _jax.new_var(v.aval)) for v in ins)
+    nothing, left = Builder(like), list[Atom]()
+    for v in piece.outs:
+        if v in selections:
+            left.append(substitute(_instead(level, selections[v]), others))
+        else:  # what nobody looks at
+            (zeros,) = nothing.call(lambda v=v: lax.full(v.aval.shape, 0, v.aval.dtype))
+            left.append(nothing.as_weak_as(v, zeros))
+    not_taken = _jax.new_jaxpr(level.jaxpr, [others[v] for v in ins], left, nothing.eqns)
     builder.call(lambda i: lax.switch(i, (lambda: np.float32(0), lambda: np.float32(1))), index)
     cond = next(eqn for eqn in builder.eqns if eqn.primitive.name == "cond")
     builder.eqns = builder.eqns[: builder.eqns.index(cond)]
-    outs = [_jax.new_var(v.aval) for v in piece.outs]
-    branches = ClosedJaxpr(not_taken, ()), ClosedJaxpr(taken, ())
-    params = dict(cond.params, branches=branches)
-    builder.eqns.append(cond.replace(invars=[cond.invars[0], *piece.ins], outvars=outs, params=params))
-    places = frozenset(piece.places)
-    return Edit(max(places), places, builder.eqns, dict(zip(piece.outs, outs, strict=True)), places)
+    made = {v: _jax.new_var(v.aval) for v in piece.outs}
+    params = dict(cond.params, branches=(ClosedJaxpr(not_taken, ()), ClosedJaxpr(taken, ())))
+    builder.eqns.append(cond.replace(invars=[cond.invars[0], *ins], outvars=[*made.values()], params=params))
+    results: dict[Var, Atom] = {v: x for v, x in made.items() if v not in selections}
+    for v, (place, k) in selections.items():
+        results |= _selected(level, place, k, made[v], builder)
+    places = frozenset((*piece.places, *(place for place, _ in selections.values())))
+    return Edit(max(places), places, builder.eqns, results, places)
+
+
+def _instead(level: Guarded, selection: tuple[int, int]) -> Atom:
+    """What a selection selects in another case."""
+    place, k = selection
+    return next(x for j, x in enumerate(level.eqns[place].invars) if j not in (0, k))
+
+
+def _selection(level: Guarded, selection: tuple[int, int], taken: Var, env: dict[Var, Atom]) -> JaxprEqn:
+    """A selection between what is taken in one case, and what is selected in another one, in all others."""
+    place, k = selection
+    eqn, other = level.eqns[place], _instead(level, selection)
+    invars = [x if j == 0 else taken if j == k else other for j, x in enumerate(eqn.invars)]
+    return eqn.replace(invars=[substitute(x, env) for x in invars], outvars=[_jax.new_var(eqn.outvars[0].aval)])
+
+
+def _selected(level: Guarded, place: int, k: int, made: Var, builder: Builder) -> dict[Var, Atom]:
+    """What stands for a selection of which two cases are made: these, or a selection between them and the others."""
+    eqn, other = level.eqns[place], _instead(level, (place, k))
+    if len(eqn.invars) == 3:
+        return {eqn.outvars[0]: made}
+    invars = [x if j == 0 else made if j == k or x is other else x for j, x in enumerate(eqn.invars)]
+    if all(x is made for x in invars[1:]):
+        return {eqn.outvars[0]: made}
+    out = _jax.new_var(eqn.outvars[0].aval)
+    builder.eqns.append(eqn.replace(invars=invars, outvars=[out]))
+    return {eqn.outvars[0]: out}

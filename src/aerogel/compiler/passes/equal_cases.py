@@ -18,6 +18,8 @@ from ..program import Program, is_var, rename, substitute, where, with_equations
 from ..report import Decision
 
 NAME = "equal-cases"
+ARRANGING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose")
+LONGEST_CHAIN = 30
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     level, env, eqns = Level(jaxpr), dict[Var, Atom](), list[JaxprEqn]()
     for eqn in jaxpr.eqns:
         eqn = rename(eqn, env)
-        same = _only_case(level, eqn) if eqn.primitive.name == "select_n" else None
+        same = _only_case(level, eqn, env) if eqn.primitive.name == "select_n" else None
         if same is None:
             eqns.append(eqn)
         else:
@@ -51,15 +53,36 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
     return drop_dead(with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])) if env else jaxpr
 
 
-def _only_case(level: Level, select: JaxprEqn) -> Var | None:
+def _only_case(level: Level, select: JaxprEqn, env: dict[Var, Atom]) -> Var | None:
     """The value that all cases of a selection are; None if they differ."""
-    first, *others = (_stopped(level, x) for x in select.invars[1:])
-    if not is_var(first) or any(x is not first for x in others) or first.aval != select.outvars[0].aval:
+    cases = [_Free(level, env).of(x) for x in select.invars[1:]]
+    source, way, _ = cases[0]
+    if not is_var(source) or any(one is not source or other != way for one, other, _ in cases):
         return None
-    return first
+    fewest = min(range(len(cases)), key=lambda k: cases[k][2])
+    value = source if not way else select.invars[1 + fewest]
+    return value if is_var(value) and value.aval == select.outvars[0].aval else None
 
 
-def _stopped(level: Level, x: Atom) -> Atom:
-    """What a value is without the wall for its gradient."""
-    eqn = level.maker(x)
-    return eqn.invars[0] if eqn is not None and eqn.primitive.name == "stop_gradient" else x
+@dataclass(frozen=True)
+class _Free:
+    """What a value is without the walls for its gradient: a source, how that is arranged, and how many walls."""
+
+    level: Level
+    env: dict[Var, Atom]
+
+    def of(self, x: Atom) -> tuple[Atom, tuple[object, ...], int]:
+        """All three."""
+        way: list[object] = []
+        walls = 0
+        for _ in range(LONGEST_CHAIN):
+            x = substitute(x, self.env)
+            eqn = self.level.maker(x)
+            if eqn is None or eqn.primitive.name not in (*ARRANGING, "stop_gradient"):
+                break
+            if eqn.primitive.name == "stop_gradient":
+                walls += 1
+            else:
+                way.append((eqn.primitive.name, *(str(p) for p in sorted(eqn.params.items()))))
+            x = eqn.invars[0]
+        return x, tuple(way), walls

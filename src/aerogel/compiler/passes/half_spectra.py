@@ -7,7 +7,8 @@ from aerogel._jax import Jaxpr
 
 from ..apart import cost_of
 from ..exactness import Exactness
-from ..excerpts.half_spectra import FEWEST, half_spectra, transform
+from ..excerpts.conjugate_symmetry import transform
+from ..excerpts.half_spectra import FEWEST, half_spectra
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import normalize

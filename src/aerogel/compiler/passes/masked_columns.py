@@ -10,6 +10,8 @@ from functools import partial
 from itertools import permutations
 from typing import Any, ClassVar
 
+import numpy as np
+
 from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_jaxpr
 
 from ..apart import inputs_of
@@ -18,6 +20,7 @@ from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..loop import Loop, as_loop, is_float
 from ..masks.narrowed import columns_of, in_stretches
+from ..masks.outside import seen_columns
 from ..masks.split_rows import in_groups
 from ..masks.stretches import candidates, may_mask_columns, stretched
 from ..masks.through import Whole
@@ -41,6 +44,7 @@ class MaskedColumns:
     Attributes:
         fewest_rows: from so many rows and columns on they are put into groups.
         least_bytes: from which size on. Below, there is little to leave out beside what more kernels cost.
+        least_block_bytes: the same where all rows see the same part of the columns: no kernel comes.
     """
 
     platforms: ClassVar = ("cpu",)
@@ -48,6 +52,7 @@ class MaskedColumns:
 
     fewest_rows: int = 256
     least_bytes: int = 4 << 20
+    least_block_bytes: int = 1 << 17
     name: str = NAME
     exactness: Exactness = Exactness.FINITE
 
@@ -127,19 +132,36 @@ class _Walk:
                 continue
             (seed,) = eqn.outvars
             dims = [d for d, n in enumerate(seed.aval.shape) if n >= self.sizes.fewest_rows]
-            found = (self._grouped(known, eqn, rows, columns, taken) for rows, columns in permutations(dims, 2))
+            ways = [(rows, columns, True) for rows, columns in permutations(dims, 2)]
+            if nbytes(seed.aval) < self.sizes.least_bytes:
+                ways = [(self._beside(seed, d), d, False) for d in dims if self._is_cut(known, eqn, d)]
+            found = (self._grouped(known, eqn, *way, taken) for way in ways)
             edit = next(filter(None, found), None)
             if edit is not None:
                 edits.append(edit)
                 taken |= edit.touched
         return edits
 
-    def _grouped(self, known: Known, eqn: JaxprEqn, rows: int, columns: int, taken: frozenset[int]) -> Edit | None:
+    def _beside(self, seed: Var, columns: int) -> int:
+        """The dimension of the rows, for columns along another one."""
+        return max((d for d in range(seed.aval.ndim) if d != columns), default=columns)
+
+    def _is_cut(self, known: Known, eqn: JaxprEqn, columns: int) -> bool:
+        """Whether a mask leaves a part of the columns to all rows: a block of queries, cut out by hand."""
+        seen = seen_columns(eqn, columns, known) if eqn.outvars[0].aval.ndim > 1 else None
+        if seen is None:
+            return False
+        (places,) = np.nonzero(np.broadcast_to(seen, eqn.outvars[0].aval.shape[columns : columns + 1]))
+        return bool(places.size) and places[-1] + 1 - places[0] <= MOST_LEFT * eqn.outvars[0].aval.shape[columns]
+
+    def _grouped(
+        self, known: Known, eqn: JaxprEqn, rows: int, columns: int, apart: bool, taken: frozenset[int]
+    ) -> Edit | None:
         (seed,) = eqn.outvars
         what = f"{seed.aval.str_short(True)} behind a mask"
         try:
-            found = in_groups(known.level, known, seed, rows, columns)
-            leaves = f"leaves {found.left:.0%} of it to {found.count} groups of rows"
+            found = in_groups(known.level, known, seed, rows, columns, apart)
+            leaves = f"leaves {found.left:.0%} of it to " + (f"{found.count} groups of rows" if apart else "its rows")
             if not taken.isdisjoint(found.edit.touched):
                 raise Whole("what is around it belongs to another mask")
             if found.left > MOST_LEFT:
@@ -163,7 +185,8 @@ class _Walk:
 
     def _may_mask(self, eqn: JaxprEqn, known: Known) -> bool:
         """Whether an equation masks something large by places."""
-        if eqn.primitive.name not in ("select_n", "add") or nbytes(eqn.outvars[0].aval) < self.sizes.least_bytes:
+        least = min(self.sizes.least_bytes, self.sizes.least_block_bytes)
+        if eqn.primitive.name not in ("select_n", "add") or nbytes(eqn.outvars[0].aval) < least:
             return False
         if eqn.primitive.name == "select_n":
             return len(eqn.invars) == 3 and compares_counters(known, eqn.invars[0])

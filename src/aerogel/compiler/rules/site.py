@@ -11,6 +11,7 @@ from ... import _jax
 from ..._jax import Atom, JaxprEqn, Literal, Var
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, nbytes
+from ..known.counters import Counters
 from ..levels import Around
 from ..pipeline import Context
 from ..program import inner_jaxprs, where
@@ -22,6 +23,7 @@ CALLS = ("jit", "closed_call", "custom_jvp_call")
 LOOPS = ("scan", "while")
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod argmax argmin".split())
 MOVES = frozenset("concatenate pad slice rev transpose".split())  # which XLA computes where they are read
+LARGEST_CONSTANT = 1 << 16  # entries of one that is looked at
 LONGEST_CHAIN = 50  # of operations that are looked past
 
 
@@ -118,6 +120,14 @@ class Site:
         self._ask("value", operand)
         return self._value(operand)
 
+    def numbers(self, operand: int) -> np.ndarray | None:
+        """The numbers of an operand that is a constant, or made from counters and constants by common arithmetic.
+
+        Of size 1 along the dimensions in which they repeat themselves. None where they are not known.
+        """
+        self._ask("numbers", operand)
+        return self._numbers(operand)
+
     def facts(self, operand: int) -> frozenset[str]:
         """What is known of an operand: `Operand.facts` says what that may be."""
         return self._ask("facts", operand)
@@ -186,6 +196,18 @@ class Site:
     def _value(self, operand: int) -> Any:
         x = self._operands[operand]
         return np.asarray(x.val, x.aval.dtype)[()] if isinstance(x, Literal) else self._graph.value(x)
+
+    def _numbers(self, operand: int) -> np.ndarray | None:
+        return Counters(_Makers(self._graph), self._constant).of(self._operands[operand])
+
+    def _constant(self, x: Var) -> np.ndarray | None:
+        value = self._graph.value(x)
+        few = value is not None and isinstance(value.dtype, np.dtype) and value.size <= LARGEST_CONSTANT
+        return np.asarray(value) if few else None
+
+    def _numbers_key(self, operand: int) -> Hashable:
+        found = self._numbers(operand)
+        return None if found is None else (found.shape, str(found.dtype), found.tobytes())
 
     def _value_key(self, operand: int) -> Hashable:
         value = self._value(operand)
@@ -314,6 +336,18 @@ class Site:
         return tuple(Enclosing(name, n if name == "scan" and isinstance(n, int) else None) for name, n in found)
 
 
+@dataclass(frozen=True)
+class _Makers:
+    """Who makes a value, inside of calls too."""
+
+    graph: Graph
+
+    def maker(self, x: Atom) -> JaxprEqn | None:
+        """The equation that makes a value; None where there is none."""
+        made = self.graph.maker(x)
+        return None if made is None else made.eqn
+
+
 def _entrywise(eqn: JaxprEqn) -> frozenset[str] | None:
     """What an equation computes entry by entry, those of a call among them; None where it does anything else."""
     name = eqn.primitive.name
@@ -341,6 +375,7 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "is_short": Site._is_short,
     "entries_of": Site._entries_of,
     "value": Site._value_key,
+    "numbers": Site._numbers_key,
     "facts": lambda site, k: facts_at(site._graph, site._operands[k]),
     "maker": Site._maker,
     "computed": Site._computed,

@@ -17,6 +17,7 @@ from .arctangent import acos, asin, atan, atan2
 from .double import log
 from .power import cbrt, power
 from .sine import cos, cos_of_many, sin, sin_of_many, tan, tan_of_many
+from .whole_power import EASY, is_written_out, whole_power
 
 # Below so many elements the calls are as fast (measured in loops with vectors of 32 bytes: at half as many 0.7 to 2 of
 # the time; with 64 bytes they are slower from 16 elements on).
@@ -38,8 +39,6 @@ FEWEST_SINES_IN_SHORT = 1 << 15
 # XLA takes a sine for cheap, and calls the library for each entry that it is repeated to: a rotation of 32,896 pairs by
 # the 4,112 angles of their places took 0.9 ms, as the few sines alone 0.2 ms. Of vector code it makes an array.
 _SINES = (lax.sin_p, lax.cos_p, lax.tan_p)
-# Exponents that XLA writes as products, quotients and roots.
-_EASY = (-1, 0, 0.5, 1, 2, 3)
 _FLOATS = frozenset(map(np.dtype, (np.float16, jnp.bfloat16, np.float32, np.float64)))
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
 # XLA looks for a place one entry after the other, and computes so what feeds it: there the C library's logarithm is the
@@ -116,9 +115,12 @@ def _repeated(xs: tuple[Any, ...], site: Site) -> str | None:
 
 def _power(x: Any, y: Any, *, site: Site) -> Any:
     exponent = site.value(1)
-    if exponent is not None and np.ndim(exponent) == 0 and exponent in _EASY:
+    if exponent is not None and np.ndim(exponent) == 0 and exponent in EASY:
         return f"XLA writes a power of {float(exponent):g} without the C library"
     repeated = _repeated((x, y), site)
+    known = site.numbers(1)
+    if known is not None and is_written_out(known, site):
+        return f"LLVM writes out rows of {known.shape[-1]} powers that it knows"
     x, y = jnp.broadcast_arrays(x, y)  # either may be a scalar
     refusal = _refusal((x, y), None, site, FEWEST_POWERS, FEWEST_POWERS_ALONE) or _written_out(lax.pow_p, x)
     return refusal or repeated or power(x, y)
@@ -164,6 +166,7 @@ rules = RuleSet(
                 (lax.cbrt_p, cbrt),
             )
         ),
+        whole_power,
         on(lax.pow_p, stage="final", platforms=("cpu",), exactness="no_worse", reason=_REASON, name="vector-pow")(
             _power
         ),
