@@ -2,13 +2,15 @@
 
 What all lanes share, the weights of a branch that `vmap` of a `cond` maps, gets a gradient from each lane: an outer
 product, another one for each time that the branch uses them, and zeros where the lane took the other branch. JAX makes
-them all for each lane, and sums them up. A mask that varies with lanes alone may stand at one factor of a product
-instead, and a sum of products over their batch dimension is one product.
+them all for each lane, and sums them up. A mask that varies with lanes alone may stand at the factors of a product
+instead, and a sum of products over their batch dimension is one product. It stands at both factors: what a lane
+computes in a branch that it did not take may be infinite or no number, and zero times that is no number.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import jax.numpy as jnp
@@ -159,22 +161,16 @@ def _sides(term: _Term) -> tuple[tuple[dict[int, int], dict[int, int]], Dims]:
 
 
 def _is_over(term: _Term, axes: frozenset[int]) -> bool:
-    """Whether what is summed over are batch dimensions, and each mask fits one operand."""
-    sides, shared = _sides(term)
-    return axes <= set(shared) and all(_fitting(one, sides) is not None for one in term.masks)
-
-
-def _fitting(mask: _Mask, sides: Sequence[dict[int, int]]) -> int | None:
-    return next((side for side, own in enumerate(sides) if set(mask.along) <= set(own.values())), None)
+    """Whether what is summed over are batch dimensions, and the masks vary along batch dimensions alone."""
+    _, shared = _sides(term)
+    return axes <= set(shared) and all(set(one.along) <= set(shared) for one in term.masks)
 
 
 def _made(builder: Builder, term: _Term, axes: frozenset[int]) -> Atom:
     """The sum of a term over the lanes."""
     eqn, (sides, shared) = term.product, _sides(term)
     operands = list(eqn.invars)
-    for mask in term.masks:
-        side = _fitting(mask, sides)
-        assert side is not None, "it was found before"
+    for mask, side in product(term.masks, (0, 1)):
         place = {label: d for d, label in sides[side].items()}
         to = [place[label] for label in mask.along]
 
@@ -194,8 +190,8 @@ def _made(builder: Builder, term: _Term, axes: frozenset[int]) -> Atom:
     kept = [label for label in term.dims if label not in axes]
     order = sorted(range(len(kept)), key=kept.__getitem__)
 
-    def product(a: Any, b: Any) -> Any:
+    def summed(a: Any, b: Any) -> Any:
         (made,) = bind(eqn, (a, b), dict(eqn.params, dimension_numbers=numbers))
         return made if order == list(range(len(order))) else lax.transpose(made, order)
 
-    return builder.call(product, *operands)[0]
+    return builder.call(summed, *operands)[0]

@@ -23,11 +23,11 @@ class LaneTerms:
     after_differentiation: ClassVar = True
 
     name: str = NAME
-    exactness: Exactness = Exactness.FINITE
+    exactness: Exactness = Exactness.REASSOCIATES
 
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such sums as products over the lanes, and a decision for each."""
-        if not {Exactness.FINITE, Exactness.REASSOCIATES} <= context.allowed:
+        if self.exactness not in context.allowed:
             return program, []
         decisions: list[Decision] = []
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, decisions)), decisions
@@ -41,6 +41,6 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
             edits.append(found.edit)
             what = f"a sum over lanes of {found.terms} {'masked ' * found.masked}products is made of products over them"
             reason = f"{found.entries} entries of lanes need not be made"
-            exactness = Exactness.FINITE if found.masked else Exactness.REASSOCIATES
+            exactness = Exactness.REASSOCIATES
             decisions.append(Decision(NAME, what, where(eqn), True, reason, exactness=exactness))
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
