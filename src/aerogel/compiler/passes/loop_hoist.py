@@ -43,6 +43,7 @@ from ..program import Builder, Program, is_var, where
 from ..report import Decision
 from ..residuals.residuals import cheapest, is_light, needed_by_loops
 from .short_calls import becomes_short
+from .windows import with_sums_of_slices
 
 NAME = "loop-hoist"
 # A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:
@@ -63,7 +64,11 @@ class LoopHoist:
         decisions: list[Decision] = []
         strict = Exactness.REASSOCIATES not in context.allowed
         terms = Terms(
-            context.machine, strict, context.before_differentiation, lambda jaxpr: becomes_short(jaxpr, context)
+            context.machine,
+            strict,
+            context.before_differentiation,
+            lambda jaxpr: becomes_short(jaxpr, context),
+            lambda jaxpr: with_sums_of_slices(jaxpr, context),
         )
         return rewrite_levels(program, lambda jaxpr: _level(jaxpr, terms, decisions)), decisions
 
