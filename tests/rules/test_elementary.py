@@ -352,6 +352,12 @@ NEAR_MISSES: dict[str, tuple[str, Callable[..., Any], Any, str]] = {
         X,
         "XLA would share a step's 2001 elements between cores, which takes as long as it saves",
     ),
+    "a step that XLA shares for what it joins": (
+        "sin",
+        lambda x: lax.fori_loop(0, 4, lambda _, x: jnp.stack([x[:, 1], 0.5 * jnp.sin(x[:, 0]) - x[:, 1]], 1), x),
+        X.reshape(-1)[:1202].reshape(-1, 2),
+        "XLA would share a step's 1202 elements between cores, which takes as long as it saves",
+    ),
     "complex": ("sin", jnp.sin, X + 0j, "its operands are not floats of one type"),
     "square root": ("pow", lambda x: x**0.5, X, "XLA writes a power of 0.5 without the C library"),
     "inverse": ("pow", lambda x: lax.pow(x, np.float32(-1)), X, "XLA writes a power of -1 without the C library"),

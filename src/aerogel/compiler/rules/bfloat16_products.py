@@ -22,8 +22,9 @@ from .site import Site
 FEWEST = 1 << 18
 FEWEST_TURNED = 1 << 16  # where the terms are the first axis of both, for which XLA has a slow loop,
 FEWEST_OF_ONE = 1 << 9  # and of each product of a batch.
-# Of many terms, the copy of a turned operand takes longer than the product of a narrow result gains: results of 8 to 30
-# rows or columns and 10,000 terms or more took 1.05 to 1.3 times as long, those of 64 and 128 0.5 to 0.9.
+# Of many terms that are computed, XLA makes float32 at once, and the copy of a turned operand takes longer than the
+# product of a narrow result gains: results of 8 to 30 rows or columns and 10,000 terms or more took 1.05 to 1.3 times
+# as long, those of 64 and 128 0.5 to 0.9.
 NARROW, LONG = 64, 1 << 12
 
 
@@ -52,8 +53,9 @@ def bfloat16_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **pa
         return "its values may be spread over devices"
     sides = _Sides.of(a.shape, b.shape, dimension_numbers)
     reason = sides.reason(dtype == jnp.float32, {*site.readers()})
-    if reason is None and sides.is_narrow() and (sides.copies() or "transpose" in (site.maker(0), site.maker(1))):
-        return "the result is narrow: turning an operand of so many terms takes longer than is gained"
+    is_turned = sides.copies() or "transpose" in (site.maker(0), site.maker(1))
+    if reason is None and is_turned and sides.is_narrow() and (site.computed(0) or site.computed(1)):
+        return "the result is narrow, and XLA computes an operand of so many terms in float32"
     return reason or lax.convert_element_type(sides.product(a, b), dtype)
 
 

@@ -24,6 +24,7 @@ LOOPS = ("scan", "while")
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod argmax argmin".split())
 MOVES = frozenset("concatenate pad slice rev transpose".split())  # which XLA computes where they are read
 LARGEST_CONSTANT = 1 << 16  # entries of one that is looked at
+JOINS = ("concatenate", "stack")
 LONGEST_CHAIN = 50  # of operations that are looked past
 
 
@@ -173,6 +174,13 @@ class Site:
         """
         return self._ask("spread", result)
 
+    def joined(self, result: int = 0) -> int:
+        """How many entries the largest array has into which a result is joined with others, looked past as `spread`.
+
+        0 where it is joined with none. XLA makes such an array, and what is computed for it alone, in one kernel.
+        """
+        return self._ask("joined", result)
+
     def anew(self) -> "Site":
         """The same site, of which nothing has been asked yet."""
         return replace(self, _asked={})
@@ -321,6 +329,20 @@ class Site:
                     waiting.append(out)
         return most
 
+    def _joined(self, result: int) -> int:
+        waiting, seen, most = [self._results[result]], set[Var](), 0
+        while waiting and len(seen) <= LONGEST_CHAIN:
+            for eqn in self._reading(waiting.pop()):
+                name = None if eqn is None else eqn.primitive.name
+                if eqn is None or not (name in ELEMENTWISE or name in PLUMBING or name in MOVES or name in JOINS):
+                    continue
+                out = eqn.outvars[0]
+                most = max(most, out.aval.size) if name in JOINS else most
+                if out not in seen:
+                    seen.add(out)
+                    waiting.append(out)
+        return most
+
     def _is_short(self) -> bool:
         return self._context.outermost and not self._around and self._graph.is_short
 
@@ -385,4 +407,5 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "is_reduced": Site._is_reduced,
     "computed_before_rows_are_reduced": Site._computed_before_rows_are_reduced,
     "spread": Site._spread,
+    "joined": Site._joined,
 }
