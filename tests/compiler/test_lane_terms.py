@@ -138,6 +138,9 @@ FORMS: dict[str, Callable[..., Any]] = {
     "the negative": summed(lambda a, b, p: -masked(a, p)),
     "subtracted": summed(lambda a, b, p: masked(a - masked(b, ~p), p)),
     "where it is not": summed(lambda a, b, p: masked(a, ~p)),
+    "zeros where it is": summed(
+        lambda a, b, p: jnp.where(jnp.broadcast_to(p[:, None, None], a.shape), jnp.zeros((), a.dtype), a)
+    ),
     "turned": summed(lambda a, b, p: (masked(a, p).transpose(0, 2, 1) + b).transpose(0, 2, 1)),
 }
 
