@@ -21,9 +21,8 @@ from aerogel.compiler.default import DEFAULT_PASSES
 from aerogel.compiler.exactness import Exactness
 from aerogel.compiler.judging.agree import compare, float64_reference
 from aerogel.compiler.judging.check import check_program
-from aerogel.compiler.networks import attention_layout
+from aerogel.compiler.networks import attention_call, attention_layout
 from aerogel.compiler.normalize import normalize
-from aerogel.compiler.passes import fused_attention
 from aerogel.compiler.passes.fused_attention import FusedAttention
 from aerogel.compiler.passes.late_writes import LateWrites
 from aerogel.compiler.passes.loop_segments import LoopSegments
@@ -511,7 +510,7 @@ class AttentionOnGPU(FusedAttention):
         with (
             mock.patch.object(_jax, "why_no_cudnn_attention", return_value=None),
             mock.patch.object(attention_layout, "IMPLEMENTATION", "xla"),
-            mock.patch.object(fused_attention, "LEAST_BYTES", 0),
+            mock.patch.object(attention_call, "LEAST_BYTES", 0),
         ):
             return super().__call__(program, replace(context, platform="gpu"))
 

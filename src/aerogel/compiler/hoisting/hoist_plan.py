@@ -158,8 +158,8 @@ def plan_after(loop: Loop, terms: Terms, beside: Beside = Beside()) -> Plan:
     return _plan(loop, free, heavy, fixed, terms, beside, after=True) if heavy else Plan()
 
 
-# What sums of windows must save: 4,000 to 40,000 of 4 to 16 numbers took 0.9 to 1.9 of the time as slices where less was
-# predicted, where more was 0.03 to 0.9 (a sum of 16, a place further each step, 40,000 times: 146 and 58 us).
+# What sums of windows must save: 4,000 to 40,000 of 4 to 16 numbers took 0.9 to 1.9 of the time as slices where less
+# was predicted, where more was 0.03 to 0.9 (a sum of 16, a place further each step, 40,000 times: 146 and 58 us).
 WAKINGS = 2
 LARGER = "a step's intermediate values are larger than what it reads and hands over"
 
@@ -177,17 +177,13 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collect
         return refused
     if any(not is_var(y) or y in loop.body_consts for y in loop.body_ys) or not free:
         return "its steps hand over constants"
-    widens = _widens(loop, free)
-    if widens and (terms.before_differentiation or not _reads_windows(loop, free)):
-        return LARGER
+    if _widens(loop, free):
+        return _plan_windows(jaxpr, loop, free, terms)
     if not terms.before_differentiation and _summed_over_time(jaxpr, index, loop):
         return "its outputs are summed over the steps alone, which a carry does faster"
     new = move_out(loop, Outside(before=free))
-    counters = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "iota" and eqn.outvars[0] in loop.xs]
-    made = {eqn.outvars[0] for eqn in counters}
-    ins = [x for x in dict.fromkeys(loop.eqn.invars) if is_var(x) and x not in made]
-    whole = _jax.new_jaxpr(loop.body, ins, [new.results.get(y, y) for y in loop.ys], [*counters, *new.eqns])
-    whole = terms.without_windows(whole) if widens else whole
+    ins = list(dict.fromkeys(x for x in loop.eqn.invars if is_var(x)))
+    whole = _jax.new_jaxpr(loop.body, ins, [new.results.get(y, y) for y in loop.ys], new.eqns)
     after, before = jaxpr_seconds(whole, terms.machine), equation_seconds(loop.eqn, terms.machine)
     if before < GAIN_OF_STORED * after and _stores_wide(loop, free, stored):
         return "what its steps store for another loop is larger than what they read and hand over"
@@ -197,14 +193,28 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collect
     before += loop.length * _seconds_of_starts(loop, terms.machine)
     if not terms.before_differentiation and _wakes_another(jaxpr, whole, before, after, terms):
         return "it would take longer to wake another thread, and the thread that calls runs its steps"
-    if widens and after + WAKINGS * terms.machine.seconds_to_hand_over > before:
-        return "its steps at once are no faster"
-    read = sum(nbytes(x.aval) for x in loop.consts if is_var(x)) if widens else 0
-    most = FREE_STEPS + read + sum(nbytes(y.aval) for y in loop.ys)
-    if widens and any(nbytes(v.aval) > most for eqn in whole.eqns for v in eqn.outvars):
-        return LARGER  # windows are left
-    if jaxpr_cost(whole).peak_bytes > most:
+    if jaxpr_cost(whole).peak_bytes > FREE_STEPS + sum(nbytes(y.aval) for y in loop.ys):
         return "its steps at once need more memory"
+    return Outside(before=free)
+
+
+def _plan_windows(jaxpr: Jaxpr, loop: Loop, free: frozenset[int], terms: Terms) -> Outside | str:
+    """All of a loop whose steps make something of windows of an array that is made of slices of it; else why not."""
+    cut = (loop.body.eqns[i] for i in free if loop.body.eqns[i].primitive.name == "dynamic_slice")
+    if terms.before_differentiation or not any(eqn.invars[0] in loop.body_consts for eqn in cut):
+        return LARGER
+    counters = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "iota" and eqn.outvars[0] in loop.xs]
+    counted = {eqn.outvars[0] for eqn in counters}
+    new = move_out(loop, Outside(before=free))
+    ins = [x for x in dict.fromkeys(loop.eqn.invars) if is_var(x) and x not in counted]
+    outs = [new.results.get(y, y) for y in loop.ys]
+    whole = terms.without_windows(_jax.new_jaxpr(loop.body, ins, outs, [*counters, *new.eqns]))
+    most = FREE_STEPS + sum(nbytes(x.aval) for x in (*loop.consts, *loop.ys))
+    if any(nbytes(v.aval) > most for eqn in whole.eqns for v in eqn.outvars) or jaxpr_cost(whole).peak_bytes > most:
+        return LARGER
+    saved = equation_seconds(loop.eqn, terms.machine) - jaxpr_seconds(whole, terms.machine)
+    if saved < WAKINGS * terms.machine.seconds_to_hand_over:
+        return "its steps at once are no faster"
     return Outside(before=free)
 
 
@@ -231,12 +241,6 @@ def _widens(loop: Loop, free: frozenset[int]) -> bool:
     """Whether a value of the steps is larger than what they read and hand over: a map then bounds memory."""
     given = sum(nbytes(x.aval) for x in loop.body_xs) + sum(nbytes(y.aval) for y in loop.body_ys)
     return any(nbytes(v.aval) > given for i in free for v in loop.body.eqns[i].outvars)
-
-
-def _reads_windows(loop: Loop, free: frozenset[int]) -> bool:
-    """Whether its steps read slices of a constant, at places of their own."""
-    cut = (loop.body.eqns[i] for i in free if loop.body.eqns[i].primitive.name == "dynamic_slice")
-    return any(eqn.invars[0] in loop.body_consts for eqn in cut)
 
 
 def _stores_wide(loop: Loop, free: frozenset[int], stored: Collection[Var]) -> bool:
