@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import Any
 
+from ... import _jax
 from ..._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from ..zeros import is_zero, is_zero_made
 from .linear import linear_in, linear_together
@@ -85,7 +86,7 @@ def _jit(eqn: JaxprEqn, moving: set[int], zeros: set[int], depth: int) -> bool:
 
 def _scan(eqn: JaxprEqn, moving: set[int], zeros: set[int], depth: int) -> bool:
     """A loop, where each carry that is linear after a step begins with something linear, or with zeros."""
-    closed, first, count = eqn.params["jaxpr"], eqn.params["num_consts"], eqn.params["num_carry"]
+    closed, (first, count) = eqn.params["jaxpr"], _jax.scan_counts(eqn.params)
     carries, linear = range(first, first + count), set(moving)
     if closed.consts:
         return False
