@@ -269,7 +269,7 @@ def splats(centre: Any, form: Any, share: Any, colour: Any) -> Any:
     """How far the picture that splats make, one behind the other, is from a grey one."""
     given = (centre, form, share, colour)
     centre, form, share, colour = (x[jnp.argsort(x.sum(tuple(range(1, x.ndim))))] for x in given)
-    yy, xx = jnp.meshgrid(jnp.arange(32), jnp.arange(32), indexing="ij")
+    yy, xx = jnp.meshgrid(jnp.arange(64), jnp.arange(64), indexing="ij")
     dx, dy = xx[None] - centre[:, 0, None, None], yy[None] - centre[:, 1, None, None]
     a, b, c = (form[:, k][:, None, None] for k in range(3))
     bell = jnp.exp(-0.5 * (a * dx**2 + 2 * b * dx * dy + c * dy**2))
@@ -283,7 +283,7 @@ def splats(centre: Any, form: Any, share: Any, colour: Any) -> Any:
 def test_parts_hold_no_more_at_once(dtype: str) -> None:
     """Where more memory would be taken while the parts are worked on, the concatenation stays: no more than without."""
     f = jax.value_and_grad(splats, argnums=(0, 1, 2, 3))
-    centre = 32 * jax.random.uniform(jax.random.key(0), (100, 2))
+    centre = 64 * jax.random.uniform(jax.random.key(0), (100, 2))
     form = jnp.array([0.05, 0.01, 0.05]) * (1.5 + jnp.sin(normal(1, 100, 3)))
     args = [x.astype(dtype) for x in (centre, form, normal(2, 100), normal(3, 100, 3))]
     (made,) = [d for d in ag.explain(f)(*args).decisions if d.rule == "loop-parts"]

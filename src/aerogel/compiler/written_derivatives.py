@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jax.extend.core.primitives import add_jaxvals_p
-
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
 
@@ -43,7 +41,7 @@ class Total:
     def with_derivative(self, builder: Builder, derivative: Atom) -> Atom:
         """What stands for it, where another derivative does."""
         for x in self.others:
-            (derivative,) = builder.call(add_jaxvals_p.bind, derivative, x)
+            (derivative,) = builder.call(_jax.add_cotangents, derivative, x)
         return derivative
 
 

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from aerogel import _jax
+from aerogel.compiler.passes.derivatives import Derivatives, is_differentiated
 from aerogel.compiler.pipeline import Context, Outcome, Pass, run_passes
 from aerogel.compiler.program import Program, inner_jaxprs
 from aerogel.compiler.report import Decision
-from aerogel.compiler.rules import Derivatives, Rules, RuleSet, Stage, is_differentiated
+from aerogel.compiler.rules import Rules, RuleSet, Stage
 
 from .draws import normal
 from .tuned_files import Choice, file_of, store, stored

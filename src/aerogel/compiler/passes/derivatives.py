@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeGuard
 
-from ... import _jax
-from ..._jax import Jaxpr, JaxprEqn, Var
+from aerogel import _jax
+from aerogel._jax import Jaxpr, JaxprEqn, Var
+
 from ..exactness import Exactness
 from ..level import Edit, apply_edits
 from ..level import Level as Tables
@@ -21,21 +22,21 @@ from ..program import Program, is_var, substitute, where, with_equations
 from ..report import Decision
 from ..residuals.operands_alone import Formula, operands_alone
 from ..residuals.residuals import needed_by_loops, rebuilt
+from ..rules.driver import Rules, listed
+from ..rules.graph import Graph, Node
+from ..rules.judge import moved_operands, refusal, what_comes, why_not
+from ..rules.kept_values import kept_values
+from ..rules.knowledge import Knowledge
+from ..rules.loose import NoMatch, missing
+from ..rules.match import Bound, Level, match_at
+from ..rules.new_derivative import Differentiable
+from ..rules.rule import Rule
+from ..rules.ruleset import AnyRule, RuleSet
+from ..rules.skeleton import skeletons, starts_of
+from ..rules.spelling import operation, rarity
+from ..rules.stage import Stage, elsewhere
+from ..rules.traces import Refused, of_arrays, pattern_of
 from ..written_derivatives import Equations, NotWritten, ReadElsewhere
-from .driver import Rules, listed
-from .graph import Graph, Node
-from .judge import moved_operands, refusal, what_comes, why_not
-from .kept_values import kept_values
-from .knowledge import Knowledge
-from .loose import NoMatch, missing
-from .match import Bound, Level, match_at
-from .new_derivative import Differentiable
-from .rule import Rule
-from .ruleset import AnyRule, RuleSet
-from .skeleton import skeletons, starts_of
-from .spelling import operation, rarity
-from .stage import Stage, elsewhere
-from .traces import Refused, of_arrays, pattern_of
 
 FEW = 8  # rules without a derivative: what theirs keep takes a tenth of a second to find out for each
 
