@@ -332,6 +332,8 @@ def test_a_loop_stores_no_more_than_the_operands() -> None:
         return lax.scan(lambda c, _: (jnp.sin(c * 3), None), x, None, length=50)[0].sum()
 
     x = jnp.ones(1000)
+    said = ag.explain(jax.grad(f), rules=[marked_sine()])(x)
+    assert any("derivative of" in d.what for d in said.fired)
     plain = jax.jit(jax.grad(f)).lower(x).compile().memory_analysis().temp_size_in_bytes
     ours = ag.jit(jax.grad(f), rules=[marked_sine()]).lower(x).compile().memory_analysis().temp_size_in_bytes
     assert ours <= plain

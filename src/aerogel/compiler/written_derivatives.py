@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax.numpy as jnp
+
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
 
@@ -61,6 +63,12 @@ class Written:
     results: dict[int, Total]
     terms: frozenset[Var]
     places: frozenset[int]
+    shapes: tuple[tuple[int, ...], ...]  # of what is given, in full
+
+    def in_full(self, builder: Builder) -> list[Atom]:
+        """What is given, with an entry for each; nothing where they are ones."""
+        pairs = zip(self.given or (), self.shapes, strict=False)
+        return [builder.call(lambda x, shape=shape: jnp.broadcast_to(x, shape), x)[0] for x, shape in pairs]
 
 
 @dataclass
@@ -196,20 +204,21 @@ class _Match:
             results = {k: total for k, total in totals.items() if total is not None}
             if results and (best is None or len(results) > len(best.results)):
                 terms = frozenset(v for k in results for v in found[k] or ())
-                best = Written(tuple(match.names[v] for v in given) if given else None, results, terms, there)
+                names = tuple(match.names[v] for v in given) if given else None
+                best = Written(names, results, terms, there, tuple(v.aval.shape for v in given))
         return best
 
     def _with(
         self, given: Sequence[Var], late: Sequence[JaxprEqn], places: frozenset[int]
     ) -> Iterator[tuple["_Match", frozenset[int]]]:
         """The match for all values that what is given may be, one after the other."""
+        places |= self._find(late)
         if not given:
-            yield self, places | self._find(late)
+            yield self, places
             return
         first, *rest = given
         for atom in {id(x) if is_var(x) else literal_key(x): x for x in self._candidates(late, first)}.values():
-            match = _Match(self.equations, self.new, {**self.names, first: atom})
-            yield from match._with(rest, late, places | match._find(late))
+            yield from _Match(self.equations, self.new, {**self.names, first: atom})._with(rest, late, places)
 
     def _terms(self, v: Any) -> Counter[Var] | None:
         """What a value is a sum of, and how often, by the names of the level; None where not all of it is there."""

@@ -135,7 +135,6 @@ class Call:
             written = written_derivative(equations, differentiated(self.plain, self.count), [out], self.found.places)
         except NotWritten:
             raise NotAttention(READ_ELSEWHERE) from None
-        assert written.given is not None, "nothing is left out"
         key = (Body(self.plain), Body(self.fused), self.count, eqn.ctx, _jax.trace_key())
         forms = _known.get(key) or _known.put(key, _jax.gradient_forms(self.plain, self.fused, range(self.count)))
         builder = Builder(eqn)
@@ -143,7 +142,7 @@ class Call:
         forward = Edit(place, frozenset({place}), builder.eqns, {out: result}, self.found.places)
         last = max(level.made_by[total.value] for total in written.results.values())
         builder = Builder(level.eqns[last])
-        cotangents = builder.call(forms.backward, *self.inputs, *kept, *written.given)
+        cotangents = builder.call(forms.backward, *self.inputs, *kept, *written.in_full(builder))
         results = {total.value: total.with_derivative(builder, cotangents[k]) for k, total in written.results.items()}
         return [forward, Edit(last, frozenset(), builder.eqns, results, written.places)]
 

@@ -203,10 +203,13 @@ class _Search:
     def _patterns(self, rule: Rule) -> Iterator[Rule]:
         """What is looked for."""
         yield rule
-        eqns = [eqn for one in skeletons(rule) for eqn in one.pattern.jaxpr.eqns if rarity(eqn)]
-        likely = self.rules.few and bool(self.level.graph.nodes(frozenset(map(operation, eqns))))
-        if rule.derivative is not None or likely:
+        if rule.derivative is not None or (self.rules.few and self._holds_some_of(rule)):
             yield kept_values(rule)
+
+    def _holds_some_of(self, rule: Rule) -> bool:
+        """Whether the level has an operation of a rule's pattern that does not stand everywhere."""
+        eqns = [eqn for one in skeletons(rule) for eqn in one.pattern.jaxpr.eqns if rarity(eqn)]
+        return bool(self.level.graph.nodes(frozenset(map(operation, eqns))))
 
     def _at(self, rule: Rule, pattern: Rule, start: Node) -> _Found | str | None:
         """What stands for the derivative of a site; why it stays as it is; or None, where there is none."""

@@ -142,12 +142,7 @@ class Differentiable:
         args = [*way.moved, *(x for x in self.operands if x not in way.moved)]
         count, results = len(way.moved), len(self.made)
         at = [next(i for i, x in enumerate(args) if x is self.atoms[k]) for k in operands_given(self.atoms)]
-        like = [self.made[k] for k in way.outs] if way.mode is Mode.REVERSE else way.moved
-        shapes = [(way.many, *v.aval.shape) if way.many else v.aval.shape for v in like]
-        given = [
-            builder.call(lambda x, shape=shape: jnp.broadcast_to(x, shape), x)[0]
-            for x, shape in zip(written.given or (), shapes, strict=False)
-        ]
+        given = written.in_full(builder)
 
         def run(*xs: Any) -> tuple[Any, ...]:
             return tuple(self.after(*(xs[k] for k in at)))
