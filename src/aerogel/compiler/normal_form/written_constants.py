@@ -4,14 +4,16 @@
 another form is put back behind them, so that a program never computes what it held.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ... import _jax
-from ..._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from ..levels import rewrite_levels
+from ..normalize import drop_dead
 from ..program import Builder, Program, is_var, rename, substitute
 from .array_patterns import FEWEST, MOST, Pattern, pattern_of
 from .closed_over import without_closures
@@ -62,7 +64,7 @@ def with_constants_written(program: Program) -> tuple[Program, list[Held]]:
         return program, []
     eqns = [*made, *(rename(eqn, env) for eqn in jaxpr.eqns)]
     outs = [substitute(x, env) for x in jaxpr.outvars]
-    return ClosedJaxpr(_jax.new_jaxpr(jaxpr, jaxpr.invars, outs, eqns, list(constants)), list(constants.values())), held
+    return _closed(jaxpr, eqns, outs, constants), held
 
 
 def _readable(value: Any) -> np.ndarray | None:
@@ -108,15 +110,23 @@ def with_constants_back(program: Program, held: list[Held]) -> Program:
         return program
     eqns = [rename(eqn, env) for eqn in jaxpr.eqns]
     outs = [substitute(x, env) for x in jaxpr.outvars]
-    new = _jax.drop_dead(_jax.new_jaxpr(jaxpr, jaxpr.invars, outs, eqns, list(constants)))
-    return _with_constants_read(new, constants)
+    new = _closed(jaxpr, eqns, outs, constants)
+    return _with_constants_read(rewrite_levels(new, drop_dead))
 
 
-def _with_constants_read(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> Program:
-    """The program of a level without the constants that nobody reads."""
+def _closed(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], outs: Sequence[Atom], constants: Mapping[Var, Any]) -> Program:
+    """A program like `jaxpr` with other equations, results and constants."""
+    new = _jax.new_jaxpr(jaxpr, jaxpr.invars, outs, eqns, list(constants))
+    return ClosedJaxpr(new, list(constants.values()))
+
+
+def _with_constants_read(program: Program) -> Program:
+    """A program without the constants that nobody reads."""
+    jaxpr = program.jaxpr
+    constants = dict(zip(jaxpr.constvars, program.consts, strict=True))
     read = {x for eqn in jaxpr.eqns for x in eqn.invars if is_var(x)} | {x for x in jaxpr.outvars if is_var(x)}
     kept = {v: x for v, x in constants.items() if v in read}
-    return ClosedJaxpr(_jax.new_jaxpr(jaxpr, jaxpr.invars, jaxpr.outvars, jaxpr.eqns, list(kept)), list(kept.values()))
+    return program if len(kept) == len(constants) else _closed(jaxpr, jaxpr.eqns, jaxpr.outvars, kept)
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
