@@ -76,8 +76,11 @@ def _triangle(rows: np.ndarray) -> Pattern | None:
         return None
     before = int((rows[0] == low).sum())
     by = before - 1 if before else -int((rows[:, 0] != low).sum())
+    seen = max(by + 1, 0)
+    if not (_are(rows[0, :seen], low) and _are(rows[0, seen:], high) and _are(rows[-1, : max(n + by, 0)], low)):
+        return None  # most arrays end here
     below = np.tri(n, m, by, bool)
-    if not (_are(rows[0, : max(by + 1, 0)], low) and _are(rows[below], low) and _are(rows[~below], high)):
+    if not (_are(rows[below], low) and _are(rows[~below], high)):
         return None
     values = low.item(), high.item()
     dtype = rows.dtype
