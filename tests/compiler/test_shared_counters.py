@@ -1,6 +1,7 @@
 """Counters that all lanes of a `while` share are one number; other counters stay one for each lane."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -76,7 +77,8 @@ def test_a_shared_counter_is_one_number(form: str) -> None:
     twice = jax.vmap(f, in_axes=(0, *[None] * (len(args) - 1)))
     many = jnp.stack([args[0]] * 2) if args[0].dtype != KEYS.dtype else jnp.stack([KEYS, KEYS[::-1]])
     got = jax.vmap(ag.optimize(f), in_axes=(0, *[None] * (len(args) - 1)))(many, *args[1:])
-    jax.tree.map(np.testing.assert_array_equal, got, twice(many, *args[1:]))
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)  # XLA compiles another program
+    jax.tree.map(close, got, twice(many, *args[1:]))
 
 
 def test_derivatives_are_those_of_jax() -> None:
