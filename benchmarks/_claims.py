@@ -46,6 +46,8 @@ CLAIMS = (
     "sequences_of_their_own_lengths_cost_a_mask",
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "other_spellings_cost_the_same",
+    "lanes_that_stop_one_by_one_count_once",
+    "an_array_from_outside_is_seen_for_what_it_is",
     "an_inverse_in_a_product_costs_a_solve",
     "a_gradient_of_a_factor_multiplies_few_columns",
     "small_matrices_cost_a_few_loops",

@@ -77,8 +77,11 @@ CASES = [
     case("4 heads, 1024 places", attention, in_groups, 4, 1024, 64),
     case("8 heads, 2048 places", attention, in_groups, 8, 2048, 64),
     case("1 head, 4096 places", partial(attention, fill=-1e9), in_groups, 4096, 64),
+    case("1 head, 1024 places", partial(attention, fill=-1e9), in_groups, 1024, 64),
+    case("1 head, 768 places", attention, in_groups, 768, 32),
     case("the mask is added", added, in_groups, 4, 1024, 64),
     case("in blocks of 32 queries, 2048 places", in_blocks, in_groups, 2048, 64),
+    case("the mask is added, 1 head", added, in_groups, 1024, 64),
     case("by vmap", jax.vmap(attention), in_groups, 4, 1024, 64),
     case(
         "a window of 128 keys",

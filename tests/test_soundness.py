@@ -95,6 +95,7 @@ ELSEWHERE = {
     "prefix-loops",
     "seams",
     "shared-chains",
+    "shared-counters",
     "short-calls",
     "short-rows",
     "softmax-gradient",

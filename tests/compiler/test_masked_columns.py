@@ -1,6 +1,7 @@
 """Loops and levels that leave out what a mask empties."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -355,6 +356,38 @@ def test_small_blocks_are_left() -> None:
     """Of 32 queries there is little to leave out."""
     f = partial(attended, lambda s: jnp.where(jnp.arange(300) < 32, s, -jnp.inf))
     assert fired(f, *(x[:n, :16] for x, n in zip(ROWS, (32, 300, 300), strict=True))) == 0
+
+
+def lowest(q: Any, k: Any, v: Any) -> Any:
+    """Minus infinity, as a number."""
+    seen = jnp.tril(jnp.ones((q.shape[0], k.shape[0]), bool))
+    return jax.nn.softmax(jnp.where(seen, q @ k.T / 8, -1e9), -1) @ v
+
+
+def test_cut_counters_cost_nothing() -> None:
+    """XLA makes shorter ones. Priced as copies, one head seemed not to pay."""
+    args = tuple(normal(k, 1024, 64) for k in range(3))
+    for f in (lowest, gradient(lowest)):
+        passes = tuple(replace(one, least_bytes=4 << 20) if one.name == NAME else one for one in DEFAULT_PASSES)
+        reports: list[Any] = []
+        jax.make_jaxpr(ag.optimize(f, passes=passes, on_report=reports.append))(*args)
+        assert any(d.rule == NAME for d in reports[0].fired)
+        check(f, *args)
+
+
+@pytest.mark.parametrize("shape", [(1024, 64), (700, 32), (2, 520, 48)])
+def test_one_head_is_put_into_groups(shape: tuple[int, ...]) -> None:
+    """And few scores, from 1 MB on."""
+    args = tuple(normal(k, *shape) for k in range(3))
+    for f in (FORMS["tril"], gradient(FORMS["tril"])):
+        assert fired(f, *args) >= 1
+        check(f, *args)
+
+
+def test_few_scores_are_left() -> None:
+    """Less than 1 MB of them in no loop, and what groups of so few rows would cost."""
+    for shape in ((500, 16), (3, 200, 16)):
+        assert fired(FORMS["tril"], *(normal(k, *shape) for k in range(3))) == 0
 
 
 def test_strict_leaves_it() -> None:

@@ -89,6 +89,7 @@ from .places import trace_places as trace_places
 from .places import without_places as without_places
 from .places import written_places as written_places
 from .program import add_cotangents as add_cotangents
+from .program import constant as constant
 from .program import convert_constvars as convert_constvars
 from .program import drop_dead as drop_dead
 from .program import has_effects as has_effects

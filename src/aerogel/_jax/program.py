@@ -31,6 +31,11 @@ def host_array(value: Any) -> np.ndarray | None:
     return value if type(value) is np.ndarray else None
 
 
+def constant(array: np.ndarray) -> Any:
+    """An array of NumPy's as programs hold one."""
+    return literals.TypedNdArray(array, core.shaped_abstractify(array))
+
+
 def new_jaxpr(like: Jaxpr, invars: Any, outvars: Any, eqns: Any, constvars: Any = ()) -> Jaxpr:
     """A jaxpr with the argument and result names of `like` where their numbers still fit."""
     debug = like.debug_info

@@ -47,6 +47,7 @@ from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
 from .passes.seams import Seams
 from .passes.shared_chains import SharedChains
+from .passes.shared_counters import SharedCounters
 from .passes.short_calls import ShortCalls
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
@@ -73,6 +74,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     InverseProducts(),
     FactorProducts(),
     HalfSpectra(),
+    SharedCounters(),
     InPlace(),
     LoopSlots(),
     LoopWindows(),

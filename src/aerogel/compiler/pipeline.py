@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import jax
@@ -25,6 +26,7 @@ from .cost import Cost, Machine, machine, program_cost
 from .exactness import Exactness
 from .judging.check import check_program
 from .normal_form.kernel_branches import without_kernel_branches
+from .normal_form.written_constants import Held, with_constants_back, with_constants_written
 from .normalize import normalize
 from .program import Program
 from .report import Decision, Report
@@ -122,7 +124,8 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
     if refusal is not None:
         decisions.append(Decision("optimize", "the program is left as it is", "", False, refusal))
     elif passes:
-        steps: list[tuple[str, Run]] = [("normalize", _normalized)]
+        constants = list[Held]()
+        steps: list[tuple[str, Run]] = [("normalize", partial(_normalized, constants=constants))]
         for one in passes:
             if not has_its_turn(one, context):
                 continue
@@ -138,6 +141,10 @@ def run_passes(program: Program, passes: Sequence[Pass], context: Context, name:
                     continue
                 current, made = attempt(step, name, run, current, context, budget)
                 decisions += made
+            if constants and any(d.fired for d in decisions):
+                back: Run = lambda found, _: (with_constants_back(found, constants), [])  # noqa: E731
+                current, made = attempt("constants", name, back, current, context, budget)
+                decisions += made
     if not any(d.fired for d in decisions):
         current = program
     return Outcome(program, current, tuple(decisions), time.perf_counter() - start)
@@ -149,7 +156,11 @@ def has_its_turn(one: Pass, context: Context) -> bool:
     return context.platform in getattr(one, "platforms", (context.platform,)) and not waits
 
 
-def _normalized(program: Program, context: Context) -> tuple[Program, list[Decision]]:
+def _normalized(program: Program, context: Context, constants: list[Held]) -> tuple[Program, list[Decision]]:
+    """The normal form of a program; what is added to `constants` is written out in it."""
+    if not context.over_devices:
+        program, held = with_constants_written(program)
+        constants += held
     found, decisions = normalize(program, context.over_devices)
     plain = without_kernel_branches(found, context.platform)
     if plain is found:

@@ -73,6 +73,37 @@ class Views:
         return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_zero(maker.invars[0], set())
 
 
+def with_counters_cut(jaxpr: Jaxpr, makers: Mapping[Var, JaxprEqn]) -> Jaxpr:
+    """A jaxpr whose slices of counters (`iota`) are shorter counters, which XLA makes of them in what reads them.
+
+    Args:
+        jaxpr: one level, which may be handed counters.
+        makers: of what it is handed.
+    """
+    makers = dict(makers)
+    eqns: list[JaxprEqn] = []
+    for eqn in jaxpr.eqns:
+        maker = makers.get(eqn.invars[0]) if eqn.primitive.name == "slice" and is_var(eqn.invars[0]) else None
+        made = [eqn] if maker is None else _of_counter(eqn, maker) or [eqn]
+        makers.update((v, one) for one in made for v in one.outvars)
+        eqns += made
+    return with_equations(jaxpr, eqns)
+
+
+def _of_counter(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn] | None:
+    """The numbers of a counter from the first that is read on."""
+    if maker.primitive.name != "iota" or any(stride != 1 for stride in eqn.params["strides"] or ()):
+        return None
+    out, dim, dtype = eqn.outvars[0], maker.params["dimension"], maker.params["dtype"]
+    first, shape = eqn.params["start_indices"][dim], out.aval.shape
+
+    def counted() -> Any:
+        counter = lax.broadcasted_iota(dtype, shape, dim)
+        return lax.add(counter, np.asarray(first, dtype)) if first else counter
+
+    return _named(eqn, out, counted)
+
+
 def with_slices(jaxpr: Jaxpr) -> Jaxpr:
     """A jaxpr with the simplest form of its own equations (not of those in bodies and branches)."""
     views = Views()

@@ -154,6 +154,10 @@ def _select(eqn: JaxprEqn, facts: Facts) -> Found:
             is_mask = isinstance(r, (Identity, OneHot)) and one is not None and one.value == 1
             found |= {r} if is_mask or isinstance(r, Diagonal) else set()
         found |= {r for r in cases[1] if isinstance(r, Diagonal)}
+    identity = the(Identity, which)
+    rest, there = (_shifted(case) for case in (cases[0], cases[-1]))
+    if identity is not None and rest and there and rest[0] is there[0] is None:
+        found |= _as_shifted(eqn, (identity.a, identity.b), there[2] - rest[2], rest[2])
     return found | _masked(which, zero, one)
 
 

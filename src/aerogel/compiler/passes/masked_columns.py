@@ -29,6 +29,7 @@ from ..normalize import LOOPS_AND_BRANCHES, drop_dead, map_inner
 from ..pipeline import Context
 from ..program import Program, where, with_equations
 from ..report import Decision
+from ..views import with_counters_cut
 
 NAME = "masked-columns"
 MOST_STEPS = 256
@@ -51,7 +52,7 @@ class MaskedColumns:
     after_differentiation: ClassVar = True
 
     fewest_rows: int = 256
-    least_bytes: int = 4 << 20
+    least_bytes: int = 1 << 20
     least_block_bytes: int = 1 << 17
     name: str = NAME
     exactness: Exactness = Exactness.FINITE
@@ -117,7 +118,7 @@ class _Walk:
             edit = Edit(place, here, eqns, results, here)
             old = new_jaxpr(known.level.jaxpr, list(inputs_of([loop.eqn], ())), list(results), [loop.eqn], ())
             why = f"what it empties is left out, in {len(parts)} loops"
-            if self._pays(what, why, loop.eqn, old, edit, list(results)):
+            if self._pays(known.level, what, why, loop.eqn, old, edit, list(results)):
                 return edit
             return None
         if refusal is not None:
@@ -170,13 +171,18 @@ class _Walk:
             self.decisions.append(Decision(NAME, what, where(eqn), False, str(reason)))
             return None
         old, results = found.whole.jaxpr, found.whole.results
-        pays = self._pays(f"{what}, which {leaves}", "each reads its own columns", eqn, old, found.edit, results)
+        what = f"{what}, which {leaves}"
+        pays = self._pays(known.level, what, "each reads its own columns", eqn, old, found.edit, results)
         return found.edit if pays else None
 
-    def _pays(self, what: str, why: str, eqn: JaxprEqn, old: Jaxpr, edit: Edit, results: Sequence[Var]) -> bool:
+    def _pays(
+        self, level: Level, what: str, why: str, eqn: JaxprEqn, old: Jaxpr, edit: Edit, results: Sequence[Var]
+    ) -> bool:
         """Whether an edit is predicted to take clearly less time than what it stands for; the decision is noted."""
         outs = [edit.results[v] for v in results]
-        new = drop_dead(new_jaxpr(old, list(inputs_of(edit.eqns, outs)), outs, list(edit.eqns), ()))
+        new = new_jaxpr(old, list(inputs_of(edit.eqns, outs)), outs, list(edit.eqns), ())
+        handed = {v: maker for v in new.invars if (maker := level.maker(v)) is not None}
+        new = drop_dead(with_counters_cut(drop_dead(new), handed))  # XLA cuts no counter that it has written
         was, now = (jaxpr_seconds(one, self.context.machine) for one in (old, new))
         pays = now <= MOST_SECONDS * was
         why = why if pays else f"it would take {1e3 * now:.2f} ms instead of {1e3 * was:.2f} ms"

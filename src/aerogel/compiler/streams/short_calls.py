@@ -124,6 +124,8 @@ def _made_for(stream: Stream) -> int:
 
 
 def _can_be_loops(stream: Stream) -> bool:
+    if any(stream.level.eqns[place].primitive.name == "while" for place in stream.answers):
+        return False  # each block would take all its steps, and nobody knows how many these are
     whole = (v for place in stream.answers for v in made_whole(stream, place))
     return not (
         stream.searches or stream.refusals.keys() & stream.answers.keys() or any(read_outside(stream, v) for v in whole)
