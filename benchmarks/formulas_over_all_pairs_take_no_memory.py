@@ -199,6 +199,61 @@ def jacobian_by_rows(w, x, v):
     return lax.map(jax.checkpoint(rows), jnp.arange(0, len(x), 64)).reshape(-1)
 
 
+def sinkhorn(x, y, v):
+    """Ten steps of entropic transport between two clouds; all distances are made once."""
+    costs = ((x[:, None] - y) ** 2).sum(-1)
+
+    def step(g, _):
+        f = -0.1 * jax.nn.logsumexp((g - costs) / 0.1, axis=1)
+        return -0.1 * jax.nn.logsumexp((f[:, None] - costs) / 0.1, axis=0), f
+
+    g, f = lax.scan(step, v, None, length=10)
+    return f[-1].mean() + g.mean()
+
+
+def sinkhorn_plan(x, y, v):
+    """The same with the costs of the plan."""
+    costs = ((x[:, None] - y) ** 2).sum(-1)
+
+    def step(_, state):
+        f = -0.1 * jax.nn.logsumexp((state[1] - costs) / 0.1, axis=1)
+        return f, -0.1 * jax.nn.logsumexp((f[:, None] - costs) / 0.1, axis=0)
+
+    f, g = lax.fori_loop(0, 10, step, (jnp.zeros_like(v), v))
+    return jnp.sum(jnp.exp((f[:, None] + g - costs) / 0.1) * costs)
+
+
+def softmin_by_rows(x, y, g):
+    """`-0.1 log(sum(exp((g - costs) / 0.1)))`, of the rows of `x`."""
+    one = lambda rows: -0.1 * jax.nn.logsumexp((g - apart(rows, y)) / 0.1, axis=1)  # noqa: E731
+    return lax.map(jax.checkpoint(one), x.reshape(-1, 64, 3)).reshape(-1)
+
+
+def sinkhorn_by_rows(x, y, v):
+    @jax.checkpoint
+    def step(g, _):
+        f = softmin_by_rows(x, y, g)
+        return softmin_by_rows(y, x, f), f
+
+    g, f = lax.scan(step, v, None, length=10)
+    return f[-1].mean() + g.mean()
+
+
+def sinkhorn_plan_by_rows(x, y, v):
+    @jax.checkpoint
+    def step(state, _):
+        f = softmin_by_rows(x, y, state[1])
+        return (f, softmin_by_rows(y, x, f)), None
+
+    (f, g), _ = lax.scan(step, (jnp.zeros_like(v), v), None, length=10)
+
+    def costs(rows, own):
+        d = apart(rows, y)
+        return jnp.sum(jnp.exp((own[:, None] + g - d) / 0.1) * d)
+
+    return lax.map(jax.checkpoint(lambda row: costs(*row)), (x.reshape(-1, 64, 3), f.reshape(-1, 64))).sum()
+
+
 def case(name, natural, forms, args, grad, saving):
     value = Bounds(over_natural=0.85, memory_over_hand=None, memory_saving=saving)
     gradient = Bounds(over_natural=1.05, memory_over_hand=None, memory_saving=15)
@@ -225,5 +280,7 @@ CASES = (
     case("causal attention, four heads", causal, causal_by_rows, heads, (), 30),
     case("clipped gradients of examples", clipped, clipped_by_rows, examples, (), 30),
     case("gradients of examples, divided by norms", divided, clipped_by_rows, examples, (), 30),
+    case("Sinkhorn's steps", sinkhorn, sinkhorn_by_rows, partial(points, FEWER), (0, 1), 30),
+    case("Sinkhorn's steps and plan", sinkhorn_plan, sinkhorn_plan_by_rows, partial(points, FEWER), (0, 1), 30),
     case("a Jacobian times a vector", jacobian_times_vector, jacobian_by_rows, partial(coordinates, FEWER), (0, 1), 30),
 )

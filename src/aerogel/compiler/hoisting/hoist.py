@@ -42,17 +42,18 @@ class Replacement:
 
 
 class LoopCopy:
-    """A new loop with the inputs of an old one, some carries left out; its body is filled in by the caller.
+    """A new loop with the inputs of an old one, some carries and constants left out; the caller fills in its body.
 
     Attributes:
         new: the loop under construction.
         env: what stands in the new body for the old one's variables.
     """
 
-    def __init__(self, loop: Loop, without: Container[int] = ()):
+    def __init__(self, loop: Loop, without: Container[int] = (), made: Container[Atom] = ()):
         self.loop = loop
         self.new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
-        self.env: dict[Var, Atom] = {v: self.new.const(c) for v, c in zip(loop.body_consts, loop.consts, strict=True)}
+        consts = zip(loop.body_consts, loop.consts, strict=True)
+        self.env: dict[Var, Atom] = {v: self.new.const(c) for v, c in consts if not (is_var(c) and c in made)}
         self.env |= {v: self.new.x(x) if is_var(x) else x for v, x in zip(loop.body_xs, loop.xs, strict=True)}
         self._carries: list[tuple[Atom, Callable[[Atom], None]]] = []
         for k, (init, var, final) in enumerate(zip(loop.init, loop.body_carry, loop.finals, strict=True)):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
 from ..cost import nbytes
+from ..cost.work import dot_shape
 from ..level import Level
 from ..loop import as_loop, is_float
 from ..normalize import drop_dead
@@ -18,6 +19,9 @@ from ..streams.stream_growth import COMPARISONS
 from ..streams.streams import is_cheap
 from .hoist import LoopCopy
 
+# The products of points in space, of which each step makes all distances.
+FEW_TERMS = 8
+
 
 @dataclass(frozen=True)
 class Sunk:
@@ -25,41 +29,62 @@ class Sunk:
 
     Attributes:
         values: the large values that the level made.
+        loops: the loops that make them now, each behind what it was.
     """
 
     jaxpr: Jaxpr
     values: tuple[Var, ...]
+    loops: tuple[tuple[JaxprEqn, JaxprEqn], ...]
 
 
-def with_constants_inside(level: Level, least_bytes: int, pays: Callable[[JaxprEqn, JaxprEqn], bool]) -> Sunk | None:
+def with_constants_inside(
+    level: Level, least_bytes: int, pays: Callable[[Sunk], bool], shared: bool = False
+) -> Sunk | None:
     """The level without the large values that only its loops read, if they are cheap; None if there are none.
 
     Args:
         level: its equations.
         least_bytes: from which size on a value is large.
-        pays: whether a loop is better in another form, which makes the values in its steps.
+        pays: whether the loops are better in their new form.
+        shared: whether other equations may read the values, too. These stay for them.
     """
-    values = _values(level, least_bytes)
-    places = sorted({k for v in values for k in level.readers(v)} - {level.made_by[v] for v in values})
+    values = _values(level, least_bytes, shared)
     loops: dict[int, JaxprEqn] = {}
-    for place in places:
+    for place in sorted({k for v in values for k in level.readers(v) if _is_constant(level, k, v)}):
         eqn = level.eqns[place]
         new = None if _is_compared(eqn, values) else _inside(level, eqn, values)
-        if new is None or not pays(eqn, new):
+        if new is None:
             return None
         loops[place] = new
     if not loops:
         return None
     eqns = [loops.get(k, eqn) for k, eqn in enumerate(level.eqns)]
-    return Sunk(drop_dead(with_equations(level.jaxpr, eqns)), tuple(values))
+    pairs = tuple((level.eqns[k], new) for k, new in loops.items())
+    sunk = Sunk(drop_dead(with_equations(level.jaxpr, eqns)), tuple(values), pairs)
+    return sunk if pays(sunk) else None
 
 
-def _values(level: Level, least_bytes: int) -> list[Var]:
-    """The large values that are cheap to make of small ones, and that nothing but loops reads, as constants."""
+def is_made_again(eqn: JaxprEqn) -> bool:
+    """Whether what an equation makes is made in blocks for little: elementwise, turned, products of few terms."""
+    if eqn.primitive.name == "dot_general":
+        return dot_shape(eqn)[-1] <= FEW_TERMS
+    return eqn.primitive.name == "transpose" or is_cheap(eqn)
+
+
+def _values(level: Level, least_bytes: int, shared: bool) -> list[Var]:
+    """The large values that are cheap to make of small ones, and that nothing but loops reads, as constants.
+
+    `shared`: that a loop reads, or that make what one reads, and others as well.
+    """
     found: set[Var] = set()
     for eqn in level.eqns:
-        if is_cheap(eqn) and all(not is_var(x) or x in found or nbytes(x.aval) < least_bytes for x in eqn.invars):
+        if is_made_again(eqn) and all(not is_var(x) or x in found or nbytes(x.aval) < least_bytes for x in eqn.invars):
             found.update(v for v in eqn.outvars if not isinstance(v, DropVar) and nbytes(v.aval) >= least_bytes)
+    while shared:
+        kept = {v for v in found if any(_may_read(level, k, v, found) for k in level.readers(v))}
+        if kept == found:
+            return sorted(found, key=lambda v: level.made_by[v])
+        found = kept
     while True:
         kept = {v for v in found if all(_may_read(level, k, v, found) for k in level.readers(v))}
         kept = {v for v in kept if all(x in kept for x in _large(level.eqns[level.made_by[v]], least_bytes))}
@@ -79,8 +104,13 @@ def _may_read(level: Level, place: int, v: Var, found: Collection[Var]) -> bool:
     eqn = level.eqns[place]
     if all(out in found for out in eqn.outvars):
         return True
-    loop = as_loop(eqn)
-    return loop is not None and sum(x is v for x in loop.consts) == sum(x is v for x in eqn.invars)
+    return _is_constant(level, place, v)
+
+
+def _is_constant(level: Level, place: int, v: Var) -> bool:
+    """Whether the equation at `place` is a loop that reads `v` in all steps, and nothing else of it."""
+    loop = as_loop(level.eqns[place]) if place >= 0 else None
+    return loop is not None and 0 < sum(x is v for x in loop.consts) == sum(x is v for x in loop.eqn.invars)
 
 
 def _is_compared(scan: JaxprEqn, values: Collection[Var]) -> bool:
@@ -111,7 +141,7 @@ def _inside(level: Level, scan: JaxprEqn, values: Collection[Var]) -> JaxprEqn |
     """The loop, which makes the values that it reads in each step; None if it would do something around it."""
     loop = as_loop(scan)
     assert loop is not None
-    copy = LoopCopy(loop)
+    copy = LoopCopy(loop, made=values)
     env: dict[Var, Atom] = {}
     for v in values:
         eqn = level.eqns[level.made_by[v]]

@@ -6,13 +6,17 @@ predicted to cost least, if any pays, becomes loops over blocks (`streaming.py`)
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_jaxpr
 
 from ..cost import nbytes
+from ..cost.account import jaxpr_cost
 from ..exactness import Exactness
 from ..fusion.canonical import canonical
-from ..hoisting.sunk_constants import with_constants_inside
+from ..hoisting.open_steps import with_open_steps
+from ..hoisting.sunk_constants import Sunk, with_constants_inside
+from ..hoisting.sunk_sums import with_sum_inside
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..normalize import drop_dead
@@ -31,6 +35,13 @@ NAME = "streaming"
 # do not read from memory costs more than a prediction says. (Of the gradient of Sinkhorn's steps for 4096 points in a
 # plane 1.5 was predicted, and 0.7 measured.)
 MADE_AGAIN = 1.6
+# The same where what the loops hold and make takes so much. (Sinkhorn's gradient, 10 steps for points in space, of the
+# time with distances in memory: 8,192 points 1.83 predicted, 1.33 measured, 13 MB for 1,344; 4,096 points 1.5 measured,
+# 0.71 of plain JAX's, 12 MB for 336; 2,304 points 1.9 and 1.1, 10 MB for 107.)
+MUCH = 1 << 28
+# A mask of bytes that is so much smaller than what is large hides half of scores that are, in each of many heads.
+LESS_OF_MASKS = 16
+MADE_AGAIN_OF_MUCH = 2.0
 
 
 @dataclass(frozen=True)
@@ -63,11 +74,16 @@ class _Walk:
 
     def level(self, jaxpr: Jaxpr) -> Jaxpr:
         """A level with its large values in blocks; the same object if none is."""
-        least = self.sizes.least_bytes
-        if not any(nbytes(v.aval) >= least for eqn in jaxpr.eqns for v in eqn.outvars):
+        if not any(nbytes(v.aval) >= self.sizes.least_bytes for eqn in jaxpr.eqns for v in eqn.outvars):
             return jaxpr
         inside = any(v in self.ours for eqn in jaxpr.eqns for v in eqn.outvars)
-        jaxpr = self._with_constants_inside(jaxpr)
+        new = self._in_blocks(self._with_constants_inside(jaxpr, self.sizes.least_bytes), inside)
+        # What all examples and heads share, a mask, is a constant of their loops now.
+        return new if new is jaxpr else self._with_constants_inside(new, self.sizes.least_bytes // LESS_OF_MASKS)
+
+    def _in_blocks(self, jaxpr: Jaxpr, inside: bool) -> Jaxpr:
+        """The same with the constants of its loops where they are; `inside`: the level is a block of ours itself."""
+        least = self.sizes.least_bytes
         whole = with_filled_diagonals(with_direct_broadcasts(canonical(jaxpr), least), least)
         whole = with_own_copies(whole, least)
         sums = Exactness.REASSOCIATES in self.context.allowed
@@ -87,35 +103,74 @@ class _Walk:
         self.ours.update(v for eqn in new.eqns if eqn.primitive.name == "scan" for v in _made_in(eqn))
         return new
 
-    def _with_constants_inside(self, jaxpr: Jaxpr) -> Jaxpr:
-        """The level with large constants of its loops made in their steps, where these make them in blocks."""
-        level = Level(jaxpr)
-        sunk = with_constants_inside(level, self.sizes.least_bytes, self._is_better)
-        if sunk is None:
-            return jaxpr
-        for v in sunk.values:
-            eqn = level.eqns[level.made_by[v]]
-            what = f"{v.aval.str_short(True)} of `{eqn.primitive.name}` is made in the steps of loops"
-            saved = nbytes(v.aval)
-            self.decisions.append(
-                Decision(NAME, what, where(eqn), True, "they make it in blocks", 0, 2 * saved, peak_bytes_saved=saved)
-            )
-        return sunk.jaxpr
+    def _with_constants_inside(self, jaxpr: Jaxpr, least_bytes: int) -> Jaxpr:
+        """The level with large constants of its loops made in their steps, where these make them in blocks.
 
-    def _is_better(self, old: JaxprEqn, new: JaxprEqn) -> bool:
-        """Whether a loop makes nothing large in its steps in its new form, in hardly more time."""
-        seconds = []
-        for eqn in (old, new):
-            read = dict.fromkeys(x for x in eqn.invars if is_var(x))
-            alone = drop_dead(new_jaxpr(eqn.params["jaxpr"].jaxpr, list(read), eqn.outvars, [eqn], ()))
-            walk = _Walk(self.context, self.sizes)
-            tried = rewrite_levels(ClosedJaxpr(alone, ()), walk.level).jaxpr
-            seconds.append(seconds_in_blocks(tried, self.context))
-            bodies = [body for loop in tried.eqns for body in inner_jaxprs(loop)]
+        So are large sums of which little is wanted; the constants alone, where that is not better.
+        """
+        given = jaxpr
+        if not self.context.before_differentiation:
+            jaxpr = with_open_steps(jaxpr, self.sizes.least_bytes)
+        sums, former = self._with_sums_inside(jaxpr)
+        for form in (sums, jaxpr) if former else (jaxpr,):
+            before = former if form is not jaxpr else {}
+            for shared in (False, True):
+                pays = partial(self._is_better, former=before, shared=shared)
+                sunk = with_constants_inside(Level(form), least_bytes, pays, shared)
+                if sunk is not None:
+                    self.decisions += [_made_inside(Level(form), v) for v in sunk.values]
+                    return sunk.jaxpr
+        return given
+
+    def _with_sums_inside(self, jaxpr: Jaxpr) -> tuple[Jaxpr, dict[Var, JaxprEqn]]:
+        """The level with large sums in the steps of its loops, and what each such loop was, by its first result."""
+        former: dict[Var, JaxprEqn] = {}
+        place = 0
+        while Exactness.REASSOCIATES in self.context.allowed and place < len(jaxpr.eqns):
+            level = Level(jaxpr)
+            edit = with_sum_inside(level, place, self.sizes.least_bytes)
+            if edit is None:
+                place += 1
+                continue
+            old = level.eqns[place]
+            (new,) = (eqn for eqn in edit.eqns if eqn.primitive.name == "scan")
+            former[new.outvars[0]] = former.pop(old.outvars[0], old)
+            jaxpr, _ = apply_edits(jaxpr, [edit])
+        return jaxpr, former
+
+    def _is_better(self, sunk: Sunk, former: dict[Var, JaxprEqn], shared: bool) -> bool:
+        """Whether loops make nothing large in their steps, nor others what they share, in hardly more time.
+
+        Args:
+            sunk: the loops with constants inside.
+            former: the loops that add up other sums than the program's, as they were.
+            shared: whether others read the constants, too.
+        """
+        if not former.keys() <= {old.outvars[0] for old, _ in sunk.loops}:
+            return False
+        olds = [self._alone(former.get(old.outvars[0], old)) for old, _ in sunk.loops]
+        news = [self._alone(new) for _, new in sunk.loops]
+        bodies = (body for jaxpr in news for loop in jaxpr.eqns for body in inner_jaxprs(loop))
         made = (v for body in bodies for eqn in body.eqns for v in eqn.outvars)
         if any(nbytes(v.aval) >= self.sizes.least_bytes for v in made):
             return False
-        return self.sizes.at_any_price or seconds[1] <= MADE_AGAIN * seconds[0]
+        if shared and not self._is_without(sunk):
+            return False
+        held = sum(nbytes(v.aval) for v in sunk.values) + max(jaxpr_cost(jaxpr).peak_bytes for jaxpr in olds)
+        seconds, new_seconds = (sum(seconds_in_blocks(jaxpr, self.context) for jaxpr in form) for form in (olds, news))
+        slower = MADE_AGAIN_OF_MUCH if held > MUCH else MADE_AGAIN
+        return self.sizes.at_any_price or new_seconds <= slower * seconds
+
+    def _alone(self, eqn: JaxprEqn) -> Jaxpr:
+        """A loop as a program of its own, with what it makes in blocks."""
+        read = dict.fromkeys(x for x in eqn.invars if is_var(x))
+        alone = drop_dead(new_jaxpr(eqn.params["jaxpr"].jaxpr, list(read), eqn.outvars, [eqn], ()))
+        return rewrite_levels(ClosedJaxpr(alone, ()), _Walk(self.context, self.sizes).level).jaxpr
+
+    def _is_without(self, sunk: Sunk) -> bool:
+        """Whether what else reads constants that loops now make for themselves makes them in blocks, too."""
+        left = _Walk(self.context, self.sizes)._in_blocks(sunk.jaxpr, False)
+        return not any(v in sunk.values for eqn in left.eqns for v in eqn.outvars)
 
     def _edits(self, level: Level, inside: bool) -> tuple[list[Edit], list[Decision]]:
         """The loops that pay, and a decision for each large value that was looked at."""
@@ -148,6 +203,13 @@ class _Walk:
         if pair is None or seed not in pair[0].residuals or not judged(level, *pair, self.context.machine)[1].fired:
             return None
         return Left("the loop that makes it runs again in segments", frozenset((seed,)))
+
+
+def _made_inside(level: Level, v: Var) -> Decision:
+    eqn = level.eqns[level.made_by[v]]
+    what = f"{v.aval.str_short(True)} of `{eqn.primitive.name}` is made in the steps of loops"
+    saved = nbytes(v.aval)
+    return Decision(NAME, what, where(eqn), True, "they make it in blocks", 0, 2 * saved, peak_bytes_saved=saved)
 
 
 def _made_in(scan: JaxprEqn) -> Iterator[Var]:

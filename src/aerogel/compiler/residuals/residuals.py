@@ -8,7 +8,7 @@ anyway, it is read from there.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -189,6 +189,7 @@ class _Choice:
         The first without the second means that it is stored.
         """
         loop, machine, graph, fixed = self.loop, self.machine, Graph(), self.fixed | ends
+        steady = replace(machine, seconds_per_fresh_byte=0.0)  # what a step makes, the next one makes in the same place
         for v in (*ends, *filter(is_var, self.needed.values())):
             graph.edge(SOURCE, ("need", v), float("inf"))
         for v in loop.body_carry:
@@ -207,7 +208,7 @@ class _Choice:
                     graph.implies(other, ("run", id(eqn)))
             if again and not free:
                 slow = id(eqn) in self.slow
-                seconds = eqn.outvars[0].aval.size * machine.short_axis_seconds if slow else arithmetic(eqn, machine)
+                seconds = eqn.outvars[0].aval.size * machine.short_axis_seconds if slow else arithmetic(eqn, steady)
                 seconds = self.readers * seconds + shifted_seconds(eqn, shifted)
                 graph.edge(("run", id(eqn)), SINK, loop.length * seconds)
                 for x in filter(is_var, eqn.invars):
