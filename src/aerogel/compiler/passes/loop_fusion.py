@@ -31,7 +31,7 @@ from ..normalize import LOOPS_AND_BRANCHES
 from ..pipeline import Context
 from ..program import Program, bodies, is_var, where
 from ..report import Decision
-from .loop_kernel import becomes_one
+from .loop_kernel import becomes_one, lose_their_kernels
 
 NAME = "loop-fusion"
 # A loop of its own must be predicted this much better than the first loop.
@@ -185,13 +185,15 @@ def _plan(level: Level, index: int, loop: Loop, context: Context) -> Plan:
             return "a few numbers a step are little memory, and lose digits when one is added to the other"
         if site.eqn.ctx.compute_type != loop.eqn.ctx.compute_type:
             return "`compute_on` puts it and the loop in different places"
-        if not early and _takes_a_kernel(site, loop) and becomes_one(loop.eqn, context):
-            return "the loop is one kernel without it, and would be none with it"
+        reason = None if early else _refused_for_a_kernel(site, loop, joined, context)
+        if reason is not None:
+            return reason
         if context.over_devices and (communicates(site) or reads_elsewhere(site, level, loop, late)):
             return "its values are spread over devices: it would communicate in every step"
         return _refusal(site, context)
 
     late, early = After(level, index), context.before_differentiation
+    joined = {index: loop.eqn}
     region = grow(level, index, loop, permitted)
     inside = choose(level, region, context.machine, early)
     block = block_length(region, context.machine)
@@ -264,6 +266,18 @@ def _is_small_stack(site: Site) -> bool:
     steps, stacks = site.window.count, [x for x in site.reads if is_var(x)]
     few = all(x.aval.size <= FEW * steps and stacked_bytes(x) <= FEW_BYTES for x in stacks)
     return steps >= MANY_STEPS and bool(stacks) and few
+
+
+def _refused_for_a_kernel(site: Site, loop: Loop, joined: dict[int, JaxprEqn], context: Context) -> str | None:
+    """Why a loop that is one kernel is left so; `joined`, loops that may be one, takes in what the site joins."""
+    if _takes_a_kernel(site, loop) and becomes_one(loop.eqn, context):
+        return "the loop is one kernel without it, and would be none with it"
+    if isinstance(site.answer, Joined):
+        together = {**joined, site.index: site.eqn}
+        if lose_their_kernels([*together.values()], context):
+            return "each of the loops is one kernel, and together they would be too much for one"
+        joined.update(together)
+    return None
 
 
 def _takes_a_kernel(site: Site, loop: Loop) -> bool:
