@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aerogel as ag
-from aerogel.compiler.passes.sums_of_rows import NAME
+from aerogel._jax import jaxprs_in_params
+from aerogel.compiler.passes.sums_of_rows import NAME, SumsOfRows
 
 
 def normal(seed: int, *shape: int) -> Any:
@@ -244,3 +245,58 @@ def test_rows_that_others_read_too_are_taken_row_by_row() -> None:
 
     assert fired(both, x, y) == 1
     assert fired(lambda x, y: both(x, y)[1], x, y) == 1  # not single rows: XLA would search for each entry
+
+
+def masks(indices: Any, weights: Any) -> tuple[Any, Any]:
+    """Where each of two experts puts a row, and with what weight, as mixtures of experts have it."""
+    taken = jax.nn.one_hot(indices, 8)[..., None] * jax.nn.one_hot(indices * 3 % 64, 64)[:, :, None]
+    return (taken * weights[:, :, None, None]).sum(0), taken
+
+
+def steps_at_once(f: Callable[..., Any], *args: Any) -> int:
+    """How many rows a step of the only loop adds up."""
+
+    def found(jaxpr: Any) -> list[int]:
+        inner = [one for eqn in jaxpr.eqns for held in jaxprs_in_params(eqn.params) for one in found(held)]
+        return inner + [eqn.params["unroll"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+
+    only = ag.optimize(f, passes=(SumsOfRows(),), rules=())
+    (unroll,) = found(jax.make_jaxpr(only)(*args).jaxpr)
+    return unroll
+
+
+ROUTES = jnp.asarray(np.random.default_rng(0).integers(0, 8, (2, 256)))
+
+
+def test_what_others_read_is_in_memory_for_few_rows() -> None:
+    """Without a loop, XLA would compute the masks number by number again."""
+    args = ROUTES, normal(1, 2, 256)
+    assert fired(masks, *args) == 1
+    assert steps_at_once(masks, *args) == 1
+    for got, want in zip(jax.jit(ag.optimize(masks))(*args), masks(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 24])
+def test_arguments_and_rows_of_a_loop_are_in_memory(count: int) -> None:
+    """Near misses: nothing is computed of an argument, and a loop reads what is stored."""
+    x, w = normal(0, count, 200, 48), normal(1, count, 48)
+    given = x, w
+    f = (lambda x, w: jnp.sum(w[:, None] * x, 0)) if count == 2 else (lambda x, w: both(jnp.exp(x), w))
+
+    def both(y: Any, w: Any) -> Any:
+        return jnp.sum(w[:, None] * y, 0), y
+
+    assert fired(f, *given) == 1
+    assert steps_at_once(f, *given) == min(count, 4)
+
+
+def test_what_nobody_else_reads_is_computed_with_the_rows() -> None:
+    """Near miss: it is in no memory."""
+    x, w = normal(0, 3, 200, 48), normal(1, 3, 48)
+
+    def f(x: Any, w: Any) -> Any:
+        return jnp.sum(w[:, None] * jnp.exp(x), 0)
+
+    assert fired(f, x, w) == 1
+    assert steps_at_once(f, x, w) == 3

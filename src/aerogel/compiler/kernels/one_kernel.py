@@ -99,7 +99,7 @@ def refusal(eqn: JaxprEqn) -> str | None:
     if written > MOST_WRITTEN_BYTES:
         return f"it writes into {written / 1e3:.0f} kB, of which one kernel would have a copy"
     held = list(_all(eqn))
-    if is_too_much(eqn) or sum(one.primitive.name in REDUCTIONS for one in held) > MOST_REDUCTIONS:
+    if are_too_much_together([eqn]):
         return TOO_MUCH
     return next((reason for reason in map(_why_not, held) if reason is not None), None)
 
@@ -107,6 +107,13 @@ def refusal(eqn: JaxprEqn) -> str | None:
 def is_too_much(eqn: JaxprEqn) -> bool:
     """Whether a loop holds so many equations that its price need not be asked."""
     return sum(map(count_equations, inner_jaxprs(eqn))) >= MOST_EQUATIONS
+
+
+def are_too_much_together(loops: Sequence[JaxprEqn]) -> bool:
+    """Whether a kernel of all these loops would take XLA long to compile."""
+    held = [one for eqn in loops for one in _all(eqn)]
+    sums = sum(one.primitive.name in REDUCTIONS for one in held)
+    return len(held) - len(loops) >= MOST_EQUATIONS or sums > MOST_REDUCTIONS
 
 
 def _written_bytes(body: Jaxpr) -> int:
