@@ -98,12 +98,18 @@ def halve(s: Any) -> Any:
     return s[0] + 1, s[1] * 0.5
 
 
+def inner(s: Any) -> Any:
+    """A step with a loop of its own, which need not end for other counts than those that its lane has seen."""
+    return s[0] + 1, lax.while_loop(lambda z: z * s[0] > 1, lambda z: z * 0.5, s[1])
+
+
 NEAR_MISSES: dict[str, Callable[..., Any]] = {
     # a stopped lane would go on where its counter has grown
     "a lane that waits": loop(lambda s, n: (s[0] < 40) & ((s[1] > 1) | (s[0] > n)), halve),
     "at least so many steps": loop(lambda s, n: (s[0] < 60) & (s[0] - n < s[1]), halve),
     "one step in two": loop(lambda s, n: (s[0] < 30) & ((s[0] % 2 == 0) | (s[1] > n)), halve),
     "a counter that must be above": loop(lambda s, n: (s[0] < 40) & (s[0] >= n - 40), halve),
+    "a loop in the step": loop(lambda s, n: (s[0] < 30) & (s[1] > 0.1), inner),
     # not the same in all lanes
     "a start of its own": jax.vmap(lambda x, n: lax.while_loop(lambda s: (s[0] < 50) & (s[1] > 0.1), halve, (n, x))[1]),
     "a step of its own": loop(lambda s, n: (s[0] < 30) & (s[1] > 0.1), lambda s: (s[0] + 1 + (s[1] > 1), s[1] * 0.5)),

@@ -15,7 +15,7 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from ..known.facts import is_integer
 from ..level import Level
-from ..program import Builder, is_var, producers
+from ..program import Builder, inner_jaxprs, is_var, producers
 
 SAME = frozenset("convert_element_type broadcast_in_dim reshape copy".split())
 
@@ -33,7 +33,7 @@ def with_shared_counters(level: Level, eqn: JaxprEqn) -> JaxprEqn | None:
     if eqn.primitive.name != "while" or eqn.effects:
         return None
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-    if not cond.out_avals[0].shape or cond.consts or body.consts:
+    if not cond.out_avals[0].shape or cond.consts or body.consts or _holds_while(body.jaxpr):
         return None
     mine, others = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     counters = _counters(level, eqn)
@@ -60,6 +60,11 @@ def with_shared_counters(level: Level, eqn: JaxprEqn) -> JaxprEqn | None:
     start = [counters[k].start if k in counters else x for k, x in enumerate(eqn.invars[mine + others :])]
     made_of = [_jax.new_var(carry[k].aval) if k in counters else v for k, v in enumerate(eqn.outvars)]
     return eqn.replace(invars=[*handed, *start], outvars=made_of, params=params)
+
+
+def _holds_while(jaxpr: Jaxpr) -> bool:
+    """Whether a step holds a loop that may not end for a stopped lane, whose counter goes on."""
+    return any(eqn.primitive.name == "while" or any(map(_holds_while, inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 def _select(lanes: Any, then: Any, old: Any) -> Any:
