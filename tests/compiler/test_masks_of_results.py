@@ -49,7 +49,8 @@ def test_one_array_for_each_layer():
     every = {"passes": ag.compiler.DEFAULT_PASSES, "rules": ag.rules.default}  # with the rule for poolings
     others = {**every, "passes": tuple(p for p in ag.compiler.DEFAULT_PASSES if p.name != NAME)}
     held = [temporary(ag.optimize(slope, **options), PARAMS, X) for options in (every, others)]
-    assert held[1] - held[0] >= 4 * X.nbytes
+    # The first layer makes 4.4 times the bytes of the input; around that XLA's plan may differ (by 0.4 on jax 0.12).
+    assert held[1] - held[0] >= 3.5 * X.nbytes
     slopes = (jax.tree.leaves(jax.jit(f)(PARAMS, X)) for f in (ag.optimize(slope), slope))
     for got, want in zip(*slopes, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * float(abs(want).max()))

@@ -3,7 +3,8 @@
 * Picking one entry of each row by counted indices (`logp[jnp.arange(n), labels]`) is picking along an axis; the
   diagonal of a transpose is that of the matrix.
 * The gradient of picking one entry of each row (`take_along_axis`, the label's logit under a cross-entropy) is a
-  scatter into zeros. As a comparison with a counter it fuses into what reads it, and its sum over the row is known.
+  scatter into zeros. As a comparison with a counter it fuses into what reads it, and its sum over the row is known. So
+  does a scatter into what is made entry by entry for it.
 * The gradient of a weight is the transpose of a product. The product with its operands exchanged needs none, and can be
   summed up in a loop as it is wanted.
 """
@@ -18,6 +19,7 @@ from jax import lax
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
+from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..known.picks import batched_pick, is_zeros, untransposed_diagonal
 from ..level import Edit, Level, apply_edits
 from ..products import may_swap
@@ -39,7 +41,7 @@ def canonical(jaxpr: Jaxpr) -> Jaxpr:
     for place, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name == "scatter-add":
             one = one_entry(level, eqn)
-            edit = None if one is None else _compared(level, place, one)
+            edit = _added(level, place) if one is None else _compared(level, place, one)
         elif eqn.primitive.name == "gather":
             edit = untransposed_diagonal(level, place)
         else:
@@ -65,11 +67,21 @@ class OneEntry:
         return index
 
     def whole(self, index: Any, entry: Any) -> Any:
-        """The result of the scatter."""
+        """The result of the scatter into zeros."""
+        hit, entry = self._everywhere(index, entry)
+        return lax.select(hit, entry, lax.full(entry.shape, 0, entry.dtype))
+
+    def added(self, into: Any, index: Any, entry: Any) -> Any:
+        """Its result if it adds to something."""
+        hit, entry = self._everywhere(index, entry)
+        return lax.select(hit, lax.add(into, entry), into)
+
+    def _everywhere(self, index: Any, entry: Any) -> tuple[Any, Any]:
+        """Where the entry stands, and the entry in all of its row."""
         shape, every = self.eqn.outvars[0].aval.shape, tuple(range(entry.ndim))
         count = lax.broadcast_in_dim(lax.iota(index.dtype, shape[self.dim]), shape, (self.dim,))
         hit = lax.eq(count, lax.broadcast_in_dim(self.index(index), shape, every))
-        return lax.select(hit, lax.broadcast_in_dim(entry, shape, every), lax.full(shape, 0, entry.dtype))
+        return hit, lax.broadcast_in_dim(entry, shape, every)
 
     def summed(self, index: Any, entry: Any) -> Any:
         """The sum of each row of the result."""
@@ -81,9 +93,12 @@ class OneEntry:
 
 def one_entry(level: Level, eqn: JaxprEqn) -> OneEntry | None:
     """What a scatter is, if it puts one entry into each row of zeros."""
+    return _one_of_rows(eqn) if is_zeros(level, eqn.invars[0]) else None
+
+
+def _one_of_rows(eqn: JaxprEqn) -> OneEntry | None:
+    """The same of anything in the place of zeros."""
     into, index, entry = eqn.invars
-    if not is_zeros(level, into):
-        return None
     numbers, shape = eqn.params["dimension_numbers"], into.aval.shape
     if len(numbers.scatter_dims_to_operand_dims) != 1:
         return None
@@ -104,6 +119,18 @@ def one_entry(level: Level, eqn: JaxprEqn) -> OneEntry | None:
     ):
         return None
     return OneEntry(eqn, dim)
+
+
+def _added(level: Level, place: int) -> Edit | None:
+    """The scatter into what is made for it, entry by entry, as a choice that is made with that."""
+    eqn = level.eqns[place]
+    (into, *reads), maker, one = eqn.invars, level.maker(eqn.invars[0]), _one_of_rows(eqn)
+    fuses = maker is not None and maker.primitive.name in (*ELEMENTWISE, "transpose")
+    if one is None or not fuses or not is_var(into) or level.readers(into) != [place]:
+        return None
+    builder = Builder(eqn)
+    (out,) = builder.call(one.added, into, *reads)
+    return Edit(place, frozenset((place,)), builder.eqns, {eqn.outvars[0]: out}, frozenset((place,)))
 
 
 def _compared(level: Level, place: int, one: OneEntry) -> Edit:
