@@ -269,3 +269,17 @@ def test_its_numbers_are_those_of_the_whole(gradient: bool) -> None:
     args = tuple(normal(n, 2, 256, 4, 16) for n in range(3))
     sizes = Sizes(1 << 16, at_any_price=True)
     close(ag.optimize(f, rules=[], passes=(Streaming(sizes), MaskedColumns())), f, args)
+
+
+def test_constants_of_other_loops_stay_in_their_cache() -> None:
+    """Beside heads in blocks, whose mask is no larger."""
+
+    def f(q: Any, k: Any, v: Any, x: Any, y: Any) -> Any:
+        d = distances(x, y)
+        return causal(q, k, v), lax.scan(lambda h, _: (softmin(d, h), None), jnp.zeros(len(x)), None, length=9)[0]
+
+    heads, points = ((4, 2048, 8, 64),) * 3, ((1024, 2),) * 2
+    report = ag.explain(f)(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*heads, *points)))
+    made = [one.what for one in report.fired if "is made in the steps" in one.what]
+    assert made
+    assert not any("1024,1024" in what for what in made)

@@ -4,8 +4,9 @@ JAX computes what a formula in a loop makes of constants once, before the loop, 
 points that do not move, which every step then reads from memory. In blocks a step makes them of the points.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
 
@@ -38,7 +39,11 @@ class Sunk:
 
 
 def with_constants_inside(
-    level: Level, least_bytes: int, pays: Callable[[Sunk], bool], shared: bool = False
+    level: Level,
+    least_bytes: int,
+    pays: Callable[[Sunk], bool],
+    shared: bool = False,
+    among: Container[int] | None = None,
 ) -> Sunk | None:
     """The level without the large values that only its loops read, if they are cheap; None if there are none.
 
@@ -47,10 +52,12 @@ def with_constants_inside(
         least_bytes: from which size on a value is large.
         pays: whether the loops are better in their new form.
         shared: whether other equations may read the values, too. These stay for them.
+        among: the places of the loops that may be changed; None: all.
     """
-    values = _values(level, least_bytes, shared)
+    reads = partial(_is_constant, level, among)
+    values = _values(level, least_bytes, shared, reads)
     loops: dict[int, JaxprEqn] = {}
-    for place in sorted({k for v in values for k in level.readers(v) if _is_constant(level, k, v)}):
+    for place in sorted({k for v in values for k in level.readers(v) if reads(k, v)}):
         eqn = level.eqns[place]
         new = None if _is_compared(eqn, values) else _inside(level, eqn, values)
         if new is None:
@@ -71,8 +78,8 @@ def is_made_again(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "transpose" or is_cheap(eqn)
 
 
-def _values(level: Level, least_bytes: int, shared: bool) -> list[Var]:
-    """The large values that are cheap to make of small ones, and that nothing but loops reads, as constants.
+def _values(level: Level, least_bytes: int, shared: bool, reads: Callable[[int, Var], bool]) -> list[Var]:
+    """The large values that are cheap to make of small ones, and that nothing but loops `reads`, as constants.
 
     `shared`: that a loop reads, or that make what one reads, and others as well.
     """
@@ -81,12 +88,12 @@ def _values(level: Level, least_bytes: int, shared: bool) -> list[Var]:
         if is_made_again(eqn) and all(not is_var(x) or x in found or nbytes(x.aval) < least_bytes for x in eqn.invars):
             found.update(v for v in eqn.outvars if not isinstance(v, DropVar) and nbytes(v.aval) >= least_bytes)
     while shared:
-        kept = {v for v in found if any(_may_read(level, k, v, found) for k in level.readers(v))}
+        kept = {v for v in found if any(_may_read(level, k, v, found, reads) for k in level.readers(v))}
         if kept == found:
             return sorted(found, key=lambda v: level.made_by[v])
         found = kept
     while True:
-        kept = {v for v in found if all(_may_read(level, k, v, found) for k in level.readers(v))}
+        kept = {v for v in found if all(_may_read(level, k, v, found, reads) for k in level.readers(v))}
         kept = {v for v in kept if all(x in kept for x in _large(level.eqns[level.made_by[v]], least_bytes))}
         if kept == found:
             return sorted(found, key=lambda v: level.made_by[v])
@@ -97,19 +104,18 @@ def _large(eqn: JaxprEqn, least_bytes: int) -> Iterator[Var]:
     return (x for x in eqn.invars if is_var(x) and nbytes(x.aval) >= least_bytes)
 
 
-def _may_read(level: Level, place: int, v: Var, found: Collection[Var]) -> bool:
+def _may_read(level: Level, place: int, v: Var, found: Collection[Var], reads: Callable[[int, Var], bool]) -> bool:
     """Whether the equation at `place` makes another of the values, or is a loop that reads `v` in all steps."""
     if place < 0:
         return False
-    eqn = level.eqns[place]
-    if all(out in found for out in eqn.outvars):
-        return True
-    return _is_constant(level, place, v)
+    return all(out in found for out in level.eqns[place].outvars) or reads(place, v)
 
 
-def _is_constant(level: Level, place: int, v: Var) -> bool:
-    """Whether the equation at `place` is a loop that reads `v` in all steps, and nothing else of it."""
-    loop = as_loop(level.eqns[place]) if place >= 0 else None
+def _is_constant(level: Level, among: Container[int] | None, place: int, v: Var) -> bool:
+    """Whether the equation at `place` is a loop, `among` those, that reads `v` in all steps, and nothing else of it."""
+    if place < 0 or (among is not None and place not in among):
+        return False
+    loop = as_loop(level.eqns[place])
     return loop is not None and 0 < sum(x is v for x in loop.consts) == sum(x is v for x in loop.eqn.invars)
 
 

@@ -77,7 +77,7 @@ def _wanted(level: Level, loop_place: int, total: Var, least_bytes: int) -> Want
             added[place] = eqn.invars[1 - own[0]]
         elif not is_linear(eqn, own, [k for k, x in enumerate(eqn.invars) if k not in own and _is_zero(level, x)]):
             return None
-        if any(v.aval.dtype != total.aval.dtype for v in eqn.outvars):
+        if any(isinstance(v, DropVar) or v.aval.dtype != total.aval.dtype for v in eqn.outvars):
             return None
         behind.append(place)
         for v in eqn.outvars:

@@ -41,6 +41,7 @@ MADE_AGAIN = 1.6
 MUCH = 1 << 28
 # A mask of bytes that is so much smaller than what is large hides half of scores that are, in each of many heads.
 LESS_OF_MASKS = 16
+NEARLY_AS_FAST = 1.1
 MADE_AGAIN_OF_MUCH = 2.0
 
 
@@ -77,9 +78,9 @@ class _Walk:
         if not any(nbytes(v.aval) >= self.sizes.least_bytes for eqn in jaxpr.eqns for v in eqn.outvars):
             return jaxpr
         inside = any(v in self.ours for eqn in jaxpr.eqns for v in eqn.outvars)
-        new = self._in_blocks(self._with_constants_inside(jaxpr, self.sizes.least_bytes), inside)
-        # What all examples and heads share, a mask, is a constant of their loops now.
-        return new if new is jaxpr else self._with_constants_inside(new, self.sizes.least_bytes // LESS_OF_MASKS)
+        jaxpr = self._with_constants_inside(jaxpr)
+        new = self._in_blocks(jaxpr, inside)
+        return new if new is jaxpr else self._with_masks_inside(new, {v for eqn in jaxpr.eqns for v in eqn.outvars})
 
     def _in_blocks(self, jaxpr: Jaxpr, inside: bool) -> Jaxpr:
         """The same with the constants of its loops where they are; `inside`: the level is a block of ours itself."""
@@ -103,7 +104,18 @@ class _Walk:
         self.ours.update(v for eqn in new.eqns if eqn.primitive.name == "scan" for v in _made_in(eqn))
         return new
 
-    def _with_constants_inside(self, jaxpr: Jaxpr, least_bytes: int) -> Jaxpr:
+    def _with_masks_inside(self, jaxpr: Jaxpr, before: set[Var]) -> Jaxpr:
+        """The level with what all examples and heads share, a mask, made in our own loops."""
+        level, least = Level(jaxpr), self.sizes.least_bytes // LESS_OF_MASKS
+        ours = {k for k, eqn in enumerate(level.eqns) if before.isdisjoint(eqn.outvars)}
+        pays = partial(self._is_better, former={}, shared=False, slower=NEARLY_AS_FAST)
+        sunk = with_constants_inside(level, least, pays, among=ours)
+        if sunk is None:
+            return jaxpr
+        self.decisions += [_made_inside(level, v) for v in sunk.values]
+        return sunk.jaxpr
+
+    def _with_constants_inside(self, jaxpr: Jaxpr) -> Jaxpr:
         """The level with large constants of its loops made in their steps, where these make them in blocks.
 
         So are large sums of which little is wanted; the constants alone, where that is not better.
@@ -116,7 +128,7 @@ class _Walk:
             before = former if form is not jaxpr else {}
             for shared in (False, True):
                 pays = partial(self._is_better, former=before, shared=shared)
-                sunk = with_constants_inside(Level(form), least_bytes, pays, shared)
+                sunk = with_constants_inside(Level(form), self.sizes.least_bytes, pays, shared)
                 if sunk is not None:
                     self.decisions += [_made_inside(Level(form), v) for v in sunk.values]
                     return sunk.jaxpr
@@ -138,13 +150,14 @@ class _Walk:
             jaxpr, _ = apply_edits(jaxpr, [edit])
         return jaxpr, former
 
-    def _is_better(self, sunk: Sunk, former: dict[Var, JaxprEqn], shared: bool) -> bool:
+    def _is_better(self, sunk: Sunk, former: dict[Var, JaxprEqn], shared: bool, slower: float | None = None) -> bool:
         """Whether loops make nothing large in their steps, nor others what they share, in hardly more time.
 
         Args:
             sunk: the loops with constants inside.
             former: the loops that add up other sums than the program's, as they were.
             shared: whether others read the constants, too.
+            slower: so many times as long they may take; as many as `MADE_AGAIN` says, unless given.
         """
         if not former.keys() <= {old.outvars[0] for old, _ in sunk.loops}:
             return False
@@ -158,7 +171,7 @@ class _Walk:
             return False
         held = sum(nbytes(v.aval) for v in sunk.values) + max(jaxpr_cost(jaxpr).peak_bytes for jaxpr in olds)
         seconds, new_seconds = (sum(seconds_in_blocks(jaxpr, self.context) for jaxpr in form) for form in (olds, news))
-        slower = MADE_AGAIN_OF_MUCH if held > MUCH else MADE_AGAIN
+        slower = slower or (MADE_AGAIN_OF_MUCH if held > MUCH else MADE_AGAIN)
         return self.sizes.at_any_price or new_seconds <= slower * seconds
 
     def _alone(self, eqn: JaxprEqn) -> Jaxpr:
