@@ -6,6 +6,7 @@ It exposes `CASES`, programs in natural and expert form, or `findings(quick)`, r
 CLAIMS = (
     "issue_4968_examples_need_no_stack",
     "formulas_over_all_pairs_take_no_memory",
+    "other_formulas_over_all_pairs_keep_no_pairs",
     "formulas_over_all_pairs_of_65536_fit_in_a_gigabyte",
     "a_kernel_product_is_faster_than_pykeops",
     "gradients_of_loops_store_half",
