@@ -216,7 +216,7 @@ def test_catalogue_programs_agree(seeds: list[int], monkeypatch: pytest.MonkeyPa
 
 # Indices that a turned loop stacked; minima that were compared with distances made anew; powers of float32 beside 64
 # bits; infinite kernels beside padded inputs; a reference that had nan where it should not.
-DIFFERED = [7985, 5929, 6268, 7191, 7360, 7885, 3093, 4294, 6296, 13257, 4335, 4395]
+DIFFERED = [7985, 5929, 6268, 7191, 7360, 7885, 3093, 4294, 6296, 13257, 4335, 4395, 45305]
 
 
 @pytest.mark.parametrize("seed", DIFFERED)
