@@ -76,6 +76,7 @@ CASES = [
     case("8 heads, 512 places", attention, in_groups, 8, 512, 64),
     case("4 heads, 1024 places", attention, in_groups, 4, 1024, 64),
     case("8 heads, 2048 places", attention, in_groups, 8, 2048, 64),
+    case("4 examples of 8 heads, 2048 places", attention, in_groups, 4, 8, 2048, 64),
     case("1 head, 4096 places", partial(attention, fill=-1e9), in_groups, 4096, 64),
     case("1 head, 1024 places", partial(attention, fill=-1e9), in_groups, 1024, 64),
     case("1 head, 768 places", attention, in_groups, 768, 32),

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from aerogel._jax import Atom, DropVar, JaxprEqn, Var
 
 from ..axes import is_linear
 from ..cost import nbytes
+from ..known.picks import is_zeros
 from ..level import After, Edit, Level
 from ..loop import Loop, as_loop
 from ..program import Builder, copy_equation, is_var, users
@@ -75,7 +75,7 @@ def _wanted(level: Level, loop_place: int, total: Var, least_bytes: int) -> Want
         own = [k for k, x in enumerate(eqn.invars) if is_var(x) and x in moving]
         if eqn.primitive.name in ADDS and len(own) == 1:
             added[place] = eqn.invars[1 - own[0]]
-        elif not is_linear(eqn, own, [k for k, x in enumerate(eqn.invars) if k not in own and _is_zero(level, x)]):
+        elif not is_linear(eqn, own, [k for k, x in enumerate(eqn.invars) if k not in own and is_zeros(level, x)]):
             return None
         if any(isinstance(v, DropVar) or v.aval.dtype != total.aval.dtype for v in eqn.outvars):
             return None
@@ -193,7 +193,7 @@ class _Inside:
     def _make_rest(self, out: Builder) -> None:
         """What is made of what the sum begins with, and of what is added to it after the loop."""
         init = self.loop.init[self.carry]
-        if not _is_zero(self.level, init):
+        if not is_zeros(self.level, init):
             self.rest[self.wanted.total] = init
         for k in self.wanted.behind:
             eqn = self.level.eqns[k]
@@ -208,13 +208,3 @@ class _Inside:
                         (env[x],) = out.call(lambda aval=x.aval: lax.full(aval.shape, 0, aval.dtype))
                 out.eqns.append(copy_equation(eqn, env))
                 self.rest.update((v, env[v]) for v in eqn.outvars)
-
-
-def _is_zero(level: Level, x: Atom) -> bool:
-    """Whether a value is zeros, a literal or repeated."""
-    while is_var(x):
-        eqn = level.maker(x)
-        if eqn is None or eqn.primitive.name != "broadcast_in_dim":
-            return False
-        x = eqn.invars[0]
-    return not np.any(x.val)

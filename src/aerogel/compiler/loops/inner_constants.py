@@ -7,12 +7,12 @@ from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Var
 
 from ..axes.elementwise import NAMES as ELEMENTWISE
+from ..hoisting.open_steps import CHECKPOINTS
 from ..level import Level
 from ..loop import as_loop
 from ..program import copy_equation, is_var, rename, substitute
 
 MOST = 24  # equations of a mask
-CALLS = frozenset(("checkpoint", "remat", "remat2"))
 CHEAP = frozenset((*ELEMENTWISE, "iota", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose"))
 
 
@@ -22,7 +22,7 @@ def with_constants_inside(level: Level, eqn: JaxprEqn) -> JaxprEqn:
     These are no arguments of it any more.
     """
     loop = as_loop(eqn)
-    if loop is None and eqn.primitive.name not in CALLS:
+    if loop is None and eqn.primitive.name not in CHECKPOINTS:
         return eqn
     handed = len(eqn.invars) if loop is None else len(loop.consts)
     made = {k: made_of_numbers(level, x) for k, x in enumerate(eqn.invars[:handed]) if is_var(x)}

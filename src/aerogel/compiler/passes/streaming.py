@@ -39,10 +39,10 @@ MADE_AGAIN = 1.6
 # time with distances in memory: 8,192 points 1.83 predicted, 1.33 measured, 13 MB for 1,344; 4,096 points 1.5 measured,
 # 0.71 of plain JAX's, 12 MB for 336; 2,304 points 1.9 and 1.1, 10 MB for 107.)
 MUCH = 1 << 28
+MADE_AGAIN_OF_MUCH = 2.0
 # A mask of bytes that is so much smaller than what is large hides half of scores that are, in each of many heads.
 LESS_OF_MASKS = 16
 NEARLY_AS_FAST = 1.1
-MADE_AGAIN_OF_MUCH = 2.0
 
 
 @dataclass(frozen=True)
