@@ -2,7 +2,7 @@
 
 Memory of XLA's plan: at most 1/30 of plain JAX's for the value, 1/15 for value and gradient (issue 5), where plain JAX
 keeps an array of pairs. Nothing is run; times of some stand in docs/explanation/streaming.md. Written without a look at
-what streams; after a first look Sinkhorn's steps and the mask of causal attention were worked on, and the `ot` forms added.
+what streams; then Sinkhorn's steps and the mask of causal attention were worked on, and the `ot` forms were added.
 """
 
 from __future__ import annotations
