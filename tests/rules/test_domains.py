@@ -104,6 +104,8 @@ def test_what_goes_wrong_is_said() -> None:
     word: Any = "laplacian"
     with pytest.raises(ag.UsageError, match="'laplacian' is not a value that `rules` takes"):
         ag.optimize(jnp.exp, rules=word)
+    with pytest.raises(ag.UsageError, match="`rule` of `check_rule`"):
+        ag.check_rule(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(ag.UsageError, match="2 shapes, of a, b"):
         ag.rule(exactness="bitwise", reason="it is", shapes=[(3,)], name="two")(lambda a, b: a * b)
     told = {

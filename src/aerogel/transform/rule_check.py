@@ -54,7 +54,7 @@ def check_rule(
     Raises:
         RuleCheckError: a claim does not hold.
         RuleError: `after` cannot be traced, or returns another type.
-        UsageError: `fires_on` is empty for a rule of one primitive.
+        UsageError: `rule` is none, or `fires_on` is empty for a rule of one primitive.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> @ag.rule(exactness="no_worse", reason="log(1 + x) loses x below 6e-8")
@@ -69,6 +69,9 @@ def check_rule(
     ...     leaves_alone=[lambda x: jnp.log(2 + x), lambda x: jnp.log(1 - x)],
     ... )
     """
+    if not isinstance(rule, AnyRule):
+        wanted = "a rule, which `ag.rule` and `ag.compiler.on` make"
+        raise UsageError(argument="rule", got=rule, wanted=wanted, function="check_rule")
     early = rule.stage is Stage.BEFORE
     subject = Subject("rule", rule.name, rule.exactness, early, {"rules": [rule], "passes": ()})
     check_subject(
