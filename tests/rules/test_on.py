@@ -152,6 +152,32 @@ def test_does_not_look_at_what_it_wrote() -> None:
     assert fired(jnp.exp, halves, X) == 1
 
 
+def test_a_constant_is_no_tracer() -> None:
+    """What is asked of a known value is answered, also where the program holds JAX's array and is being traced."""
+
+    @on(lax.pow_p)
+    def squares(x: Any, y: Any, *, site: Any) -> Any:
+        return x * x if site.value(1) == 2 and site.value(1) > 0 else "no square"
+
+    @ag.rule(exactness="reassociates", reason="products are shorter")
+    def cubes(x: Any, y: Any) -> Any:
+        return lax.pow(x, y)
+
+    @cubes.when
+    def _(x: Any, y: Any) -> Any:
+        return (y.value is not None and bool(y.value == 3)) or "no cube"
+
+    @cubes.to
+    def _(x: Any, y: Any) -> Any:
+        return x * x * x
+
+    for n, rule in ((2, squares), (3, cubes)):
+        number = jnp.float32(n)
+        assert fired(lambda x, number=number: lax.pow(x, number), rule, jnp.arange(8.0)) == 1
+        many = jnp.arange(32_768.0) / 1000
+        assert not ag.explain(lambda x, number=number: x**number)(many).failed  # by the default rules
+
+
 def test_stages() -> None:
     """After differentiation means: not in what JAX differentiates outside; the last rules feed no other."""
     before, after, final = (sine(stage=stage)[0] for stage in ("before", "after", "final"))

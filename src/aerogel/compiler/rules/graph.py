@@ -154,6 +154,11 @@ class Graph:
         x = self.seen(x)
         return self.knowledge.value(x) if is_var(x) else None
 
+    def held(self, x: Atom) -> Any:
+        """The same as NumPy's array or number: what is asked of JAX's (`x > 0`) would be traced, and no answer."""
+        value = self.value(x)
+        return np.asarray(value)[()] if value is not None and isinstance(value.dtype, np.dtype) else value
+
     def known(self, x: Atom) -> Known:
         """What is known of a value, by whatever name it goes."""
         x = self.seen(x)

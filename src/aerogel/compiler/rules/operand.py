@@ -93,4 +93,4 @@ def _is_stored_as(graph: Graph, x: Atom, operation: str) -> bool:
 
 def value_at(graph: Graph, x: Atom) -> Any:
     """The array or number that a value of a level is, where the program holds it as a constant; else None."""
-    return number(x) if isinstance(x, Literal) else graph.value(x)
+    return number(x) if isinstance(x, Literal) else graph.held(x)

@@ -203,7 +203,7 @@ class Site:
 
     def _value(self, operand: int) -> Any:
         x = self._operands[operand]
-        return np.asarray(x.val, x.aval.dtype)[()] if isinstance(x, Literal) else self._graph.value(x)
+        return np.asarray(x.val, x.aval.dtype)[()] if isinstance(x, Literal) else self._graph.held(x)
 
     def _numbers(self, operand: int) -> np.ndarray | None:
         return Counters(_Makers(self._graph), self._constant).of(self._operands[operand])
