@@ -1,5 +1,6 @@
 """Normal form: fewer equations, the same bits, and shared functions stay shared."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -385,6 +386,58 @@ def test_calls_do_not_close_over_arrays() -> None:
     f = lambda x: jax.grad(lambda x: (looked_up(x) * looked_up(2 * x)).sum())(x)  # noqa: E731
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(X4), f(X4), rtol=1e-5)
     np.testing.assert_allclose(jax.vmap(ag.optimize(f))(X4[None]), f(X4)[None], rtol=1e-5)
+
+
+@jax.jit
+def turned(x: Any) -> Any:
+    """As many entries as it is given, of arrays that it closes over."""
+    return jnp.tanh(x @ jnp.asarray(TABLE[:, :1] * TABLE[:, 1])) + shifted(x) / 4
+
+
+@jax.jit
+def halved(x: Any) -> Any:
+    """A function of another array."""
+    return x @ jnp.asarray(np.eye(4, dtype=np.float32) / 2)
+
+
+PLACES_OF_CALLS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "scan": lambda x: lax.scan(lambda c, _: (jnp.sin(turned(c)), turned(c)), x, None, length=3)[1].sum(0),
+    "fori_loop": lambda x: lax.fori_loop(0, 3, lambda _, c: turned(c) / 2, x),
+    "both parts of a while": lambda x: lax.while_loop(
+        lambda c: (c[0] < 2) & (turned(c).sum() < 9), lambda c: c + 1 + turned(c) / 9, x
+    ),
+    "one branch": lambda x: lax.cond(x[0] > 0, turned, jnp.cos, x),
+    "branches with other arrays": lambda x: lax.switch(1, [turned, halved, jnp.cos], x),
+    "checkpoint": lambda x: jax.checkpoint(turned)(x) * 2,
+    "a loop in a loop": lambda x: lax.fori_loop(
+        0, 2, lambda _, c: lax.fori_loop(0, 2, lambda _, c: turned(c) / 2, c), x
+    ),
+    "a loop beside a call": lambda x: lax.fori_loop(0, 3, lambda _, c: turned(c) / 2, turned(x)) + halved(x),
+    "two in a step": lambda x: lax.fori_loop(0, 3, lambda _, c: turned(c) / 2 + turned(c + 1), x),
+}
+
+
+def calls_with_arrays(jaxpr: Jaxpr) -> int:
+    """How many programs in a program close over arrays."""
+    inner = [x for eqn in jaxpr.eqns for x in jaxprs_in_params(eqn.params)]
+    return sum(bool(x.constvars) + calls_with_arrays(x) for x in inner)
+
+
+@pytest.mark.parametrize("place", PLACES_OF_CALLS)
+def test_calls_in_loops_and_branches_do_not_close_over_arrays(place: str) -> None:
+    """Loops and branches hand the arrays on; what is made of it is differentiated and batched as before."""
+    f = PLACES_OF_CALLS[place]
+    program = traced(f, X4)
+    assert calls_with_arrays(program.jaxpr)
+    normal = normalize(program)[0]
+    assert not calls_with_arrays(normal.jaxpr)
+    assert normalize(normal)[0] is normal
+    got = jax.jit(ag.optimize(f))(X4)
+    np.testing.assert_allclose(got, f(X4), rtol=1e-5)
+    np.testing.assert_allclose(jax.vmap(ag.optimize(f))(X4[None]), f(X4)[None], rtol=1e-5)
+    if place != "both parts of a while":
+        of = lambda f: jax.jit(jax.grad(lambda x: jnp.sin(f(x)).sum()))(X4)  # noqa: E731
+        np.testing.assert_allclose(of(ag.optimize(f)), of(f), rtol=1e-4, atol=1e-6)
 
 
 def test_what_is_still_to_be_reduced_over_devices_stays_a_sum() -> None:

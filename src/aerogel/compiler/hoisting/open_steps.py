@@ -10,11 +10,10 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from ..cost import nbytes
 from ..loop import as_loop
+from ..normal_form.closed_over import CHECKPOINTS
 from ..normalize import Normalizer, equation_key, open_jaxpr
 from ..program import copy_equation, rename, substitute, with_equations
 from .hoist import constant_equations
-
-CHECKPOINTS = frozenset(("checkpoint", "remat", "remat2"))
 
 
 def with_open_steps(jaxpr: Jaxpr, least_bytes: int) -> Jaxpr:
