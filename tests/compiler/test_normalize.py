@@ -400,7 +400,7 @@ def halved(x: Any) -> Any:
     return x @ jnp.asarray(np.eye(4, dtype=np.float32) / 2)
 
 
-PLACES_OF_CALLS: dict[str, Callable[[jax.Array], jax.Array]] = {
+PLACES_OF_CALLS: dict[str, Callable[[Any], Any]] = {
     "scan": lambda x: lax.scan(lambda c, _: (jnp.sin(turned(c)), turned(c)), x, None, length=3)[1].sum(0),
     "fori_loop": lambda x: lax.fori_loop(0, 3, lambda _, c: turned(c) / 2, x),
     "both parts of a while": lambda x: lax.while_loop(
