@@ -192,6 +192,41 @@ def test_no_size_lies_between_whole_and_blocks(points: int) -> None:
     assert in_blocks or max(v.aval.size for eqn in program.jaxpr.eqns for v in eqn.outvars) == points**2
 
 
+def apart(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Squares of distances, as those have it who know that a product is fast."""
+    return jnp.sum(x**2, -1)[..., :, None] + jnp.sum(y**2, -1)[..., None, :] - 2 * x @ jnp.swapaxes(y, -1, -2)
+
+
+BESIDE_PRODUCTS: dict[str, Callable[..., Any]] = {
+    "distances": apart,
+    "kernel": lambda x, y: jnp.exp(-apart(x, y) / 3),
+    "under vmap": lambda x, y: jax.vmap(apart)(jnp.stack([x, x + 1]), jnp.stack([y, y + 1])),
+    "product first": lambda x, y: jnp.sqrt(jnp.abs((x @ y.T) * 2 + jnp.sum(x * x, -1, keepdims=True))),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_PRODUCTS)
+def test_norms_that_are_added_to_a_product_are_left_to_its_library_call(name: str) -> None:
+    """Written out they would be none of the product's call, which then makes an array that all else reads."""
+    args = normal(900, 8), normal(700, 8)
+    assert not [d for d in fired(BESIDE_PRODUCTS[name], *args) if d.rule == "small-axes"]
+    report = ag.explain(BESIDE_PRODUCTS[name])(*args)
+    assert "what a product makes is added to it" in " ".join(d.reason for d in report.refused)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: jnp.sum(x**2, -1) + (x @ y.T)[:, 0],  # no more entries than norms
+        lambda x, y: (jnp.sum(x**2, -1), x @ y.T),  # apart
+        lambda x, y: jnp.sum(x**2, -1)[:, None] + jnp.sum(y, -1),  # no product
+    ],
+)
+def test_other_norms_are_made_entry_by_entry(f: Callable[..., Any]) -> None:
+    """A product beside it is not enough."""
+    assert [d for d in fired(f, normal(900, 8), normal(700, 8)) if d.rule == "small-axes"]
+
+
 @pytest.mark.parametrize(
     ("f", "x"),
     [

@@ -208,6 +208,8 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
         return None, "its operands are there, and read as they are"
     if not amplified and _is_beside_extrema(level, eqn) and (wide.size < FEWEST_BESIDE or _is_alone(level, wide.shape)):
         return None, "it is of what is left when an extremum of the whole row is taken: one library call does both"
+    if not amplified and _is_added_to_products(level, eqn.outvars[0]):
+        return None, "what a product makes is added to it: one library call does both"
     compared = _is_compared(level, eqn.outvars[0], context.before_differentiation)
     if compared and context.before_differentiation:
         return None, "an extremum reads it, whose derivative compares the two: it must be computed once"
@@ -244,6 +246,31 @@ def _is_beside_extrema(level: Level, eqn: JaxprEqn) -> bool:
         if name in FUSED or name == "stop_gradient":
             waiting += filter(is_var, maker.invars)
     return False
+
+
+def _is_added_to_products(level: Level, result: Var) -> bool:
+    """Whether a sum is repeated to what a product makes, and combined with it entry by entry.
+
+    XLA computes it in the product's library call then, and with it what is made of both. Written out it is none of the
+    library's, and the product is alone: |x|^2 + |y|^2 - 2 x.y of 1,500 and 1,200 points in 8 dimensions took 1.6 times
+    as long, and its exponential twice.
+    """
+    for eqn in _read_through(level, result, FUSED):
+        if eqn.primitive.name in ELEMENTWISE and eqn.outvars[0].aval.size >= AMPLIFIED * result.aval.size:
+            if any(_is_made_of_product(level, x) for x in eqn.invars if is_var(x)):
+                return True
+    return False
+
+
+def _is_made_of_product(level: Level, value: Var) -> bool:
+    """Whether a product is all that entrywise equations with numbers make a value of."""
+    maker = level.maker(value)
+    while maker is not None and maker.primitive.name in ELEMENTWISE:
+        (value, *others) = [x for x in maker.invars if is_var(x) and x.aval.size == value.aval.size] or [None]
+        if value is None or others:
+            return False
+        maker = level.maker(value)
+    return maker is not None and maker.primitive.name == "dot_general"
 
 
 def _is_alone(level: Level, shape: tuple[int, ...]) -> bool:
