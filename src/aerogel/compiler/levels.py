@@ -56,15 +56,16 @@ def rewrite_steps(
     program: Program,
     level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr],
     in_few_steps: Callable[[Jaxpr, int], set[int]] | None = None,
+    many: int = MANY_STEPS,
 ) -> Program:
-    """`rewrite_levels`; of a loop's body, `level` is given what differs from step to step.
+    """`rewrite_levels`; of the body of a loop of `many` steps, `level` is given what differs from step to step.
 
     XLA computes the rest once, before the loop: what would be cheaper than that in one step is dearer in all of them.
     Its equations are given too, since what they make may be known, as an identity is. Of a loop of few steps that holds
     for equations at the places `in_few_steps` alone, those that read constants of the loop and nothing else; and of a
     program, which is one step, for those that read its arguments.
     """
-    return rewrite_nested(program, lambda jaxpr, around: _of_steps(jaxpr, around, level, in_few_steps))
+    return rewrite_nested(program, lambda jaxpr, around: _of_steps(jaxpr, around, level, in_few_steps, many))
 
 
 def _of_steps(
@@ -72,8 +73,9 @@ def _of_steps(
     around: Around,
     level: Callable[[Jaxpr, Sequence[JaxprEqn]], Jaxpr],
     in_few_steps: Callable[[Jaxpr, int], set[int]] | None,
+    many: int,
 ) -> Jaxpr:
-    early = _once(jaxpr, around) or _once_of_few(jaxpr, around, in_few_steps)
+    early = _once(jaxpr, around, many) or _once_of_few(jaxpr, around, in_few_steps)
     if not early:
         return level(jaxpr, ())
     late = [eqn for k, eqn in enumerate(jaxpr.eqns) if k not in early]
@@ -88,13 +90,13 @@ def _of_steps(
     return new_jaxpr(jaxpr, jaxpr.invars, new.outvars, eqns, jaxpr.constvars)
 
 
-def _once(jaxpr: Jaxpr, around: Around) -> set[int]:
+def _once(jaxpr: Jaxpr, around: Around, many: int) -> set[int]:
     """The places of the equations that are the same in all steps of the loop that a jaxpr is the body of."""
     loop = around[-1] if around else None
     if loop is None or loop.primitive.name not in ("scan", "while"):
         return set()
     if loop.primitive.name == "scan":
-        constants = scan_counts(loop.params)[0] if loop.params["length"] >= MANY_STEPS else 0
+        constants = scan_counts(loop.params)[0] if loop.params["length"] >= many else 0
     else:
         constants = loop.params["body_nconsts"] if jaxpr is loop.params["body_jaxpr"].jaxpr else 0
     varies = depends_on(jaxpr, jaxpr.invars[constants:])

@@ -16,63 +16,9 @@ from jax import lax
 from aerogel._jax import JaxprEqn
 
 from .cost import nbytes
+from .handling import HANDLING, THIN, Handling
 from .orders.orders import Order, copy_weight, natural, permute
 
-
-@dataclass(frozen=True)
-class Handling:
-    """What a platform's matrix product does to its operands, per byte, where one byte copied row by row is 1.
-
-    Attributes:
-        right: the right operand, which is packed; as much again when its last dimension is contracted.
-        turned: the left operand when its last dimension is not contracted, and then a right one whose is.
-        against: of a batch of thin products, the right operand when its last dimension is contracted.
-        thin_turned: of one thin and deep product, the left operand when its last dimension is not contracted.
-        thin_against: of one thin and deep product, the right operand when its last dimension is contracted.
-        per_term: of a batch of these, one multiplication then, for which there is a plain loop; of rows of the right
-            operand shorter than a register, `LANES` numbers, the loop takes as long as for one. As much where the right
-            operand is read against its rows and these are shorter than a register.
-        per_call: of such a batch, what each product costs otherwise: a call of the library.
-        per_lane: of a batch, one multiplication of those that fill a register up beside the last columns of a result.
-        small_turned: of small matrices, each product whose left operand's last dimension is not contracted.
-    """
-
-    right: float = 0.0
-    turned: float = 0.0
-    against: float = 0.0
-    thin_turned: float = 0.0
-    thin_against: float = 0.0
-    per_term: float = 0.0
-    per_call: float = 0.0
-    per_lane: float = 0.0
-    small_turned: float = 0.0
-
-
-# Only their ratio was measured (jaxlib 0.10.2, 64 to 4096 rows, 64 to 1024 columns). They are this small because they
-# decide only between layouts that copy alike: how much of them threads hide is another thing on every machine, and XLA
-# folds a transpose that is made instead. Elsewhere libraries take all forms alike.
-#
-# Of a batch of thin products little else is done than to read the large operand. On two cores one copied byte takes 25
-# to 100 ps; a right operand whose last dimension is contracted took 35 to 115 ps more per byte. A left one whose is not
-# XLA reads in a loop of its own: 100 ps more per multiplication than the library takes, 700 for 5 columns, and 150 ns
-# less per product (8 to 30 products of 4 to 40 rows, 10 to 100 terms); of one product the library takes 130 to 330 ps
-# more per byte, 300 to 800 on an Intel Cascade Lake, and 80 to 190 of a right one that it reads against its rows (8 to
-# 64 rows, 64 to 512 terms, 512 to 8192 columns: 16 to 60 % of such a product's time). This judges outcomes only: no
-# search should give up copies that fuse to please a product that is fast either way.
-THIN = 64  # rows or columns of the other operand, up to which a product is a thin one
-HANDLING = {
-    "cpu": Handling(
-        right=0.5 / 128,
-        turned=4.0 / 128,
-        against=0.5,
-        thin_turned=4.0,
-        thin_against=1.0,
-        per_term=2.0,
-        per_call=3000.0,
-        per_lane=0.3,
-        small_turned=16000.0,
-    )
-}
 LANES = 16
 # Of a shallow product the library reads either way (the integrals of a quantum chemist, 12 x 1728, in a chain of four
 # such products: 0.75 of plain JAX's time, and as much as that with what else it takes to have them the other way).
@@ -205,9 +151,12 @@ class Product:
         one, other = (x.aval for x in self.eqn.invars)
         weight: float = copy_weight(one, left, form.left) + copy_weight(other, right, form.right)
         weight += copy_weight(self.eqn.outvars[0].aval, form.out, wanted)
+        if not self.free[0] and not self.free[1]:  # XLA multiplies entry by entry, wherever they lie, and sums up
+            return weight + (0 if self._lie_alike(form) else 2 * min(nbytes(one), nbytes(other)))
         sides = [self._side(k, order, form.batch) for k, order in enumerate((form.left, form.right))]
         for k, order in enumerate((form.left, form.right)):
             weight += 0 if sides[k].regular else self._made_regular(k, order, form.batch, k == form.swapped)
+        weight += self._sorted_batch(form)
         if sides[0].contracted != sides[1].contracted and sides[0].regular and sides[1].regular:
             weight += 2 * min(nbytes(one), nbytes(other))
         first, second = (1, 0) if form.swapped else (0, 1)
@@ -277,6 +226,34 @@ class Product:
         first = len(self.batch[0]) + (len(self.free[0]) if side else 0)
         free = self.free[side]
         return tuple(free[d - first] for d in wanted if first <= d < first + len(free))
+
+    def _sorted_batch(self, form: Form) -> float:
+        """What XLA copies more where operands hold their batches in different orders, of which it takes the first's."""
+        if not self.handling.sorted:
+            return 0.0
+        k = int(form.swapped)
+        stored, of_second = self._stored_batch(k, form), self._stored_batch(1 - k, form)
+        shape = self.eqn.invars[k].aval.shape
+        kept, beside, wanted = (
+            [b for b in order if shape[self.batch[k][b]] != 1] for order in (stored, of_second, form.batch)
+        )
+        if kept == beside:
+            return 0.0
+        copied = self.handling.sorted * nbytes(self.eqn.invars[1 - k].aval)
+        # A result in the order of the second operand is made in that of the first one, too.
+        return (
+            copied
+            if kept == wanted
+            else copied + self._made_regular(1 - k, (form.left, form.right)[1 - k], stored, False)
+        )
+
+    def _lie_alike(self, form: Form) -> bool:
+        pairs = dict(zip(self.contract[1] + self.batch[1], self.contract[0] + self.batch[0], strict=True))
+        return form.left == tuple(pairs[d] for d in form.right)
+
+    def _stored_batch(self, side: int, form: Form) -> Order:
+        batch, order = self.batch[side], (form.left, form.right)[side]
+        return tuple(batch.index(d) for d in order if d in batch)
 
     def _made_regular(self, side: int, order: Order, batch: Order, is_left: bool) -> int:
         """XLA gives the left operand its contracted dimensions last, and the right one its free dimensions."""

@@ -13,10 +13,11 @@ from aerogel._jax import JaxprEqn
 
 from ..cost import nbytes
 from ..kept import Kept
-from ..products import Form, Product
+from ..products import Product
+from .multiplying import Multiplying
 from .orders import REDUCTIONS, Order, carry, copy_weight, last_large, natural, operand_order, pull, result_order
+from .price import Orders, Price
 
-Orders = tuple[Order, ...]
 # A cumulative product of 100 x 32 x 32 in float64 took 0.8 ms longer along rows: as long as to copy it so often.
 ALONG_ROWS = 16.0
 # XLA sums vectors along rows, and across them entry after entry: gradients of attention in windows, whose scores were
@@ -24,57 +25,6 @@ ALONG_ROWS = 16.0
 # vectors beside each other.
 ACROSS_ROWS = 1.0
 SHORT_ROW = 64
-# Two dimensions that are one: (seat, dimension) twice.
-Link = tuple[tuple[int, int], tuple[int, int]]
-
-
-class Price:
-    """What is copied for given orders, and which other orders might suit.
-
-    Attributes:
-        links: dimensions of different seats that are one dimension.
-    """
-
-    links: tuple[Link, ...] = ()
-
-    def __init__(self) -> None:
-        self._weights: dict[Orders, float] = {}
-        self._wishes: dict[tuple[int, Orders], Sequence[Order]] = {}
-        self._ties: dict[tuple[int, Order], Order | None] = {}
-
-    def weight(self, at: Orders) -> float:
-        """Bytes copied when the seats are stored in the orders `at`."""
-        found = self._weights.get(at)
-        if found is None:
-            found = self._weights[at] = self._weight(at)
-        return found
-
-    def wishes(self, seat: int, at: Orders) -> Sequence[Order]:
-        """Orders of a seat that might suit those of the others."""
-        found = self._wishes.get((seat, at))
-        if found is None:
-            found = self._wishes[seat, at] = self._wish(seat, at)
-        return found
-
-    def tie(self, seat: int, order: Order) -> Order | None:
-        """The order of the other one of two seats with which nothing is copied when `seat` is stored in `order`."""
-        key = seat, order
-        if key not in self._ties:
-            self._ties[key] = self._tie(seat, order)
-        return self._ties[key]
-
-    def burden(self, at: Orders) -> float:
-        """What is done more slowly, as so many bytes copied, in ways that only the outcome of a search is judged by."""
-        return 0.0
-
-    def _weight(self, at: Orders) -> float:
-        raise NotImplementedError
-
-    def _wish(self, seat: int, at: Orders) -> Sequence[Order]:
-        raise NotImplementedError
-
-    def _tie(self, seat: int, order: Order) -> Order | None:
-        return None
 
 
 class Reading(Price):
@@ -162,44 +112,6 @@ class Cumulating(Price):
 
     def _wish(self, seat: int, at: Orders) -> Sequence[Order]:
         return ()
-
-
-class Multiplying(Price):
-    """Seats: the operands of a product, and its result."""
-
-    def __init__(self, product: Product):
-        super().__init__()
-        self.product = product
-        self._best: dict[Orders, tuple[float, Form]] = {}
-        batch, free, contract = product.batch, product.free, product.contract
-        count = len(batch[0])
-        links: list[Link] = []
-        for side, start in ((0, count), (1, count + len(free[0]))):
-            links += [((side, d), (2, b)) for b, d in enumerate(batch[side])]
-            links += [((side, d), (2, start + k)) for k, d in enumerate(free[side])]
-        links += [((0, a), (1, b)) for a, b in zip(*contract, strict=True)]
-        self.links = tuple(links)
-
-    def form(self, at: Orders) -> Form:
-        """The cheapest form."""
-        return self._cheapest(at)[1]
-
-    def burden(self, at: Orders) -> float:
-        """What the product takes longer for the form that it has."""
-        return self.product.burden(self.form(at))
-
-    def _cheapest(self, at: Orders) -> tuple[float, Form]:
-        if at not in self._best:
-            self._best[at] = self.product.best(*at)
-        return self._best[at]
-
-    def _weight(self, at: Orders) -> float:
-        return self._cheapest(at)[0]
-
-    def _wish(self, seat: int, at: Orders) -> Sequence[Order]:
-        if seat < 2:
-            return self.product.wishes(seat, at[2], at[1 - seat])
-        return list(dict.fromkeys(form.out for form in self.product.forms(*at)))
 
 
 P = TypeVar("P", bound=Price)

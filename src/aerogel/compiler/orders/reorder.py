@@ -10,6 +10,7 @@ from ..program import Builder, is_var, rename, with_equations
 from .aligned import aligned_params
 from .entrywise_calls import reordered_call
 from .layout import Layout
+from .multiplying import Multiplying
 from .orders import Order, carry, natural, operand_order, permute, step
 from .prices import Prices
 from .terms import carrying, multiplying
@@ -113,10 +114,32 @@ class _Reorder:
         price, places = multiplying(eqn, self.layout, self.prices)
         left, right, wanted = (self.layout.orders[k] for k in places)
         form = price.form((left, right, wanted))
+        if form is None:
+            self._entries(eqn, price, wanted)
+            return
         operands = [self.get(one, form.left), self.get(other, form.right)]
         params = eqn.params if form == price.product.as_written() else form.params(eqn)
         made = self._make(eqn, operands[::-1] if form.swapped else operands, params, form.out)
         self._result(eqn.outvars[0], made, form.out, wanted)
+
+    def _entries(self, eqn: JaxprEqn, price: Multiplying, wanted: Order) -> None:
+        """A product without sums, made entry by entry."""
+        out = eqn.outvars[0]
+        shape, dtype = permute(out.aval.shape, wanted), out.aval.dtype
+        reads = [price.read(side, wanted) for side in (0, 1)]
+        dims = [tuple(k for k, place in enumerate(wanted) if place in price.places(side)) for side in (0, 1)]
+
+        def multiplied(*values: Any) -> Any:
+            wide = [
+                lax.broadcast_in_dim(lax.convert_element_type(x, dtype), shape, d)
+                for x, d in zip(values, dims, strict=True)
+            ]
+            return lax.mul(*wide)
+
+        builder = Builder(eqn)
+        (made,) = builder.call(multiplied, *[self.get(x, order) for x, order in zip(eqn.invars, reads, strict=True)])
+        self.eqns += builder.eqns
+        self.stored[out] = made
 
     def _emit(self, eqn: JaxprEqn, operands: list[Atom], params: dict[str, Any], order: Order) -> None:
         outs = [v if isinstance(v, DropVar) else _stored_var(v, order) for v in eqn.outvars]

@@ -11,8 +11,10 @@ from ..cost.primitives import CUMULATIVE
 from ..disjoint import DisjointSets
 from ..program import is_var
 from .layout import ENTRYWISE, Layout
+from .multiplying import Multiplying
 from .orders import Order
-from .prices import Carrying, Multiplying, Price, Prices
+from .price import Price
+from .prices import Carrying, Prices
 
 FEW = 16  # of so many entries one is few
 
@@ -147,7 +149,12 @@ def _product(eqn: JaxprEqn, layout: Layout, prices: Prices) -> Term:
         sides.append(behind)
         names.append(behind if behind is not None else x if is_var(x) and not chain else None)
     clusters = tuple({k for k in (*sides, result) if k is not None})
-    return Term(eqn, price, clusters, itemgetter(*places), seats, {}, (*names, result))
+    tied: dict[int, int] = {}
+    if price.whole is not None:
+        whole = eqn.invars[price.whole]
+        held = layout.cluster.get(whole) if is_var(whole) else None
+        tied = {} if held is None or held == result else {held: price.whole, result: 2}
+    return Term(eqn, price, clusters, itemgetter(*places), seats, tied, (*names, result))
 
 
 def multiplying(eqn: JaxprEqn, layout: Layout, prices: Prices) -> tuple[Multiplying, tuple[int, int, int]]:

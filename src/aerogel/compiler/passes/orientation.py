@@ -38,6 +38,8 @@ WIDE = 64
 LONG = 1 << 13
 # A cross product of 2,000 to 200,000 rows takes 1.1 to 2.0 times as long as with the transpose.
 STREWN = 4
+# Of a loop: what is read against its rows in each takes longer than to turn it once, before the loop.
+SEVERAL_STEPS = 8
 AGAINST_ROWS = "without it, thin products would read their left operands against the rows, which takes longer"
 
 
@@ -55,7 +57,8 @@ class Orientation:
         decisions: list[Decision] = []
         prices = prices_on(context.platform)
         in_few_steps = turned_halves if context.platform == "cpu" else None
-        return rewrite_steps(program, lambda jaxpr, _: _level(jaxpr, prices, decisions), in_few_steps), decisions
+        new = rewrite_steps(program, lambda jaxpr, _: _level(jaxpr, prices, decisions), in_few_steps, SEVERAL_STEPS)
+        return new, decisions
 
 
 def turned_halves(jaxpr: Jaxpr, steps: int) -> set[int]:
@@ -197,10 +200,12 @@ def _folded(
 
 
 def _is_folded(jaxpr: Jaxpr, eqn: JaxprEqn, readers: Readers) -> bool:
-    """Whether a transpose is of a matrix that products alone read."""
+    """Whether a transpose is of a matrix that products alone read, and with matrices: with a vector XLA may fuse it."""
     out = eqn.outvars[0]
-    by_products = all(k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" for k in readers.get(out, ()))
-    return len(out.aval.shape) == 2 and by_products
+    return len(out.aval.shape) == 2 and all(
+        k >= 0 and jaxpr.eqns[k].primitive.name == "dot_general" and jaxpr.eqns[k].outvars[0].aval.ndim > 1
+        for k in readers.get(out, ())
+    )
 
 
 def _is_swapped_product(jaxpr: Jaxpr, eqn: JaxprEqn, readers: Readers, makers: Makers) -> bool:
