@@ -115,6 +115,52 @@ def test_gradients() -> None:
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+def steps(x: Any, w: Any) -> Any:
+    """A loop whose body is dear."""
+    return lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=9)[0]
+
+
+INSIDE: dict[str, Callable[..., Any]] = {
+    "a loop": lambda p, x, w: jnp.where(p, steps(x, w), x).sum(),
+    "a loop over rows": lambda p, x, w: jnp.where(
+        p, lax.scan(lambda c, v: (jnp.tanh((c + v) @ w), c), x[0], x)[1], x
+    ).sum(),
+    "a loop in a loop": lambda p, x, w: jnp.where(
+        p, lax.fori_loop(0, 3, lambda i, c: steps(c, w) + i * x, x), 2.0 * x
+    ).sum(),
+    "a solve": lambda p, x, w: jnp.where(p, jnp.linalg.solve(w @ w.T + 9 * jnp.eye(N), x), x).sum(),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_gradients_of_loops_and_solves_wait(name: str, dtype: Any) -> None:
+    """What comes back through a loop or a solve is zeros where the branch is not taken."""
+    with jax.enable_x64(True):
+        x, w = jnp.asarray(normal(3, N, N), dtype), jnp.asarray(normal(4, N, N) / N**0.5, dtype)
+        g = jax.value_and_grad(INSIDE[name], (1, 2))
+        h = alone(g)
+        assert unguarded(h, TAKEN[0], x, w) == 0 < unguarded(g, TAKEN[0], x, w)
+        for taken in (jnp.array(True), jnp.array(False)):
+            got, want = (jax.tree.leaves(jax.jit(k)(taken, x, w)) for k in (h, g))
+            for a, b in zip(got, want, strict=True):
+                assert a.dtype == b.dtype
+                np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda p, x, w: lax.scan(lambda c, v: (jnp.tanh((c + v) @ w), c), x[0], jnp.where(p, x, 0.0))[0].sum(),
+        lambda p, x, w: lax.scan(lambda c, v: (jnp.tanh(c @ w), c), jnp.where(p, x, 1.0), None, 9)[0].sum(),
+    ],
+)
+def test_loops_that_start_or_go_on_with_something_else_run(f: Callable[..., Any]) -> None:
+    """A carry or an input that is not zero where the branch is not taken."""
+    g = jax.value_and_grad(f, (1, 2))
+    assert unguarded(alone(g), TAKEN[0], X[0], W) == unguarded(g, TAKEN[0], X[0], W)
+
+
 SELECTED: dict[str, Callable[[Any, Any], Any]] = {
     "two": jax.vmap(lambda p, x: lax.cond(p, dear, lambda x: x, x)),
     "the first": jax.vmap(lambda p, x: lax.cond(p, lambda x: x, dear, x)),

@@ -93,3 +93,25 @@ def test_a_product_with_ones_is_the_other_factor(dtype: str) -> None:
 def test_a_product_that_does_something_stays(f: Any) -> None:
     """It stretches, changes the type, or has another factor; of complex numbers an infinite part becomes no number."""
     assert any(eqn.primitive.name == "mul" for eqn in normalize(traced(f, jnp.ones(3)))[0].jaxpr.eqns)
+
+
+@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
+def test_a_selection_that_is_one_everywhere_is_its_case(one: bool, dtype: str) -> None:
+    """Bit for bit, nan included: as what tells which of NumPy's indices are below zero."""
+    with jax.enable_x64(True):
+        x = jnp.asarray([[1, 0, 3], [2, 5, 9]], dtype)
+        x = x * np.nan if jnp.issubdtype(x.dtype, jnp.floating) else x
+        program = normalize(traced(lambda x: lax.select(jnp.full(x.shape, one), x, jnp.ones_like(x)), x))[0]
+        assert not [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "select_n"]
+        assert bits(evaluate(program, [x])) == bits([x if one else jnp.ones_like(x)])
+
+
+@pytest.mark.parametrize(
+    "which",
+    [lambda x: x > 0, lambda x: jnp.arange(3) > 1, lambda x: jnp.broadcast_to(x[0] > 0, (3,))],
+)
+def test_a_selection_that_is_not_known_stays(which: Any) -> None:
+    """From data, from counters, or one number of the data for all."""
+    program = normalize(traced(lambda x: lax.select(which(x), x, 2 * x), jnp.ones(3)))[0]
+    assert [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "select_n"]

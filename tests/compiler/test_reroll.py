@@ -126,6 +126,14 @@ def last_vector(x: Any) -> Any:
     return y
 
 
+def stencil(x: Any) -> Any:
+    """Steps that move many numbers to their neighbours."""
+    y = jnp.tile(x[0], 300)
+    for _ in range(9):
+        y = y + 0.1 * (jnp.roll(y, 1) - 2 * y + jnp.roll(y, -1))
+    return y
+
+
 def averages(x: Any) -> Any:
     """Running averages of rows."""
     kept = [x[0]]
@@ -137,7 +145,7 @@ def averages(x: Any) -> Any:
 LOOPS = {f.__name__: f for f in (
     added, written, listed, listed_numbers, summed_list, columns, windows, diagonal, recurrent,
     with_rules_of_their_own, random_numbers, in_a_body, trajectory, two_species,
-    last_vector, averages,
+    last_vector, stencil, averages,
 )}  # fmt: skip
 
 
@@ -171,7 +179,18 @@ def test_unrolled_loops_are_loops(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["written", "listed", "recurrent", "summed_list", "trajectory", "two_species", "last_vector", "averages"]
+    "name",
+    [
+        "written",
+        "listed",
+        "recurrent",
+        "summed_list",
+        "trajectory",
+        "two_species",
+        "last_vector",
+        "stencil",
+        "averages",
+    ],
 )
 def test_derivatives_agree(name: str) -> None:
     """Taken of the loop, or found unrolled in a program that JAX has differentiated."""

@@ -67,6 +67,10 @@ SITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "mean": (lambda x: windows(x, 5).mean(1), (normal(N),)),
     "mean of many": (lambda x: windows(x, 40).mean(1), (normal(N),)),
     "maximum": (lambda x: windows(x, 7).max(1), (normal(N),)),
+    "mean of places that NumPy counted": (
+        lambda x: x[np.arange(5 * N)[:, None] + np.arange(20)].mean(1),
+        (normal(5 * N + 19),),
+    ),
     "minimum of pairs apart": (lambda x: windows(x, 4, apart=3).min(1), (normal(N),)),
     "deviation": (lambda x: windows(x, 9).std(1), (normal(N),)),
     "every second": (lambda x: jnp.sqrt((windows(x, 6, 2) ** 2).sum(1)), (normal(N),)),
@@ -134,6 +138,10 @@ NEAR: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "from data": (lambda x: x[jnp.abs(x[:900] * 99).astype(int)[:, None] + jnp.arange(5)].mean(1), (normal(N),)),
     "squares of places": (lambda x: x[jnp.arange(30)[:, None] ** 2 + jnp.arange(40)].mean(1), (normal(N),)),
+    "counted from the end, some": (
+        lambda x: x[np.arange(-9, 5 * N)[:, None] + np.arange(20)].mean(1),
+        (normal(5 * N + 19),),
+    ),
     "few": (lambda x: windows(x, 5).mean(1), (normal(60),)),
     "no windows": (lambda x: x[jnp.arange(0, N, 3)], (normal(N),)),
 }

@@ -38,6 +38,8 @@ SPELLINGS: dict[str, tuple[Any, Any, Any]] = {
     "places": (PLACES, lambda x: jnp.argsort(x)[:4], TIES),
     "places of rows": (PLACES, lambda x: jnp.argsort(x, -1)[:, :4], TIES),
     "places of the largest": (PLACES, lambda x: jnp.argsort(-x, 1)[:, :4], ODD),
+    "places under vmap": (PLACES, jax.vmap(lambda x: jnp.argsort(-x)[:4]), ODD),
+    "places of ties under vmap": (PLACES, jax.vmap(lambda x: jnp.argsort(x)[:4], in_axes=1, out_axes=1), TIES.T),
     "last places": (LAST_PLACES, lambda x: jnp.argsort(x)[-4:], TIES[0]),
     "last places backwards": (LAST_PLACES, lambda x: jnp.argsort(x)[::-1][:4], TIES[1]),
     "last places of columns": (LAST_PLACES, lambda x: jnp.flip(jnp.argsort(x, 0), 0)[:3], TIES.T),
@@ -96,6 +98,16 @@ def test_near_misses(name: str) -> None:
     report = bits_with(f, [rule], x)
     assert not report.fired
     assert any(reason in one for one in reasons(report))
+
+
+@pytest.mark.parametrize("name", [name for name in SPELLINGS if "under" in name])
+def test_under_vmap_all_examples_take_one_branch(name: str) -> None:
+    """Not both sides of a selection for each: the sort stands in a branch."""
+    rule, f, x = SPELLINGS[name]
+    optimised = ag.optimize(f, rules=[rule], passes=())
+    names = [eqn.primitive.name for eqn in jax.make_jaxpr(optimised)(x).jaxpr.eqns]
+    assert "cond" in names
+    assert not {"sort", "top_k", "psum"} & {*names}
 
 
 def test_places_are_of_the_type_that_argsort_has() -> None:

@@ -20,8 +20,10 @@ from .late import written_out
 from .normal_form.closed_over import asks_nothing, without_closures
 from .normal_form.equal_constants import equal_constants_once
 from .normal_form.identities import simplify_equation
+from .normal_form.mapped_axes import reduced_here
 from .normal_form.tidy import stacked_once, tidy_loop
 from .normal_form.ties import Ties
+from .normal_form.unread_payloads import without_unread_payloads
 from .program import (
     Builder,
     Program,
@@ -100,7 +102,7 @@ class Normalizer:
         """The normal form of one jaxpr."""
         while jaxpr not in _normal:
             merged = self._merge(self._inline(jaxpr))
-            jaxpr = drop_dead(merged)
+            jaxpr = without_unread_payloads(drop_dead(merged))
             # If not, two equations that differed only in what nobody reads may be equal now.
             if jaxpr is merged:
                 if not self.over_devices and not holds_calls(jaxpr):
@@ -178,7 +180,7 @@ class Normalizer:
         if eqn.effects or eqn.primitive.name in KEPT_APART:
             eqns.append(eqn)
             return
-        eqn = doubled(with_static_starts(without_empty_sharding(rename(eqn, env))))
+        eqn = reduced_here(doubled(with_static_starts(without_empty_sharding(rename(eqn, env)))))
         same = simplify_equation(eqn, makers)
         if same is not None:
             env[eqn.outvars[0]] = same

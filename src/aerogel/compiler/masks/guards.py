@@ -19,7 +19,7 @@ from ..cost.primitives import CALLBACKS, COLLECTIVES
 from ..fusion.once import FUSED
 from ..level import Level
 from ..program import is_var
-from ..zeros import is_zero, is_zero_made
+from ..zeros import is_zero, zeros_made
 
 # Each lane may choose for itself; a mask of more entries than this takes each case somewhere.
 MOST_LANES = 4096
@@ -188,10 +188,13 @@ class Guarded(Level):
         heapify(heap)
         while heap:
             eqn = self.eqns[heappop(heap)]
-            if not known.issuperset(eqn.outvars) and is_zero_made(eqn, known):
-                known.update(eqn.outvars)
-                for reader in {reader for v in eqn.outvars for reader in self.readers(v) if reader >= 0}:
-                    heappush(heap, reader)
+            if known.issuperset(eqn.outvars):
+                continue
+            always = {x for x in eqn.invars if is_var(x) and self._is_zero(x)}  # as sums in carries begin
+            new = {*zeros_made(eqn, known | always)} - known
+            known |= new
+            for reader in {reader for v in new for reader in self.readers(v) if reader >= 0}:
+                heappush(heap, reader)
         return known
 
     def _is_zero(self, x: Atom) -> bool:

@@ -25,7 +25,7 @@ def simplify_equation(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn] = MappingPro
     if test is not None and test(eqn) and _same_type(eqn.invars[0], eqn.outvars[0]):
         return eqn.invars[0]
     if eqn.primitive.name == "select_n":
-        return _chosen(eqn)
+        return _chosen(eqn, makers)
     if eqn.primitive.name == "mul" and (factor := _times_one(eqn, makers)) is not None:
         return factor
     if eqn.primitive.name in FOLDED and not any(is_var(x) for x in eqn.invars):
@@ -61,9 +61,12 @@ NO_OPS: dict[str, Callable[[JaxprEqn], bool]] = {
 }
 
 
-def _chosen(eqn: JaxprEqn) -> Atom | None:
-    """A `select_n` whose predicate is a literal, or whose cases are one variable."""
+def _chosen(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Atom | None:
+    """A `select_n` whose predicate is a literal, repeated or not, or whose cases are one variable."""
     which, *cases = eqn.invars
+    maker = makers.get(which) if is_var(which) else None
+    if maker is not None and maker.primitive.name == "broadcast_in_dim":  # whether indices of NumPy's are below zero
+        which = maker.invars[0]
     if isinstance(which, Literal) and not which.aval.shape:
         case = cases[int(which.val)]
         return case if _same_type(case, eqn.outvars[0]) else None

@@ -335,15 +335,15 @@ class Steps:
     def are_made_again(self, is_read: Callable[[Var], bool]) -> bool:
         """Whether XLA makes each step anew for all that is read of the steps behind it: so it does with cheap ones."""
         eqns = self.steps[0]
-        widest = max((elements(v.aval) for eqn in eqns for v in eqn.outvars), default=0)
-        if widest > MOST_CHEAP and not any(eqn.primitive.name in ("sin", "cos") for eqn in eqns):
-            return False
         if any(v.aval.dtype.itemsize == 2 for eqn in eqns for v in eqn.outvars):
             return False  # 20 steps of 64 numbers in bfloat16 took 1.3 times as long as a loop
         if not self.carries or not all(eqn.primitive.name in MADE_AGAIN for eqn in eqns):
             return False
         if any(eqn.primitive.name in JOINS for eqn in eqns) and self._shared > SHARED:
             return True  # for each entry of the next step's vector
+        widest = max((elements(v.aval) for eqn in eqns for v in eqn.outvars), default=0)
+        if widest > MOST_CHEAP and not any(eqn.primitive.name in ("sin", "cos") for eqn in eqns):
+            return False
         read = sum(any(is_read(v) for eqn in step for v in eqn.outvars) for step in self.steps)
         return 2 * read > len(self.steps)
 

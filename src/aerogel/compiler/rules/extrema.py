@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..cost.vector_code import FEWEST_SEARCHED, SHORTEST_SEARCH
+from .anywhere import anywhere
 from .on import on
 from .places import spread, taken
 from .site import Site
@@ -33,7 +34,7 @@ def arg_extremum(x: jax.Array, axis: int, index_dtype: Any, largest: bool) -> ja
     blocks, rest = _blocked(x, axis)
     total = jnp.sum(blocks, axis + 1)
     return lax.cond(
-        jnp.any(total != total) | jnp.any(rest != rest),  # there is a nan, or both infinities
+        anywhere(jnp.any(total != total) | jnp.any(rest != rest)),  # there is a nan, or both infinities
         lambda x: plain(x, axis, index_dtype),
         lambda x: in_blocks(x, axis, index_dtype, largest),
         x,

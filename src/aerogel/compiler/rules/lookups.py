@@ -3,6 +3,7 @@
 Measured in docs/reference/catalogue-order.md.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ def _(table: Any, x: Any, *, right: bool) -> Any:
         return jnp.searchsorted(table, x, side=_side(right))
 
     def count(table: Any, x: Any) -> Any:
-        return _before(table, x, right)
+        return _in_pairs(lambda x: _before(table, x, right), x)
 
     return lax.cond(_in_order(table), count, search, table, x)
 
@@ -60,8 +61,8 @@ def _(table: Operand, x: Operand, *, right: bool, site: Site) -> bool | str:
     fewest = FEWEST if table.size <= SHORTER else FEWEST_OF_MORE
     if x.size * x.examples < fewest:
         return f"{x.size * x.examples} numbers are fewer than {fewest}"
-    if x.size * x.examples % 2 and table.size > SHORTER:
-        return "an odd number of numbers, which XLA compares one by one"
+    if _is_odd(x) and table.size > SHORTER:
+        return "an odd number of examples, which XLA compares one by one"
     return spread(site) or True
 
 
@@ -78,7 +79,7 @@ def searched_at_once(table: Any, x: Any, *, right: bool = False) -> Any:
 
 @searched_at_once.to
 def _(table: Any, x: Any, *, right: bool) -> Any:
-    return jnp.searchsorted(table, x, side=_side(right), method="scan_unrolled")
+    return _in_pairs(lambda x: jnp.searchsorted(table, x, side=_side(right), method="scan_unrolled"), x)
 
 
 @searched_at_once.when
@@ -86,8 +87,8 @@ def _(table: Operand, x: Operand, *, right: bool) -> bool | str:
     if not 1 < table.size <= LONGEST:
         return f"{table.size} entries, not 2 to {LONGEST}"
     numbers = x.size * x.examples
-    if numbers % 2:
-        return "an odd number of numbers, which XLA looks up one by one"
+    if _is_odd(x):
+        return "an odd number of examples, which XLA looks up one by one"
     return numbers >= MANY or f"{numbers} numbers are fewer than {MANY}"
 
 
@@ -114,6 +115,20 @@ def _before(table: Any, x: Any, right: bool) -> Any:
         return count
     before_nan = table.shape[0] if right else jnp.sum(table == table, dtype=np.int32)
     return jnp.where(x == x, count, before_nan)
+
+
+def _is_odd(x: Operand) -> bool:
+    """Whether there is an odd number of numbers, of which none is looked up apart."""
+    return x.size * x.examples % 2 == 1 and x.size < FEWEST
+
+
+def _in_pairs(search: Callable[[Any], Any], x: Any) -> Any:
+    """A search whose numbers are even in number, and one of the last: XLA does an odd number one by one."""
+    if x.size % 2 == 0 or x.size < FEWEST:
+        return search(x)
+    flat = lax.reshape(x, (x.size,))
+    found = [search(lax.slice(flat, (start,), (end,))) for start, end in ((0, x.size - 1), (x.size - 1, x.size))]
+    return lax.reshape(lax.concatenate(found, 0), x.shape)
 
 
 def _in_order(table: Any) -> Any:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .anywhere import anywhere
 from .site import Site
 
 OfArray = Callable[[jax.Array], jax.Array]
@@ -88,4 +89,4 @@ def or_sorted(x: jax.Array, select: OfArray, sort: OfArray) -> jax.Array:
     """What `select` gives; but where there is a nan or a -0, whose place among equals only a sort knows."""
     bits = bits_of(x)
     odd = lax.bitwise_or(lax.ne(x, x), lax.eq(bits, _full(bits, np.iinfo(bits.dtype).min)))
-    return lax.cond(jnp.any(odd), sort, select, x)
+    return lax.cond(anywhere(odd), sort, select, x)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .anywhere import anywhere
 from .places import has_several, number_of, taken
 
 
@@ -63,7 +64,7 @@ def of_rank(keys: jax.Array, rank: jax.Array, axis: int) -> Ranked:
         which = lax.sub(ranks, below(key))
         return _largest(before, which, np.dtype(np.int32), max(keys.shape[axis], 2).bit_length())
 
-    return Ranked(key, lax.cond(jnp.any(first != last), among_equals, lambda equal: first, equal))
+    return Ranked(key, lax.cond(anywhere(first != last), among_equals, lambda equal: first, equal))
 
 
 def value_of(x: jax.Array, found: jax.Array, place: Callable[[jax.Array], jax.Array], axis: int) -> jax.Array:
@@ -76,7 +77,7 @@ def value_of(x: jax.Array, found: jax.Array, place: Callable[[jax.Array], jax.Ar
         axis: of the rows.
     """
     return lax.cond(
-        jnp.any(has_several(found, x.dtype)),
+        anywhere(has_several(found, x.dtype)),
         lambda x: taken(x, place(x), axis),
         lambda x: number_of(found, x.dtype),
         x,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .anywhere import anywhere
 from .extrema import cannot_block, in_blocks
 from .on import on
 from .operand import Operand
@@ -222,12 +223,12 @@ def _is_unusual(x: jax.Array, extremum: jax.Array, axis: int) -> jax.Array:
     """
     total = jnp.sum(x, axis)  # nan as well where both infinities are
     zeros = lax.cond(
-        jnp.any(extremum == 0),
+        anywhere(extremum == 0),
         lambda x: jnp.any((extremum == 0) & (x == 0) & jnp.signbit(x)),
         lambda x: jnp.zeros((), bool),
         x,
     )
-    return jnp.any(total != total) | zeros
+    return anywhere(jnp.any(total != total) | zeros)
 
 
 def _or_unusual(x: jax.Array, extremum: jax.Array, axis: int, sort: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .anywhere import anywhere
 from .on import on
 from .places import bits_of, or_sorted, sort_key, spread, taken
 from .site import Site
@@ -67,7 +68,9 @@ def sort_by_bits(x: jax.Array, dimension: int, is_stable: bool) -> jax.Array:
         found = lax.select(lax.eq(ordered, largest), lax.full_like(ordered, nan), turned(ordered))
         return lax.bitcast_convert_type(found, x.dtype)
 
-    return lax.cond(other_nans | two_zeros, partial(lax.sort, dimension=dimension, is_stable=is_stable), fast, x)
+    return lax.cond(
+        anywhere(other_nans | two_zeros), partial(lax.sort, dimension=dimension, is_stable=is_stable), fast, x
+    )
 
 
 @sort_by_bits.defjvp

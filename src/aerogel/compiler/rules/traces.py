@@ -16,6 +16,7 @@ from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ..normalize import inline_call, is_plain_call, normalize
 from ..program import Makers, producers, rename, substitute, with_equations
 from ..same import literal_key
+from .anywhere import axis_name
 from .errors import RuleError
 from .rule import Rule
 
@@ -38,8 +39,8 @@ class Reading:
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, which returns a tuple, under these `vmap`s."""
-        for ins, outs in reversed(self.maps):
-            function = jax.vmap(function, in_axes=ins, out_axes=outs)
+        for depth, (ins, outs) in enumerate(reversed(self.maps)):
+            function = jax.vmap(function, in_axes=ins, out_axes=outs, axis_name=axis_name(depth))
         return function
 
     def with_results_first(self, count: int) -> "Reading":
