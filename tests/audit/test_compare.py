@@ -152,3 +152,20 @@ def test_keys_wide_types_and_static_arguments(session: MakeSession) -> None:
 def test_the_size_of_a_difference(wanted: Any, got: Any, difference: float) -> None:
     """Relative to the largest value; nan for nan is none; a lost infinity is infinite."""
     assert _measure.relative_difference(np.array(wanted), np.array(got)) == difference
+
+
+def test_where_the_largest_difference_is() -> None:
+    """The result, by its place in what the function returns, and how large its numbers are."""
+    x = jnp.ones(2)
+    program = jax.jit(lambda x: ({"weight": x, "bias": x}, jnp.argmax(x), x[:0])).trace(x).jaxpr
+    names = [_measure.largest_difference(program, [x] * 4, [y if k == j else x for j in range(4)]) for k, y in CHANGED]
+    assert names == [
+        (0.5, "result[0]['bias'], f32[2] of numbers up to 1.0e+00"),
+        (0.25, "result[0]['weight'], f32[2] of numbers up to 1.0e+00"),
+    ]
+    assert _measure.largest_difference(program, [x] * 4, [x] * 4) == (0.0, "")
+    tiny = np.array([3e-10, 0.0], np.float32)
+    assert "up to 3.0e-10" in _measure.largest_difference(program, [tiny, x, x, x], [2 * tiny, x, x, x])[1]
+
+
+CHANGED = [(0, np.array([1.0, 1.5], np.float32)), (1, np.array([0.75, 1.0], np.float32))]

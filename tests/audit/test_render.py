@@ -149,8 +149,10 @@ def test_what_is_added_is_not_called_saved(after: Cost, line: str | None) -> Non
 @pytest.mark.parametrize("difference", [3e-7, 0.5, float("inf")])
 def test_a_large_difference_is_explained(difference: float) -> None:
     """A reader of a sampler's row is told that rounding is amplified there, and what judges it."""
-    row = replace(RUN.functions[0], measurements=(replace(MEASURED, difference=difference),))
-    assert ("ag.verify" in to_text(replace(RUN, functions=(row,)))) == (difference > 1e-3)
+    where = "result[0]['bias'], f32[2] of numbers up to 3.0e-10"
+    row = replace(RUN.functions[0], measurements=(replace(MEASURED, difference=difference, differs_in=where),))
+    text = to_text(replace(RUN, functions=(row,)))
+    assert [word in text for word in ("ag.verify", f"{difference:.1e} in {where}")] == [difference > 1e-3] * 2
 
 
 def test_json_is_versioned_and_whole() -> None:

@@ -102,6 +102,7 @@ from .program import literal as literal
 from .program import new_jaxpr as new_jaxpr
 from .program import new_var as new_var
 from .program import rename_effects as rename_effects
+from .program import result_name as result_name
 from .program import same_effects as same_effects
 from .program import scan_counts as scan_counts
 from .program import scan_params as scan_params

@@ -52,6 +52,12 @@ def _fits(names: Sequence[str] | None, new: Any, old: Any) -> bool:
     return len(new) == len(old) and (names is None or len(names) == len(new))
 
 
+def result_name(jaxpr: Jaxpr, place: int) -> str:
+    """What a result is called, as "result[0]['bias']"; its number where nothing is known."""
+    paths = jaxpr.debug_info.result_paths
+    return (paths[place] if paths is not None and place < len(paths) else "") or f"result {place}"
+
+
 # What stands everywhere, and has no program among its parameters.
 _SIMPLE = frozenset(
     "abs add add_any and broadcast_in_dim concatenate convert_element_type cos div dot_general dynamic_slice eq exp "

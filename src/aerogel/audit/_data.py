@@ -21,6 +21,7 @@ class Measurement:
         natural_temp_bytes: memory that the compiled form needs besides arguments and results; None where the backend
             does not say. Likewise `optimized_temp_bytes`.
         difference: the largest difference of any result, over the largest absolute value of that result.
+        differs_in: which result that is, its type, and that value; "" where nothing differs.
     """
 
     arguments: str
@@ -31,6 +32,7 @@ class Measurement:
     natural_temp_bytes: int | None = None
     optimized_temp_bytes: int | None = None
     difference: float | None = None
+    differs_in: str = ""
     repeats: int = 0
 
     @property

@@ -51,7 +51,7 @@ def measure(sample: Sample) -> Measurement:
         natural = compiled(sample.natural, sample)
         optimized = compiled(sample.optimized, sample)
         wanted, got = natural(*fresh(sample)), optimized(*fresh(sample))
-        difference = largest_difference(wanted, got)
+        difference, differs_in = largest_difference(sample.natural, wanted, got)
         del wanted, got
         before, after = alternately(natural, optimized, lambda: fresh(sample))
         return Measurement(
@@ -62,6 +62,7 @@ def measure(sample: Sample) -> Measurement:
             natural_temp_bytes=temp_bytes(natural, sample),
             optimized_temp_bytes=temp_bytes(optimized, sample),
             difference=difference,
+            differs_in=differs_in,
             repeats=len(before),
         )
 
@@ -128,12 +129,26 @@ def temp_bytes(form: Any, sample: Sample) -> int | None:
     return None if analysis is None else int(analysis.temp_size_in_bytes)
 
 
-def largest_difference(wanted: Sequence[Any], got: Sequence[Any]) -> float:
-    """The largest difference over all results, each relative to its own largest absolute value.
+def largest_difference(natural: Program, wanted: Sequence[Any], got: Sequence[Any]) -> tuple[float, str]:
+    """The largest difference over all results, each relative to its own largest absolute value; and in which it is.
 
     Equal infinities and nans in the same places are no difference; other ones are an infinite difference.
     """
-    return max((relative_difference(a, b) for a, b in zip(wanted, got, strict=True)), default=0.0)
+    differences = [relative_difference(a, b) for a, b in zip(wanted, got, strict=True)]
+    largest = max(differences, default=0.0)
+    if not largest:
+        return 0.0, ""
+    place = differences.index(largest)
+    name, of = _jax.result_name(natural.jaxpr, place), types_of([natural.jaxpr.outvars[place].aval])
+    return largest, f"{name}, {of}{_size(wanted[place])}"
+
+
+def _size(x: Any) -> str:
+    """How large the numbers of a result are: some are zero but for rounding."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return ""
+    values = np.abs(np.asarray(x).astype(np.complex128 if jnp.iscomplexobj(x) else np.float64))
+    return f" of numbers up to {values[np.isfinite(values)].max(initial=0.0):.1e}"
 
 
 def relative_difference(wanted: Any, got: Any) -> float:

@@ -19,8 +19,9 @@ NO_TERMINAL = 80
 FAILURE = "A pass failed: results are right, but the program was left as it was. Please report it."
 LARGE_DIFFERENCE = 1e-3
 AMPLIFIED = (
-    "Large differences: samplers and chaotic simulations amplify rounding, so that they end elsewhere. In anything "
-    "else, `ag.verify` finds out which form is nearer to float64."
+    "Large differences: samplers and chaotic simulations amplify rounding, so that they end elsewhere, and what is zero "
+    "but for rounding, as the gradient of an attention's key bias, is another small number. In anything else, "
+    "`ag.verify` finds out which form is nearer to float64."
 )
 PREDICTED = "flops, bytes moved and peak memory: predicted for one call."
 STYLES = {"fired": "green", "refused": "dim", "failed": "red"}
@@ -179,8 +180,14 @@ def measured_row(row: FunctionRow, m: Measurement, times: int, with_types: bool)
             temp_cell(m),
             Line("0" if m.difference == 0 else f"{m.difference:.1e}"),
         ),
-        (Line(m.arguments, "dim"),) if with_types else (),
+        tuple(Line(line, "dim") for line in (m.arguments * with_types, where_it_differs(m)) if line),
     )
+
+
+def where_it_differs(m: Measurement) -> str:
+    """In which result a large difference is, and how large that is."""
+    large = m.difference is not None and m.difference > LARGE_DIFFERENCE
+    return f"{m.difference:.1e} in {m.differs_in}" if large and m.differs_in else ""
 
 
 def ratio_line(ratio: float | None) -> Line:
