@@ -19,8 +19,8 @@ NO_TERMINAL = 80
 FAILURE = "A pass failed: results are right, but the program was left as it was. Please report it."
 LARGE_DIFFERENCE = 1e-3
 AMPLIFIED = (
-    "Large differences: samplers and chaotic simulations amplify rounding, so that they end elsewhere, and what is zero "
-    "but for rounding, as the gradient of an attention's key bias, is another small number. In anything else, "
+    "Large differences: samplers and chaotic simulations amplify rounding, so that they end elsewhere, and what is "
+    "zero but for rounding, as the gradient of an attention's key bias, is another small number. In anything else, "
     "`ag.verify` finds out which form is nearer to float64."
 )
 PREDICTED = "flops, bytes moved and peak memory: predicted for one call."

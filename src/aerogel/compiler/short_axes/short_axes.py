@@ -255,21 +255,22 @@ def _is_added_to_products(level: Level, result: Var) -> bool:
     library's, and the product is alone: |x|^2 + |y|^2 - 2 x.y of 1,500 and 1,200 points in 8 dimensions took 1.6 times
     as long, and its exponential twice.
     """
-    for eqn in _read_through(level, result, FUSED):
-        if eqn.primitive.name in ELEMENTWISE and eqn.outvars[0].aval.size >= AMPLIFIED * result.aval.size:
-            if any(_is_made_of_product(level, x) for x in eqn.invars if is_var(x)):
-                return True
-    return False
+    return any(
+        eqn.primitive.name in ELEMENTWISE
+        and eqn.outvars[0].aval.size >= AMPLIFIED * result.aval.size
+        and any(_is_made_of_product(level, x) for x in eqn.invars if is_var(x))
+        for eqn in _read_through(level, result, FUSED)
+    )
 
 
 def _is_made_of_product(level: Level, value: Var) -> bool:
     """Whether a product is all that entrywise equations with numbers make a value of."""
     maker = level.maker(value)
     while maker is not None and maker.primitive.name in ELEMENTWISE:
-        (value, *others) = [x for x in maker.invars if is_var(x) and x.aval.size == value.aval.size] or [None]
-        if value is None or others:
+        large = [x for x in maker.invars if is_var(x) and x.aval.size == value.aval.size]
+        if len(large) != 1:
             return False
-        maker = level.maker(value)
+        maker = level.maker(large[0])
     return maker is not None and maker.primitive.name == "dot_general"
 
 
