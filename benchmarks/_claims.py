@@ -84,4 +84,5 @@ CLAIMS = (
     "an_object_costs_what_a_class_costs",
     "an_edit_costs_what_tree_at_costs",
     "examples_never_slower",
+    "programs_of_other_libraries_are_never_slower",
 )
