@@ -26,7 +26,7 @@ def findings_of(script: Path, arguments: Sequence[str] = ()) -> list[Finding]:
     return found or [Finding(script.name, MEASURE, None, BOUND, "no compiled function was seen")]
 
 
-def _compare(script: Path, arguments: Sequence[str] = ()) -> dict:
+def _compare(script: Path, arguments: Sequence[str]) -> dict:
     """The report of `aerogel run --compare` on one script."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
