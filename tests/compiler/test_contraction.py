@@ -739,6 +739,19 @@ def test_factors_that_leave_a_sum_are_for_finite_numbers() -> None:
     assert {d.exactness for d in report.fired if d.rule == "contraction"} == {"finite"}
 
 
+def test_what_leaves_a_sum_of_two_factors_is_for_finite_numbers() -> None:
+    """All entries of a product, summed: rows and columns are summed first, and `inf - inf` becomes `inf * 1`."""
+    a, b = jnp.ones((400, 300)), jnp.ones((300, 500))
+    promised = {}
+    for name, f in {
+        "taken out": lambda a, b: (a @ b).sum(),
+        "in step": lambda a, b: (a[:, None] * b.T).sum(-1),
+    }.items():
+        fired = [d for d in ag.explain(f)(a, b).fired if d.rule == "contraction"]
+        promised[name] = {d.exactness for d in fired}
+    assert promised == {"taken out": {"finite"}, "in step": {"reassociates"}}
+
+
 @pytest.mark.parametrize("shape", [(3, 0, 2), (0, 3)])
 def test_sums_of_nothing_are_left_alone(shape: tuple[int, ...]) -> None:
     """A sum over an empty axis, behind a reshape that could be cut anywhere, is no network; the pass does not fail."""

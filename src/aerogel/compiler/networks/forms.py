@@ -180,9 +180,16 @@ def _emitted(contractions: list[Contraction], dim: int | None, builder: Builder,
 
 
 def exactness_of(contractions: Sequence[Contraction]) -> Exactness:
-    """Another order of three factors takes one out of a sum: `inf * (a + b)` may not be `inf * a + inf * b`."""
-    finite = any(len(one.network.factors) > 2 or one.network.is_finite or picks(one.tree) for one in contractions)
+    """What another order does to the numbers: out of a sum, a factor of infinity meets the sum alone, not its terms."""
+    finite = any(_takes_out(one.network) or one.network.is_finite or picks(one.tree) for one in contractions)
     return Exactness.FINITE if finite else Exactness.REASSOCIATES
+
+
+def _takes_out(network: Network) -> bool:
+    """Whether a factor can leave a sum: of three one can, of two where the other alone has a summed dimension."""
+    factors = [{one for labels in factor.dims for one in network.resolved(labels)} for factor in network.factors]
+    summed = set(network.resolved(network.summed))
+    return len(factors) > 2 or (len(factors) == 2 and bool(summed & (factors[0] ^ factors[1])))
 
 
 def picks(node: Node | None) -> str | None:
