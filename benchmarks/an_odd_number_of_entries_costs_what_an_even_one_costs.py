@@ -8,6 +8,8 @@ fills up before the loop; outside of one, and for differences of neighbours, the
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -113,7 +115,45 @@ def length_but_the_last(x):
     return length(x[:-1]) + length(x[-2:])
 
 
+def columns(x):
+    """Every third or fourth number of an array, so that inner loops are long."""
+    flat, k = x.reshape(-1), x.shape[-1]
+    return [jax.lax.slice(flat, (i,), (flat.size,), (k,)) for i in range(k)]
+
+
+def logsumexp_by_columns(x):
+    entries = columns(x)
+    m = functools.reduce(jnp.maximum, entries)
+    m = jnp.where(jnp.isfinite(m), m, 0)
+    return m + jnp.log(sum(jnp.exp(c - m) for c in entries))
+
+
+def unit_by_columns(x):
+    return x / jnp.sqrt(sum(c * c for c in columns(x)))[:, None]
+
+
+def softmax_losses_gradient(x):
+    return jax.grad(lambda x: -jax.nn.log_softmax(x, -1)[:, 0].mean())(x)
+
+
+def softmax_losses_gradient_by_columns(x):
+    entries = columns(x)
+    m = functools.reduce(jnp.maximum, entries)
+    exps = [jnp.exp(c - m) for c in entries]
+    share = 1 / (sum(exps) * len(x))
+    return jnp.stack([e * share - (1 / len(x) if k == 0 else 0) for k, e in enumerate(exps)], -1)
+
+
+def rows(name, f, by_hand, width):
+    """A row of short rows, of which there is an odd number."""
+    bounds = Bounds(over_hand=1.1, speedup=1.3, memory_over_hand=None)
+    return Case(name, f, {"columns, in two parts": by_hand}, lambda: (normal(0, 300_001, width),), bounds=bounds)
+
+
 CASES = (
+    rows("logsumexp of rows of 4", lambda x: jax.nn.logsumexp(x, -1), but_the_last(logsumexp_by_columns), 4),
+    rows("gradient of cross-entropies of 3", softmax_losses_gradient, softmax_losses_gradient_by_columns, 3),
+    rows("unit vectors", lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True), but_the_last(unit_by_columns), 3),
     Case(
         "gated",
         lambda x: x * jax.nn.sigmoid(x) + 0.5,

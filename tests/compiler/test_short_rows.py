@@ -54,6 +54,7 @@ GROUPS: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
     "weak types": (1, lambda x: jnp.where(x > 0, 1.0, 2.0), (X,)),
     "half precision": (1, lambda x: x * 2 + 1, (X.astype(jnp.bfloat16),)),
     "integers": (1, lambda x: x * 2 + 1, ((8 * X).astype(np.int32),)),
+    "with a derivative of its own": (1, lambda x: jax.nn.softplus(x) * 2, (X,)),
     "under vmap": (1, jax.vmap(lambda x: jnp.sin(x) * 2), (X,)),
     "in a loop": (1, lambda x: lax.scan(lambda c, _: (c * 0.5 + 1, None), x, None, length=3)[0], (X,)),
     "in a step alone": (

@@ -45,6 +45,7 @@ from aerogel.compiler.rules import (
     unit_sums,
 )
 from aerogel.compiler.short_axes import short_axes
+from aerogel.compiler.streams import odd_rows
 from aerogel.compiler.streams.stream_plan import Sizes
 
 # The package has a rule of this name in its place.
@@ -96,6 +97,7 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (residuals, "SMALLEST_SAVING", 1),
     (streaming, "sizes_of", lambda *_: Sizes(32, at_any_price=True)),
     (short_axes, "FEWEST", 1),
+    (odd_rows, "is_halved", lambda shape, _: next((n for n in shape if n != 1), 2) % 2 == 1),
     (short_axes, "AMPLIFIED", 1),
     (short_axes, "pays_at_once", lambda *_: True),
     (short_axes, "fills_registers", lambda *_: False),

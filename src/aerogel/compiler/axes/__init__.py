@@ -5,6 +5,7 @@ from .answer import Mapped as Mapped
 from .answer import No as No
 from .answer import Onto as Onto
 from .answer import Reduced as Reduced
+from .blocks import append_block as append_block
 from .blocks import stack_blocks as stack_blocks
 from .blocks import take_block as take_block
 from .builtin import known_primitives as known_primitives

@@ -45,3 +45,13 @@ def stack_blocks(blocks: Any, axis: Axis, length: int) -> Any:
     moved = len(before) + 1
     order = (*range(1, moved + 1), 0, *range(moved + 1, split.ndim))
     return lax.reshape(lax.transpose(split, order), whole)
+
+
+def append_block(a: Any, b: Any, axis: Axis) -> Any:
+    """`b` behind `a` along an axis."""
+    if axis.outer == 1:
+        return lax.concatenate([a, b], axis.dim)
+    d, shape = axis.dim, a.shape
+    split = [lax.reshape(x, (*shape[:d], axis.outer, x.shape[d] // axis.outer, *shape[d + 1 :])) for x in (a, b)]
+    whole = lax.concatenate(split, d + 1)
+    return lax.reshape(whole, (*shape[:d], a.shape[d] + b.shape[d], *shape[d + 1 :]))

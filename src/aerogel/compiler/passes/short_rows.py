@@ -17,10 +17,15 @@ NAME = "short-rows"
 
 @dataclass(frozen=True)
 class ShortRows:
-    """The pass. Bound: every equation is looked at once. CPUs only; it runs last, as nothing sees into its branches."""
+    """The pass. Bound: every equation is looked at once. CPUs only; it runs last, as nothing sees into its branches.
+
+    The rules of what a processor compiles well have run, too: of an odd number of numbers none saw that they are looked
+    up in a table (`jnp.digitize`).
+    """
 
     platforms: ClassVar = ("cpu",)
     after_differentiation: ClassVar = True
+    after_rules: ClassVar = True
 
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES

@@ -10,6 +10,7 @@ from ..pipeline import Context
 from ..program import Program, where
 from ..report import Decision
 from ..short_axes.short_axes import Site, acts, entry_by_entry
+from ..streams.odd_rows import OddRows, rows_apart
 
 NAME = "small-axes"
 
@@ -27,10 +28,21 @@ class SmallAxes:
 
         def level(jaxpr: Jaxpr) -> Jaxpr:
             new, sites = entry_by_entry(jaxpr, context)
+            made = [] if context.before_differentiation else [site.eqn for site in sites if site.edit is not None]
+            apart, rows = rows_apart(jaxpr, made)
+            if rows:
+                decisions.extend(map(_apart, rows))
+                new, sites = entry_by_entry(apart, context)
             decisions.extend(map(_decision, sites))
             return new
 
         return (rewrite_levels(program, level) if acts(context) else program), decisions
+
+
+def _apart(found: OddRows) -> Decision:
+    what = f"the last of {found.length:,} rows is worked on by itself"
+    why = "the others are two like halves"
+    return Decision(NAME, what, where(found.eqn), True, why, exactness=Exactness.REASSOCIATES)
 
 
 def _decision(site: Site) -> Decision:

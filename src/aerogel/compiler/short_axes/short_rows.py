@@ -21,7 +21,7 @@ from jax import lax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from ..axes.rebind import shape_of
-from ..cost.primitives import DEAR
+from ..kernels.left_over import is_called, is_scalar
 from ..kernels.long_rows import (
     FEWEST_ODD,
     SUMS,
@@ -34,7 +34,7 @@ from ..kernels.long_rows import (
     shape_worked_on,
 )
 from ..kernels.peeled import at_shape, in_two_parts, is_run
-from ..normalize import drop_dead
+from ..normalize import drop_dead, with_calls_open
 from ..program import Builder, is_var, producers, users, with_equations
 from ..rules.once import is_once_alone
 
@@ -45,8 +45,6 @@ VECTOR = 8
 # 1.2. Beyond, 1.5 to 3 where little is done to an entry, and 0.2 to 0.9 where XLA's code for rows is as good (rows of
 # 48 and a quotient, rows of 33 and a polynomial or a gate).
 ROWS_HANDED_ON = range(9, 32)
-# What XLA writes without a choice between two formulas.
-WITHOUT_CHOICE = frozenset("div erf exp exp2 integer_pow logistic rsqrt sqrt".split())
 
 
 @dataclass(frozen=True)
@@ -100,6 +98,7 @@ def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool, masks_vectors: bool
     slow = {shape_of(x) for eqn in jaxpr.eqns for x in (*eqn.invars, *eqn.outvars) if _is_slow(x)}
     if not slow:
         return jaxpr, []
+    closed, jaxpr = jaxpr, with_calls_open(jaxpr)
     groups, order = _groups(jaxpr, slow, SUMS if with_sums else frozenset())
     makers = producers(jaxpr)
     # What only has XLA store a value is no work: a branch for it cost 10 % of a gradient of MAML.
@@ -108,9 +107,9 @@ def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool, masks_vectors: bool
     handed_on = {x for x in jaxpr.outvars if is_var(x)} if in_loop else set[Var]()
     found = {key: _rows(jaxpr, key[1], group, members, handed_on) for key, group in groups.items()}
     if masks_vectors:
-        found = {key: if_chosen(rows) for key, rows in found.items()}
+        found = {key: if_scalar(rows) for key, rows in found.items()}
     if all(rows.refusal for rows in found.values()):
-        return jaxpr, list(found.values())
+        return closed, list(found.values())
     home = {k: key for key, group in groups.items() for k in group if found[key].refusal is None}
     eqns: list[JaxprEqn] = []
     done = set()
@@ -124,14 +123,15 @@ def lengthened(jaxpr: Jaxpr, with_sums: bool, in_loop: bool, masks_vectors: bool
     return drop_dead(with_equations(jaxpr, eqns)), list(found.values())
 
 
-def if_chosen(rows: Rows) -> Rows:
-    """Slices of an odd number of entries stay, where code for what is left over is vector code, and nothing is chosen.
+def if_scalar(rows: Rows) -> Rows:
+    """An odd number of entries stays where code for what is left over is vector code.
 
-    Of 1,000,003 and 1,700,000 differences the two parts took 1 to 2.6 times as long then; with a choice between two
-    formulas (`tanh`, `log1p`, `expm1`, a power), where XLA's code is scalar nevertheless, 0.15 to 0.6.
+    Parts are joined by a copy, so arithmetic stays; in long rows, which take none, it does not.
     """
-    dear = {eqn.primitive.name for eqn in rows.eqns} & DEAR
-    if rows.refusal or not (rows.is_peeled and rows.runs) or not dear <= WITHOUT_CHOICE:
+    if rows.refusal or is_short(rows.shape):
+        return rows
+    names = {eqn.primitive.name for eqn in rows.eqns}
+    if is_scalar(names) or not (rows.is_peeled or is_called(names)):
         return rows
     return replace(rows, refusal="this processor's vectors take what is left over, too")
 

@@ -12,7 +12,7 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 
-from ..axes import Axis, Mapped, Reduced, stack_blocks, take_block
+from ..axes import Axis, Mapped, Reduced, append_block, stack_blocks, take_block
 from ..axes.rebind import bind
 from ..cost import nbytes
 from ..fusion.accumulate import accumulate
@@ -242,7 +242,7 @@ class _Phase:
         covered = self.covered
         (whole,) = self.new.after.call(lambda b: stack_blocks(b, axis, covered), rows)
         if behind is not None:
-            (whole,) = self.new.after.call(lambda a, b: _appended(a, b, axis), whole, behind)
+            (whole,) = self.new.after.call(lambda a, b: append_block(a, b, axis), whole, behind)
         return whole
 
     def _stand_for(self, var: Var, atom: Atom) -> None:
@@ -281,16 +281,6 @@ def transposed(eqn: JaxprEqn, whole: Sequence[int]) -> Turned | None:
 
     numbers = tuple(tuple(moved(side, dims[side]) for side in (0, 1)) for dims in (contract, batch))
     return Turned(eqn, orders, numbers)
-
-
-def _appended(a: Any, b: Any, axis: Axis) -> Any:
-    """`b` behind `a` along an axis."""
-    if axis.outer == 1:
-        return lax.concatenate([a, b], axis.dim)
-    d, shape = axis.dim, a.shape
-    split = [lax.reshape(x, (*shape[:d], axis.outer, x.shape[d] // axis.outer, *shape[d + 1 :])) for x in (a, b)]
-    whole = lax.concatenate(split, d + 1)
-    return lax.reshape(whole, (*shape[:d], a.shape[d] + b.shape[d], *shape[d + 1 :]))
 
 
 def scan_like(eqn: JaxprEqn) -> JaxprEqn:
