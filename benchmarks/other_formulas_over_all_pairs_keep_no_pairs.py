@@ -511,6 +511,22 @@ def mean_shift(x, y):
     return z
 
 
+@formula(lambda: (pts(1, N, 64) * 0.3, pts(2, N, 64) * 0.3), (0, 1))
+def info_nce(q, k):
+    q = q / jnp.linalg.norm(q, axis=1, keepdims=True)
+    k = k / jnp.linalg.norm(k, axis=1, keepdims=True)
+    likely = jax.nn.log_softmax(q @ k.T / 0.1, axis=-1)
+    return -jnp.take_along_axis(likely, jnp.arange(len(q))[:, None], axis=-1).mean()
+
+
+@formula(lambda: (*(pts(k, N, 32) * 0.3 for k in range(3)), pts(4, 64, 32) * 0.3), (0, 1, 2, 3))
+def attention_relative_positions(q, k, v, table):
+    i = jnp.arange(len(q))
+    apart = jnp.clip(i[None] - i[:, None], -31, 32) + 31
+    s = (q @ k.T + jnp.take_along_axis(q @ table.T, apart, axis=1)) / jnp.sqrt(32.0)
+    return jax.nn.softmax(s, -1) @ v
+
+
 def findings(quick: bool = False) -> list[Finding]:
     """Memory of each formula and of its gradient, of plain JAX's."""
     return [found for one in FORMULAS[: 3 if quick else None] for found in findings_of(*one)]
