@@ -73,6 +73,7 @@ def test_near_misses_go_in_blocks() -> None:
     assert not is_whole(lambda x, y: jnp.exp(-squared(x, y)).sum(1), *points(8000, 4160, 3))
     assert not is_whole(lambda x, y: jax.nn.logsumexp(x @ y.T, 1), *points(8000, 4160, 3))
     assert not is_whole(least, *points(8000, 4160, 3, jnp.bfloat16))
+    assert not is_whole(least, *points(65_536, 32_768, 3))  # if it were stored after all, it would fill the memory
     assert not is_whole(jax.value_and_grad(lambda x, y: jnp.exp(x @ y.T).sum()), *points(8000, 4160, 3))
 
 

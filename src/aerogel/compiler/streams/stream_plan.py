@@ -222,7 +222,8 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
     `taken` are the places of equations that belong to other streams; `inside` says whether the level is a block of a
     stream itself.
     """
-    if not inside and _is_for_library(context, sizes) and is_reduced_at_once(level, seed):
+    may_be_whole = not inside and _is_for_library(context, sizes) and nbytes(seed.aval) <= HUGE
+    if may_be_whole and is_reduced_at_once(level, seed):
         return Left("the call that makes it reduces it, and stores nothing", frozenset((seed,)))
     nearly = _bytes_of_entry(seed, COORDINATES) // NEARLY_AS_LARGE
     found = _best_of(level, seed, nearly, taken, context, sizes, inside)
