@@ -47,6 +47,8 @@ CLAIMS = (
     "sequences_of_their_own_lengths_cost_a_mask",
     "every_vmap_order_of_matvec_costs_the_best_einsum",
     "other_spellings_cost_the_same",
+    "loops_that_count_their_steps_cost_what_they_cost_as_scans",
+    "selections_windows_and_lookups_cost_the_same_in_other_spellings",
     "lanes_that_stop_one_by_one_count_once",
     "an_array_from_outside_is_seen_for_what_it_is",
     "an_inverse_in_a_product_costs_a_solve",

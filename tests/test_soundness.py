@@ -68,6 +68,7 @@ ELSEWHERE = {
     "batch-last",
     "block-sums",
     "cancelled-extrema",
+    "counted-loops",
     "early-picks",
     "factor-products",
     "fused-attention",

@@ -243,3 +243,24 @@ def test_a_part_of_a_large_input_is_not_copied() -> None:
     np.testing.assert_allclose(
         jax.grad(lambda x: optimised(f)(x).sum())(x), jax.grad(lambda x: f(x).sum())(x), rtol=1e-5
     )
+
+
+def test_columns_of_a_large_input_are_read_at_once_where_nothing_is_carried() -> None:
+    """In the gradient of a map that is written as a loop, forward and backward loop are one operation each."""
+    x = normal(0, 33, 801)
+    assert x.nbytes > 65_536
+
+    def f(x: Any) -> Any:
+        return fori(lambda i, y: y.at[:, i].set(jnp.tanh(x[:, i]) * x[:, i]), jnp.zeros_like(x), n=801)
+
+    gradient = jax.value_and_grad(lambda x: jnp.mean(f(x) ** 2))
+    loops = [e for e in jax.make_jaxpr(gradient)(x).jaxpr.eqns if e.primitive.name == "scan"]
+    assert len(loops) == 2
+    eqns = jax.make_jaxpr(ag.optimize(gradient))(x).jaxpr.eqns
+    assert not [e for e in eqns if e.primitive.name in ("scan", "one_kernel")]
+    for got, want in zip(jax.jit(ag.optimize(gradient))(x), jax.jit(gradient)(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+    carried = lambda x: fori(lambda i, c: jnp.tanh(c + x[:, i]), x[:, 0], n=801)  # noqa: E731
+    reports: list[Any] = []
+    jax.make_jaxpr(optimised(carried, on_report=reports.append))(x)
+    assert [d.reason for d in reports[-1].refused] == ["it would be copied for the loop"]

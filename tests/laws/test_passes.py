@@ -76,6 +76,12 @@ def halved(x: Any, n: Any) -> Any:
     return x * jax.vmap(lambda n: jax.lax.while_loop(small, lambda s: (s[0] + 1, s[1] // 2), (0, n))[1])(n)
 
 
+def counted(x: Any, n: Any) -> Any:
+    """Numbers times what four steps make of others."""
+    step = lambda s: (s[0] + 1, (s[1] * 3 + s[0]) % 17)  # noqa: E731
+    return x * jax.lax.while_loop(lambda s: s[0] < 4, step, (0, n))[1]
+
+
 def softened(a: Any, x: Any) -> Any:
     """A loop that makes the same of its weights in every step, as a number to differentiate."""
     return jax.lax.scan(lambda x, _: (jax.nn.softmax(a, -1) @ x, None), x, None, length=50)[0].sum()
@@ -409,6 +415,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
             f = with_gradient(f)
         f = list(SURROUNDINGS.values())[k % 5](f)
         found[pattern.name] = f, pattern.args(bool(k % 2), SMALL_STATE)
+    found["counted"] = counted, (normal(0, 50), jnp.arange(50) * 7)
     found["halved"] = halved, (normal(0, 50), jnp.arange(50) * 7)
     found["recurrent"] = recurrent, (normal(0, 64, 128) / 8, normal(1, 128, 128) / 12, normal(2, 100, 64))
     found["integrated"] = integrated, (normal(0, 4096), normal(1, 4096))

@@ -6,6 +6,7 @@ from .passes.block_sums import BlockSums
 from .passes.branch_guard import BranchGuard
 from .passes.cancelled_extrema import CancelledExtrema
 from .passes.contraction import ContractionOrder
+from .passes.counted_loops import CountedLoops
 from .passes.early_picks import EarlyPicks
 from .passes.equal_cases import EqualCases
 from .passes.excerpts import Excerpts
@@ -60,6 +61,7 @@ from .passes.windows import WindowsOfArrays
 from .pipeline import Pass
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
+    CountedLoops(),
     FusedAttention(),
     PrefixLoops(),
     Reroll(),

@@ -181,23 +181,27 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collect
         return refused
     if any(not is_var(y) or y in loop.body_consts for y in loop.body_ys) or not free:
         return "its steps hand over constants"
-    if _widens(loop, free):
+    heavy, wide = any(is_heavy(eqns[i]) for i in free), _widens(loop, free)
+    if wide and not heavy:
         return _plan_windows(jaxpr, loop, free, terms)
-    if not terms.before_differentiation and _summed_over_time(jaxpr, index, loop):
+    if not terms.before_differentiation and not heavy and _summed_over_time(jaxpr, index, loop):
         return "its outputs are summed over the steps alone, which a carry does faster"
     new = move_out(loop, Outside(before=free))
     ins = list(dict.fromkeys(x for x in loop.eqn.invars if is_var(x)))
     whole = _jax.new_jaxpr(loop.body, ins, [new.results.get(y, y) for y in loop.ys], new.eqns)
     after, before = jaxpr_seconds(whole, terms.machine), equation_seconds(loop.eqn, terms.machine)
+    peak = jaxpr_cost(whole).peak_bytes
+    if wide and not (heavy and peak <= FREE_WIDE_BYTES):
+        return _plan_windows(jaxpr, loop, free, terms)
     if before < GAIN_OF_STORED * after and _stores_wide(loop, free, stored):
         return "what its steps store for another loop is larger than what they read and hand over"
     # elementwise work fuses with what comes after it, which the figures of the loop alone do not show
-    if any(is_heavy(eqns[i]) for i in free) and after > (1 - LEAST_SHARE) * before:
+    if heavy and after > (1 - LEAST_SHARE) * before:
         return "its steps at once are no faster"
     before += loop.length * _seconds_of_starts(loop, terms.machine)
     if not terms.before_differentiation and _wakes_another(jaxpr, whole, before, after, terms):
         return "it would take longer to wake another thread, and the thread that calls runs its steps"
-    if jaxpr_cost(whole).peak_bytes > FREE_STEPS + sum(nbytes(y.aval) for y in loop.ys):
+    if peak > max(FREE_WIDE_BYTES if heavy else 0, FREE_STEPS + sum(nbytes(y.aval) for y in loop.ys)):
         return "its steps at once need more memory"
     return Outside(before=free)
 

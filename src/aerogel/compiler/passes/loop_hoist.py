@@ -230,10 +230,11 @@ def _leaves(one: Sum, terms: Terms) -> bool:
 
 def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
     """Takes all sums out if the rest of the loop then goes away altogether."""
-    small = all(_leaves(one, work.terms) if one.eqn is not None else not one.operands[0].aval.shape for one in sums)
+    heavy = any(map(is_heavy, loop.body.eqns))
+    small = all(_leaves(one, work.terms) if one.eqn is not None else _is_small(loop, one, heavy) for one in sums)
     if not sums or len({one.carry for one in sums}) < len(loop.init) or not small:
         return False
-    least = SHORT_LOOP if all(one.eqn is None for one in sums) else SHORTEST_LOOP
+    least = SHORTEST_LOOP if heavy or any(one.eqn is not None for one in sums) else SHORT_LOOP
     least = least if loop.length >= MANY_STEPS else 0.0
     if not work.terms.before_differentiation and equation_seconds(loop.eqn, work.terms.machine) < least:
         work.note(loop.eqn, "the sums of the loop need no loop", "one kernel takes no longer than the threads to wake")
@@ -251,6 +252,12 @@ def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
         work.note(eqn, what, "no step reads the sum, or depends on another", Exactness.REASSOCIATES)
     work.jaxpr, work.outs = trial.jaxpr, trial.outs
     return True
+
+
+def _is_small(loop: Loop, one: Sum, heavy: bool) -> bool:
+    """Whether a term is a number, or no more than what a step of `heavy` work reads: all terms are then stacked."""
+    (term,) = one.operands
+    return not term.aval.shape or (heavy and nbytes(term.aval) <= sum(nbytes(x.aval) for x in loop.body_xs))
 
 
 def _chain(work: _Work, loop: Loop) -> None:

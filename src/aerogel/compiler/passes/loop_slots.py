@@ -65,7 +65,8 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision], early: bool) -> Jaxpr:
             readers = users(loop.body)
             tracks = find_tracks(loop, facts, readers, producers(loop.body), level.read_by)
             slots = find_slots(loop, facts, readers)
-            dear = [] if early else [slot for slot in slots if is_copied(slot, loop)]
+            free = early or carries_nothing(loop, tracks, facts)
+            dear = [] if free else [slot for slot in slots if is_copied(slot, loop)]
             slots = [slot for slot in slots if slot not in dear]
             for slot in dear:
                 if slot.eqn.outvars[0] not in left:
@@ -94,6 +95,16 @@ def is_copied(slot: Slot, loop: Loop) -> bool:
     shape, dtype = slot.source.aval.shape, slot.source.aval.dtype
     as_it_is = slot.dim == 0 and slot.place.scale > 0 and loop.length == shape[0]
     return not as_it_is and loop.length * (slot.source.aval.size // shape[slot.dim]) * dtype.itemsize > SMALL_COPY
+
+
+def carries_nothing(loop: Loop, tracks: list[Track], facts: dict[Var, Affine]) -> bool:
+    """Whether the steps hand on no more than counters and buffers that they walk along: all at once they copy nothing.
+
+    (`y.at[:, i].set(tanh(x[:, i]))` of 33 x 801, value and gradient: 2.3 of the time by hand with its reads in the
+    loop, 1.0 with all steps at once.)
+    """
+    walked = {track.carry for track in tracks}
+    return all(k in walked or v in facts for k, v in enumerate(loop.body_carry))
 
 
 def _rewrite(place: int, loop: Loop, slots: list[Slot], tracks: list[Track], facts: dict[Var, Affine]) -> Edit:

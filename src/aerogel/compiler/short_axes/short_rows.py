@@ -37,10 +37,8 @@ from ..kernels.peeled import at_shape, in_two_parts, is_run
 from ..normalize import drop_dead, with_calls_open
 from ..program import Builder, is_var, producers, users, with_equations
 from ..rules.once import is_once_alone
+from .beside_products import refusal_beside
 
-# Rows of whole vectors gain up to 1.5 where much is done to an entry, and nothing otherwise. Beside convolutions, whose
-# results lie in another order, they lose: 1.06 to 1.23 for rows of 16, 24, 32, 40 and 48.
-VECTOR = 8
 # Of what a loop hands on: up to 31 entries a step takes 0.7 to 4 of the time of one row, copies included, mostly above
 # 1.2. Beyond, 1.5 to 3 where little is done to an entry, and 0.2 to 0.9 where XLA's code for rows is as good (rows of
 # 48 and a quotient, rows of 33 and a polynomial or a gate).
@@ -189,16 +187,6 @@ def _is_slow(x: Atom) -> bool:
     return is_short(shape) or (isinstance(dtype, np.dtype) and is_halved(shape, dtype.itemsize))
 
 
-def _refusal_beside(near: set[str], shape: tuple[int, ...], outs: Sequence[Var]) -> str | None:
-    """Why work stays as it is beside operations of these names, to which it hands `outs`."""
-    halves = any(jnp.issubdtype(v.aval.dtype, jnp.floating) and v.aval.dtype.itemsize == 2 for v in outs)
-    if halves and "dot_general" in near:
-        return "XLA makes it of float32 for the product beside it, and converts nothing"
-    if "conv_general_dilated" in near and shape[-1] % VECTOR == 0:
-        return "its rows are whole vectors, and beside a convolution XLA's code for them is better"
-    return None
-
-
 def _long(shape: Dims) -> tuple[int, int] | None:
     return rows_of(shape) if is_short(shape) else rows_of(shape, FEWEST_ODD)
 
@@ -232,6 +220,7 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
     fused |= any(is_fused(jaxpr.eqns[k]) for k in from_elsewhere)
     beside = [*from_elsewhere, *(k for v in outs for k in readers.get(v, []) if k >= 0)]
     near = {jaxpr.eqns[k].primitive.name for k in beside}
+    made_of = {jaxpr.eqns[k].primitive.name for k in from_elsewhere}
     names = {eqn.primitive.name for eqn in own}
     refusal, long = None, _long(shape)
     if long is None and is_short(shape):
@@ -242,7 +231,7 @@ def _rows(jaxpr: Jaxpr, shape: tuple[int, ...], group: Sequence[int], members: s
         refusal = "it reads no array of numbers"
     elif fused:
         refusal = "XLA computes it together with what is done to other shapes"
-    elif (reason := _refusal_beside(near, shape, outs)) is not None:
+    elif (reason := refusal_beside(near, made_of, shape, outs)) is not None:
         refusal = reason
     elif shape[-1] not in ROWS_HANDED_ON and any(v in handed_on and shape_of(v) == shape for v in outs):
         refusal = "a loop hands it on, which would copy it in each step"

@@ -1,0 +1,92 @@
+"""Claim: selections around loops, windows, the largest few, lookups and steps cost the same in other spellings.
+
+A scalar `where` computes a loop that is not taken, windows at NumPy's indices are a gather, `x[argsort(-x)[:8]]` sorts,
+an odd number of entries is looked up one by one, and steps that Python writes out are compiled one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ._case import Bounds, Case, normal
+
+BOUNDS = Bounds(over_hand=1.10, memory_over_hand=None)
+GAIN = Bounds(over_hand=1.10, speedup=1.5, memory_over_hand=None)
+GAIN_ALONE = Bounds(over_hand=None, speedup=1.5, memory_over_hand=None)
+
+
+def chain(x):
+    return lax.fori_loop(0, 20, lambda _, c: jnp.tanh(c @ c.T @ c * 0.01), x)
+
+
+def heat(u):
+    return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1))
+
+
+def windows(x):
+    return x[np.arange(2001)[:, None] + np.arange(20)].mean(1)
+
+
+def windows_by_hand(x):
+    return lax.reduce_window(x, 0.0, lax.add, (20,), (1,), "VALID") / 20
+
+
+def form(a, x):
+    return jnp.einsum("ni,ij,nj->n", x, a, x)
+
+
+CASES = (
+    Case(
+        "a loop behind a flag that is false",
+        lambda flag, x: jnp.where(flag > 0, chain(x), x).sum(),
+        {"cond": lambda flag, x: lax.cond(flag > 0, chain, lambda x: x, x).sum()},
+        lambda: (jnp.float32(-1.0), normal(0, 150, 150)),
+        grad=(1,),
+        bounds=GAIN,
+        grad_bounds=GAIN_ALONE,  # a call of some 20 us
+    ),
+    Case(
+        "means of windows at NumPy's indices",
+        windows,
+        {"reduce_window": windows_by_hand},
+        lambda: (normal(0, 2020),),
+        grad=(0,),
+        bounds=GAIN,
+        grad_bounds=BOUNDS,
+    ),
+    Case(
+        "the eight largest of each row",
+        jax.vmap(lambda x: x[jnp.argsort(-x)[:8]]),
+        {"top_k": lambda x: lax.top_k(x, 8)[0]},
+        lambda: (normal(0, 100, 1001),),
+        bounds=GAIN_ALONE,  # of equal entries the order stays that of the sort, which `top_k` need not keep
+    ),
+    Case(
+        "an odd number of lookups",
+        lambda table, i: table[i],
+        {"one fewer": lambda table, i: jnp.concatenate([table[i[:-1]], table[i[-1:]]])},
+        lambda: (normal(0, 31), jax.random.randint(jax.random.key(1), (50_001,), 0, 31)),
+        bounds=GAIN_ALONE,
+    ),
+    Case(
+        "40 steps of a heat equation, written out",
+        lambda u: functools.reduce(lambda u, _: heat(u), range(40), u),
+        {"scan": lambda u: lax.scan(lambda u, _: (heat(u), None), u, None, length=40)[0]},
+        lambda: (normal(0, 5000),),
+        bounds=GAIN,
+    ),
+    Case(
+        "quadratic forms",
+        form,
+        {"two products": lambda a, x: jnp.sum((x @ a) * x, 1)},
+        lambda: (normal(0, 150, 150), normal(1, 1501, 150)),
+        grad=(0, 1),
+        bounds=BOUNDS,
+        grad_bounds=BOUNDS,
+    ),
+)
