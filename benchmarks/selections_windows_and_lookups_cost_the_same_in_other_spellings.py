@@ -1,7 +1,7 @@
 """Claim: selections around loops, windows, the largest few, lookups and steps cost the same in other spellings.
 
 A scalar `where` computes a loop that is not taken, windows at NumPy's indices are a gather, `x[argsort(-x)[:8]]` sorts,
-an odd number of entries is looked up one by one, and steps that Python writes out are compiled one by one.
+an odd number of numbers finds its bins one by one, and steps that Python writes out are compiled one by one.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ CASES = (
         bounds=GAIN_ALONE,  # of equal entries the order stays that of the sort, which `top_k` need not keep
     ),
     Case(
-        "an odd number of lookups",
-        lambda table, i: table[i],
-        {"one fewer": lambda table, i: jnp.concatenate([table[i[:-1]], table[i[-1:]]])},
-        lambda: (normal(0, 31), jax.random.randint(jax.random.key(1), (50_001,), 0, 31)),
+        "an odd number of numbers in bins",
+        lambda x, bins: jnp.digitize(x, bins),
+        {"compared": lambda x, bins: sum((x >= b).astype(jnp.int32) for b in bins)},
+        lambda: (normal(0, 100_003), jnp.linspace(-2, 2, 21)),
         bounds=GAIN_ALONE,
     ),
     Case(
