@@ -67,6 +67,7 @@ def shifted(x: Any) -> Any:
 
 FIRES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "logsumexp": (lambda x: jax.nn.logsumexp(x, -1), (X,)),
+    "entropy": (lambda x: -(jax.nn.softmax(x) * jax.nn.log_softmax(x)).sum(-1), (X,)),
     "softmax": (lambda x: jax.nn.softmax(x, -1), (X,)),
     "of bfloat16": (lambda x: jax.nn.softmax(x, -1).astype(jnp.float32), (jnp.asarray(Y, jnp.bfloat16),)),
     "a loss": (lambda x: -jax.nn.log_softmax(x, -1)[jnp.arange(N), LABELS].mean(), (X,)),
@@ -107,6 +108,16 @@ def test_near_misses_stay(name: str) -> None:
     f, args = NEAR[name]
     assert not apart(f, *args)
     assert_same(f, *args)
+
+
+def test_entropies_have_a_kernel_of_their_own() -> None:
+    """Joined where they are made, a value was made anew for each that reads it; a logsumexp has few."""
+    primitives = {}
+    for name in ("entropy", "logsumexp"):
+        f, args = FIRES[name]
+        primitives[name] = [eqn.primitive.name for eqn in jax.make_jaxpr(optimised(f))(*args).jaxpr.eqns]
+    assert primitives["entropy"].count("cond") == 1
+    assert "cond" not in primitives["logsumexp"]
 
 
 def test_other_numbers_of_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

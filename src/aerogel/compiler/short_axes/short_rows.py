@@ -33,6 +33,7 @@ from ..kernels.long_rows import (
     rows_of,
     shape_worked_on,
 )
+from ..kernels.opaque import always
 from ..kernels.peeled import at_shape, in_two_parts, is_run
 from ..normalize import drop_dead, with_calls_open
 from ..program import Builder, is_var, producers, users, with_equations
@@ -264,20 +265,12 @@ def _in_long_rows(rows: Rows) -> list[JaxprEqn]:
     def call(*values: Any) -> list[Any]:
         flat = [lax.reshape(x, long if x.shape == rows.shape else ()) for x in values]
         first = next(x for x in flat if x.shape and jnp.issubdtype(x.dtype, jnp.number))
-        results = lax.cond(_always(first), run, without, *flat)
+        results = lax.cond(always(first), run, without, *flat)
         return [lax.reshape(x, shape_of(v)) for x, v in zip(results, rows.outs, strict=True)]
 
     builder = Builder(rows.eqns[0])
     made = [builder.as_weak_as(v, x) for v, x in zip(rows.outs, builder.call(call, *rows.ins), strict=True)]
     return _named(builder.eqns, dict(zip(made, rows.outs, strict=True)))
-
-
-def _always(x: Any) -> Any:
-    """True, which XLA cannot know."""
-    number = lax.convert_element_type(lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ()), np.float32)
-    bits = lax.bitcast_convert_type(number, np.uint32)
-    none = lax.shift_right_logical(lax.shift_right_logical(bits, np.uint32(31)), np.uint32(1))
-    return lax.eq(none, np.uint32(0))
 
 
 def _named(eqns: Sequence[JaxprEqn], names: dict[Atom, Var]) -> list[JaxprEqn]:
