@@ -445,3 +445,22 @@ def test_sums_of_all_rows(made: Callable[..., Any], entries: int, rows: int, fir
     report = report_of(f, *args)
     assert len(report.fired) == fires
     assert fires or any("XLA's loop along them is as fast" in d.reason for d in report.refused)
+
+
+@pytest.mark.parametrize("classes", [3, 4, 6])
+def test_what_several_sums_share_is_made_once_for_all(classes: int) -> None:
+    """The exponentials of an entropy end in sums alone: no array of them is made and cut."""
+
+    def entropy(x: Any) -> Any:
+        return -(jax.nn.softmax(x) * jax.nn.log_softmax(x)).sum(-1)
+
+    def read_besides(x: Any) -> Any:
+        p = jax.nn.softmax(x)
+        return p, -(p * jnp.log(p)).sum(-1)
+
+    x = normal(20_000, classes)
+    for f, expected in ((entropy, 1), (read_besides, 2)):
+        jaxpr = jax.make_jaxpr(ag.optimize(f))(x).jaxpr
+        assert {eqn.outvars[0].aval.ndim for eqn in jaxpr.eqns if eqn.primitive.name == "exp"} == {expected}
+        for got, want in zip(*map(jax.tree.leaves, (jax.jit(ag.optimize(f))(x), jax.jit(f)(x))), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -101,7 +101,7 @@ def _sites(jaxpr: Jaxpr, context: Context) -> Iterator[Site]:
         eqn = jaxpr.eqns[place]
         if _reduced(eqn).aval.shape[-1] <= LONGEST[eqn.primitive.name] or is_in_no_memory(level, eqn):
             edit, reason = _edit(level, place, context)
-            leaves = frozenset(v for x in eqn.invars for v in Components(level, x, x.aval.ndim - 1).leaves)
+            leaves = frozenset(v for x in eqn.invars for v in _components(level, x).leaves)
             yield Site(eqn, edit, reason, leaves)
 
 
@@ -200,7 +200,7 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     wide = _reduced(eqn).aval
     if wide.size < FEWEST:
         return None, f"fewer than {FEWEST} numbers: XLA's own loop is as fast"
-    found = [Components(level, x, x.aval.ndim - 1) for x in eqn.invars]
+    found = [_components(level, x) for x in eqn.invars]
     amplified = all(one.amplify(AMPLIFIED) or _is_repeated(eqn, one.value) for one in found)
     if context.before_differentiation and not amplified:
         return None, "before differentiation: its gradient would pad what is cut, which is large"
@@ -229,6 +229,23 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     if compared or (not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0])):
         (total,) = builder.call(once, total)
     return _replacing(place, eqn, builder, total), ENTRYWISE
+
+
+def _components(level: Level, x: Atom) -> Components:
+    """Of what a reduction over the last axis reads; what is shared with others of its kind is made once for all.
+
+    Of the shares of 3 to 6 classes, whose entropies and divergences are summed up, exponentials that were made as an
+    array and cut took 1.2 to 2.2 of plain JAX's time; entry by entry they take 0.2 to 0.7.
+    """
+    return Components(level, x, x.aval.ndim - 1, is_apart=_is_apart)
+
+
+def _is_apart(eqn: JaxprEqn) -> bool:
+    """Whether a reduction over a short last axis is made entry by entry."""
+    if eqn.primitive.name not in FOLDS or eqn.primitive.name == "dot_general" or not _is_short(eqn):
+        return False
+    shape = _reduced(eqn).aval.shape
+    return tuple(eqn.params["axes"]) == (len(shape) - 1,) and shape[-1] <= LONGEST[eqn.primitive.name]
 
 
 def _is_beside_extrema(level: Level, eqn: JaxprEqn) -> bool:

@@ -5,7 +5,7 @@ over it. Entry k of the value is computed from entry k of what it is made of, do
 left, and the innermost loop is a long one. Cutting the value itself would keep it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ class Components:
 
     Attributes:
         windows: values whose entries along an axis are slices of other arrays.
+        is_apart: whether a reduction is made of entries, too.
         leaves: the values that are cut.
         stored: dear values that every entry reads, and that one loop computes and reads now: they would be stored.
         stands: what every entry reads in place of a value that has not the axis.
@@ -52,6 +53,7 @@ class Components:
     value: Atom
     axis: int
     windows: Windowed | None = None
+    is_apart: Callable[[JaxprEqn], bool] | None = None
     inside: dict[tuple[Var, int], JaxprEqn] = field(init=False, default_factory=dict)
     leaves: set[Var] = field(init=False, default_factory=set)
     stored: set[Var] = field(init=False, default_factory=set)
@@ -77,7 +79,7 @@ class Components:
             x, axis, shared = stack.pop()
             if not is_var(x) or (x, axis) in self.inside:
                 continue
-            if shared is None and len(self.level.readers(x)) > 1:
+            if shared is None and len(self.level.readers(x)) > 1 and not self._ends_apart(x):
                 shared = x
             eqn = None if x in whole else self._seen_through(x, axis)
             if eqn is None:
@@ -131,6 +133,22 @@ class Components:
     def _is_made_for_all(self, x: Var, axis: int, shared: Var) -> bool:
         """Whether entries of windows, or of what is made of them, are what all readers will read."""
         return self.windows is not None and (self._is_window(x, axis) or self.windows.is_summed(shared))
+
+    def _ends_apart(self, x: Var) -> bool:
+        """Whether all that is made of `x` are reductions of its entries, too: they read the same entries."""
+        waiting, seen = [x], {x}
+        while waiting and self.is_apart is not None and len(seen) <= MOST_EQUATIONS:
+            for place in self.level.readers(waiting.pop()):
+                if place < 0:
+                    return False
+                eqn = self.level.eqns[place]
+                if self.is_apart(eqn):
+                    continue
+                if eqn.primitive.name not in ELEMENTWISE or shape_of(eqn.outvars[0]) != shape_of(x):
+                    return False
+                waiting += [v for v in eqn.outvars if v not in seen]
+                seen.update(eqn.outvars)
+        return not waiting and self.is_apart is not None
 
     def _is_dear(self, x: Var) -> bool:
         """Whether `x` is computed by something dear, read by nothing else on the way to it."""
