@@ -59,7 +59,8 @@ def shortened(jaxpr: Jaxpr, context: Context) -> Shortened | str:
         return f"{loops} loops would take long to compile"
     for left in (MOST_LEFT, MOST_LEFT // 2, MOST_LEFT // 4, MOST_LEFT // 8):
         sizes = _sizes(level, streams, left)
-        steps = sum(stream.phases * (stream.length // size) for stream, size in zip(streams, sizes, strict=True))
+        blocks = (stream.phases * (stream.length // size) for stream, size in zip(streams, sizes, strict=True))
+        steps = sum(n * _steps_inside(stream) for n, stream in zip(blocks, streams, strict=True))
         if steps > MOST_STEPS:
             return f"its loops would take {steps} steps"
         edits = [stream_loops(stream, size, False) for stream, size in zip(streams, sizes, strict=True)]
@@ -121,6 +122,15 @@ def _made_for(stream: Stream) -> int:
     read = {x for place in places for x, axis in stream.reads(place) if axis is not None and is_var(x)}
     makers = {level.made_by[x] for x in read if x in level.made_by} - places.keys()
     return sum(level.eqns[k].primitive.name in MADE for k in makers)
+
+
+def _steps_inside(stream: Stream) -> int:
+    """How many steps each block takes: a loop over the whole takes all of its own in each.
+
+    (50 steps of Newton's method for 1,001 numbers, in 20 blocks: 1.4 of plain JAX's time, as they are 0.95.)
+    """
+    scans = (eqn for eqn in map(stream.level.eqns.__getitem__, stream.answers) if eqn.primitive.name == "scan")
+    return max(1, sum(eqn.params["length"] for eqn in scans))
 
 
 def _can_be_loops(stream: Stream) -> bool:
