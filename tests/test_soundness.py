@@ -44,7 +44,7 @@ FIRES = {
     "convolution-by-rows": 125, "cumlogsumexp-by-rows": 52, "cumlogsumexp-in-a-loop": 403, "cummax-by-rows": 96,
     "cummin-by-rows": 92, "cumprod-by-rows": 276, "cumsum-by-rows": 18, "depthwise-kernel-gradient": 345,
     "equal-cases": 596, "excerpts": 75, "few-term-convolution": 23, "first-of-argsorted": 1061,
-    "first-of-argsorted-down": 1634, "first-of-sorted": 75, "full-sums": 4,
+    "first-of-argsorted-down": 1634, "first-of-sorted": 179, "full-sums": 4,
     "half-spectra": 185, "in-place": 581, "inverse-products": 133, "inverse-times": 190,
     "last-of-argsorted": 344, "last-of-cumsum": 152, "last-of-sorted": 722, "loop-contraction": 636, "loop-ends": 604,
     "loop-fusion": 11, "loop-hoist": 3, "loop-slots": 414,
