@@ -7,6 +7,7 @@ CLAIMS = (
     "issue_4968_examples_need_no_stack",
     "formulas_over_all_pairs_take_no_memory",
     "other_formulas_over_all_pairs_keep_no_pairs",
+    "products_that_are_reduced_as_they_are_made_stay_whole",
     "formulas_over_all_pairs_of_65536_fit_in_a_gigabyte",
     "a_kernel_product_is_faster_than_pykeops",
     "gradients_of_loops_store_half",

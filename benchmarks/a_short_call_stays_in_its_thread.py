@@ -106,6 +106,11 @@ def as_it_stands(f):
 
 GRADIENT = jax.value_and_grad(network)
 
+
+def newton(x):
+    return lax.fori_loop(0, 50, lambda _, x: x - (x**3 - 2) / (3 * x**2), x)
+
+
 CASES = (
     Case("sum of 4,000", jnp.sum, {"blocks": summed(lambda x: x, 250)}, lambda: (normal(0, 4000),), bounds=BOUNDS),
     Case(
@@ -156,6 +161,13 @@ CASES = (
     ),
     Case("histogram of 500", histogram, as_it_stands(histogram), lambda: (normal(0, 500),), bounds=NEVER_SLOWER),
     Case("calls of 100 options", calls, as_it_stands(calls), lambda: (normal(0, 100) ** 2 + 1,), bounds=NEVER_SLOWER),
+    Case(
+        "Newton's steps of 1,001",
+        newton,
+        as_it_stands(newton),
+        lambda: (1 + normal(0, 1001) ** 2,),
+        bounds=NEVER_SLOWER,
+    ),
     Case(
         "short already", lambda x: 2 * x, as_it_stands(lambda x: 2 * x), lambda: (normal(0, 900),), bounds=NEVER_SLOWER
     ),

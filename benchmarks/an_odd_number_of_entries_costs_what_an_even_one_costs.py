@@ -155,6 +155,20 @@ CASES = (
     rows("gradient of cross-entropies of 3", softmax_losses_gradient, softmax_losses_gradient_by_columns, 3),
     rows("unit vectors", lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True), but_the_last(unit_by_columns), 3),
     Case(
+        "softplus",
+        jax.nn.softplus,
+        {"branch": apart(jax.nn.softplus, LONG)},
+        lambda: (normal(0, ODD),),
+        bounds=BOUNDS,
+    ),
+    Case(
+        "hyperbolic tangent, a prime number",
+        jnp.tanh,
+        {"as it stands": jnp.tanh},
+        lambda: (normal(0, PRIME),),
+        bounds=Bounds(over_hand=1.1, memory_over_hand=None),
+    ),
+    Case(
         "gated",
         lambda x: x * jax.nn.sigmoid(x) + 0.5,
         {"branch": apart(lambda x: x * jax.nn.sigmoid(x) + 0.5, LONG)},

@@ -191,7 +191,7 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collect
     whole = _jax.new_jaxpr(loop.body, ins, [new.results.get(y, y) for y in loop.ys], new.eqns)
     after, before = jaxpr_seconds(whole, terms.machine), equation_seconds(loop.eqn, terms.machine)
     peak = jaxpr_cost(whole).peak_bytes
-    if wide and not (heavy and peak <= FREE_WIDE_BYTES):
+    if wide and peak > FREE_WIDE_BYTES:
         return _plan_windows(jaxpr, loop, free, terms)
     if before < GAIN_OF_STORED * after and _stores_wide(loop, free, stored):
         return "what its steps store for another loop is larger than what they read and hand over"

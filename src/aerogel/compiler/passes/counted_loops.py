@@ -38,14 +38,14 @@ class CountedLoops:
 
 
 def _level(jaxpr: Jaxpr, decisions: list[Decision]) -> Jaxpr:
-    eqns = list(jaxpr.eqns)
+    scans: dict[int, JaxprEqn] = {}
     for place, eqn in enumerate(jaxpr.eqns):
         steps = exact_trips(eqn) if _may_be_rebuilt(eqn) else None
         if steps:
-            eqns[place] = _scan(eqn, steps)
+            scans[place] = _scan(eqn, steps)
             what = f"a `while` of {steps} steps is a `scan`"
             decisions.append(Decision(NAME, what, where(eqn), True, "its condition counts them, and asks nothing else"))
-    return jaxpr if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)) else with_equations(jaxpr, eqns)
+    return with_equations(jaxpr, [scans.get(k, eqn) for k, eqn in enumerate(jaxpr.eqns)]) if scans else jaxpr
 
 
 def _may_be_rebuilt(eqn: JaxprEqn) -> bool:

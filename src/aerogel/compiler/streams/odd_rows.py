@@ -68,7 +68,10 @@ def rows_apart(jaxpr: Jaxpr, reductions: Sequence[JaxprEqn]) -> tuple[Jaxpr, lis
         if place in stream.answers and not compares:
             edits.append(_in_two_parts(stream))
             found.append(OddRows(eqn, stream.length))
-    return (apply_edits(jaxpr, edits)[0], found) if edits else (jaxpr, [])
+    if not edits:
+        return jaxpr, []
+    new, made = apply_edits(jaxpr, edits)
+    return new, found[:made]
 
 
 def _is_odd(x: Atom) -> bool:
