@@ -227,3 +227,10 @@ def test_x64_is_verified() -> None:
         out = ag.verify(decay)(jnp.asarray(X, jnp.float64))
         assert out.dtype == np.float64
         np.testing.assert_allclose(out, jax.jit(decay)(X.astype(np.float64)), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("door", [ag.explain, ag.verify])
+def test_arguments_beside_the_function_say_where_they_belong(door: Callable[..., Any]) -> None:
+    """What people write who do not read the page first."""
+    with pytest.raises(ag.UsageError, match=rf"ag\.{door.__name__}\(decay\)\(\.\.\.\)"):
+        door(decay, X)

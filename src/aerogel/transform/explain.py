@@ -1,13 +1,13 @@
 """`explain`: what the compiler does to a function, and `verify`: that it computes the same."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Never, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 
 from aerogel import _jax
-from aerogel._errors import Disagreement
+from aerogel._errors import Disagreement, UsageError
 from aerogel.compiler.exactness import Exactness, allowed
 from aerogel.compiler.judging.agree import Difference, compare, float64_reference
 from aerogel.compiler.report import Report
@@ -28,7 +28,11 @@ LOOSEST = (Exactness.NO_WORSE, Exactness.REASSOCIATES, Exactness.FINITE)
 
 
 def explain(
-    f: Callable[P, Any], *, numerics: str = "fast", rules: Iterable[AnyRule] | None = None, **jit_options: Any
+    f: Callable[P, Any],
+    *arguments: Never,
+    numerics: str = "fast",
+    rules: Iterable[AnyRule] | None = None,
+    **jit_options: Any,
 ) -> Callable[P, Report]:
     """A function that takes the arguments of `f` and returns the `Report` of optimising it for them.
 
@@ -42,7 +46,7 @@ def explain(
         jit_options: options of `jax.jit` that the arguments need, such as `static_argnums`.
 
     Raises:
-        UsageError: `numerics` is another word.
+        UsageError: `numerics` is another word; arguments of `f` stand beside it.
 
     >>> import jax, jax.numpy as jnp, aerogel as ag
     >>> def decay(x):
@@ -51,7 +55,7 @@ def explain(
     >>> [decision.rule for decision in report.fired]
     ['loop-fusion', 'loop-kernel']
     """
-    _check(f, numerics, "explain")
+    _check(f, arguments, numerics, "explain")
     chosen = None if rules is None else rule_set(rules)
     f, jit_options = _as_written(f, jit_options)
 
@@ -62,9 +66,17 @@ def explain(
     return explained
 
 
-def _check(f: Any, numerics: str, function: str) -> None:
+def _check(f: Any, arguments: tuple[Any, ...], numerics: str, function: str) -> None:
     """Finds a mistake before the call does."""
     _jax.check_callable(f)
+    if arguments:
+        raise UsageError(
+            argument="arguments",
+            got=arguments,
+            wanted="none: the function stands alone here",
+            function=function,
+            to_fix=f"give the arguments to what comes back: ag.{function}({function_name(f)})(...)",
+        )
     allowed(numerics, function)
 
 
@@ -90,7 +102,11 @@ def _divide(f: Any, jit_options: dict[str, Any], args: Any, kwargs: Any) -> Any:
 
 
 def verify(
-    f: Callable[P, R], *, numerics: str = "fast", rules: Iterable[AnyRule] | None = None, **jit_options: Any
+    f: Callable[P, R],
+    *arguments: Never,
+    numerics: str = "fast",
+    rules: Iterable[AnyRule] | None = None,
+    **jit_options: Any,
 ) -> Callable[P, R]:
     """A function that runs `f` both as it stands and optimised, and returns the optimised result if they agree.
 
@@ -106,13 +122,13 @@ def verify(
 
     Raises:
         Disagreement: a result differs by more than that, or has another type; names the first by its path.
-        UsageError: `numerics` is another word.
+        UsageError: `numerics` is another word; arguments of `f` stand beside it.
 
     >>> import jax.numpy as jnp, aerogel as ag
     >>> float(ag.verify(lambda x: (x * 2).sum())(jnp.ones(3)))
     6.0
     """
-    _check(f, numerics, "verify")
+    _check(f, arguments, numerics, "verify")
     chosen = None if rules is None else rule_set(rules)
     f, jit_options = _as_written(f, jit_options)
 
