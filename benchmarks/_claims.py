@@ -39,6 +39,7 @@ CLAIMS = (
     "gradients_of_lists_cost_what_those_of_arrays_cost",
     "donated_weights_are_not_copied",
     "wide_products_are_read_along_their_rows",
+    "a_sum_costs_what_its_numbers_cost",
     "a_sum_of_rows_reads_them_once",
     "an_axis_of_length_one_costs_nothing",
     "half_a_spectrum_is_made_of_real_numbers",

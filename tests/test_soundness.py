@@ -100,7 +100,7 @@ ELSEWHERE = {
     "short-calls",
     "short-rows",
     "softmax-gradient",
-    "square-sums",
+    "library-sums",
     "turned-constants",
     "turned-sums",
     "whole-power",

@@ -29,7 +29,7 @@ from aerogel.compiler.passes import (
     streaming,
 )
 from aerogel.compiler.passes import loop_ends as passes_loop_ends
-from aerogel.compiler.readers import own_broadcasts, square_sums, sums_of_rows
+from aerogel.compiler.readers import own_broadcasts, sums_of_rows, weighted_sums
 from aerogel.compiler.residuals import residuals
 from aerogel.compiler.rules import (
     bfloat16_products,
@@ -181,7 +181,8 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (sums_of_rows, "WIDE_BYTES", 40),
     (sums_of_rows, "LEAST_ENTRIES", 1),
     (sums_of_rows, "LEAST_ROW", 1),
-    (square_sums, "LEAST_SIDE", 2),
+    (weighted_sums, "LEAST_SIDE", 2),
+    (weighted_sums, "LEAST_ENTRIES", 4),
     (small_determinants, "FEWEST", 1),
     (small_solves, "FEWEST", 1),
     (small_products, "_of_batch", lambda *_: None),

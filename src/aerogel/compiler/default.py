@@ -19,6 +19,7 @@ from .passes.inverse_products import InverseProducts
 from .passes.lane_terms import LaneTerms
 from .passes.late_values import LateValues
 from .passes.late_writes import LateWrites
+from .passes.library_sums import LibrarySums
 from .passes.loop_commoning import LoopCommoning
 from .passes.loop_contraction import LoopContraction
 from .passes.loop_ends import LoopEnds
@@ -52,7 +53,6 @@ from .passes.shared_counters import SharedCounters
 from .passes.short_calls import ShortCalls
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
-from .passes.square_sums import SquareSums
 from .passes.streaming import Streaming
 from .passes.sums_of_rows import SumsOfRows
 from .passes.turned_constants import TurnedConstants
@@ -115,7 +115,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopWords(),
     LoopKernel(),
     OwnBroadcasts(),
-    SquareSums(),
+    LibrarySums(),
     MasksOfResults(),
     LateValues(),
     LateWrites(),

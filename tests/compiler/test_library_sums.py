@@ -1,4 +1,4 @@
-"""Weighted sums over the rows of square arrays are as fast as those of others."""
+"""Sums that XLA's library takes for products, or goes on with, are made as others are."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import aerogel as ag
-from aerogel.compiler.passes.square_sums import NAME
-from aerogel.compiler.readers.square_sums import LEAST_SIDE
+from aerogel.compiler.passes.library_sums import NAME
+from aerogel.compiler.readers.sums_apart import MOST_BYTES
+from aerogel.compiler.readers.weighted_sums import LEAST_SIDE
 
 N = 2 * LEAST_SIDE  # of fewer, others make products of matrices
+K = 40  # more than are taken apart
+ROWS = MOST_BYTES // 4 + 1  # the fewest that take too many bytes
 
 
 def normal(seed: int, *shape: int) -> Any:
@@ -35,7 +38,14 @@ def regression(a: Any, x: Any, b: Any) -> Any:
     return jnp.mean((a[:, None] * x - b[:, None]) ** 2)
 
 
+def pairs(a: Any, b: Any) -> Any:
+    """The differences of all pairs of points."""
+    return a[:, None] - b
+
+
 w, x, X = normal(0, N), normal(1, N), normal(2, N, N)
+a, b, v, A = normal(3, 83, K), normal(4, 101, K), normal(5, K), normal(6, 83, 101, K)
+Y, y = normal(7, ROWS, 20), normal(8, ROWS)
 SLOW: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a kernel": (lambda w, x: (jnp.exp(-distances(x)) * w[:, None]).sum(0), (w, x)),
     "weights in front": (lambda w, X: jnp.mean(w[:, None] * jnp.tanh(X), 0), (w, X)),
@@ -44,6 +54,20 @@ SLOW: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a mask": (lambda w, X: jnp.sum((w > 0)[:, None] * X**3, 0), (w, X)),
     "bfloat16": (lambda w, X: jnp.sum(jnp.tanh(X) * w[:, None], 0), (w.astype("bfloat16"), X.astype("bfloat16"))),
     "vmap": (jax.vmap(lambda w, X: jnp.sum(jnp.tanh(X) * w[:, None], 0), (None, 0)), (w, normal(3, 2, N, N))),
+    "pairs": (lambda a, b, v: jnp.sum(v * jnp.abs(pairs(a, b)), -1), (a, b, v)),
+    "pairs by vmap": (
+        lambda a, b, v: jax.vmap(lambda p: jax.vmap(lambda q: jnp.sum(v * (p - q) ** 2))(b))(a),
+        (a, b, v),
+    ),
+    "weights of rows": (lambda a, b, A: jnp.sum(jnp.tanh(A) * a[:, None], -1), (a, b, A)),
+    "weights of columns": (lambda a, b, A: jnp.sum(jnp.tanh(A) * b, 2), (a, b, A)),
+    "an array with three axes": (lambda A, v: jnp.sum(A * v, -1), (A, v)),
+    "divided pairs": (lambda a, b, v: jnp.sum(jnp.abs(pairs(a, b)) / (1 + v * v), -1), (a, b, v)),
+    "means of rows": (lambda Y: jnp.mean(jnp.abs(Y), -1), (Y,)),
+    "norms of rows": (lambda Y, y: jnp.sqrt(jnp.sum((Y - y[:, None]) ** 2, -1)), (Y, y)),
+    "deviations": (lambda Y: jnp.std(Y, 1), (Y,)),
+    "maxima": (lambda Y: jnp.log(jnp.max(jnp.exp(Y), axis=1)), (Y,)),
+    "columns": (lambda Y: jnp.mean(jnp.tanh(Y.T), 0), (Y,)),
     "a loop": (
         lambda w, X: jax.lax.scan(lambda c, _: ((jnp.tanh(X + c) * w[:, None]).sum(0) / N, None), w, None, length=3)[0],
         (w, X),
@@ -63,6 +87,11 @@ def test_it_fires(name: str) -> None:
     )
 
 
+def row_means(rows: Any) -> Any:
+    """Something computed of sums of what is computed."""
+    return jnp.exp(-jnp.sum(jnp.abs(rows), -1))
+
+
 LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "not square": (lambda w, X: (jnp.tanh(X) * w[:, None]).sum(0), (normal(0, N + 1), normal(1, N + 1, N))),
     "small": (lambda w, X: (jnp.tanh(X) * w[:, None]).sum(0), (normal(0, 511), normal(1, 511, 511))),
@@ -72,6 +101,18 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "one that others read": (lambda w, X: ((y := jnp.tanh(X)), (y * w[:, None]).sum(0)), (w, X)),
     "over all": (lambda w, X: (jnp.tanh(X) * w[:, None]).sum(), (w, X)),
     "another operation behind": (lambda w, X: (jnp.tanh(X) * w[:, None] + X).sum(0), (w, X)),
+    "few pairs": (lambda a, b, v: jnp.sum(v * jnp.abs(pairs(a, b)), -1), (a[:60], b, v)),
+    "pairs with a number": (lambda a, b, v: jnp.sum(v[0] * jnp.abs(pairs(a, b)), -1), (a, b, v)),
+    "a weight for each pair": (lambda a, b, A: jnp.sum(A * jnp.abs(pairs(a, b)), -1), (a, b, A)),
+    "pairs in a divisor": (lambda a, b, v: jnp.sum(v / (1 + jnp.abs(pairs(a, b))), -1), (a, b, v)),
+    "few rows": (row_means, (Y[:-1],)),
+    "sums alone": (lambda Y: jnp.sum(jnp.abs(Y), -1), (Y,)),
+    "of what is stored": (lambda Y: jnp.mean(Y, -1), (Y,)),
+    "squares of what is stored": (lambda Y: jnp.mean(Y * Y, -1), (Y,)),
+    "what others read": (lambda Y: ((m := jnp.sum(jnp.abs(Y), -1)), jnp.exp(m)), (Y,)),
+    "repeated along the rows": (lambda Y: Y / (1 + jnp.sum(jnp.abs(Y), -1, keepdims=True)), (Y,)),
+    "a selection": (lambda Y: jnp.where(y > 0, jnp.sum(jnp.abs(Y), -1), 0), (Y,)),
+    "rows of integers": (lambda Y: -jnp.sum(jnp.abs(Y), -1), (Y.astype("int32"),)),
     "integers": (lambda w, X: (jnp.abs(X) * w[:, None]).sum(0), (w.astype("int32"), X.astype("int32"))),
 }
 
@@ -102,7 +143,39 @@ def test_nothing_in_a_row_is_another_number() -> None:
     np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
 
 
-def test_strict_leaves_the_order_of_sums() -> None:
+@pytest.mark.parametrize("name", ["a kernel", "pairs", "means of rows"])
+def test_strict_leaves_the_order_of_sums(name: str) -> None:
     """The library adds up in another order: not under "strict"."""
-    f, args = SLOW["a kernel"]
+    f, args = SLOW[name]
     assert fired(f, *args, numerics="strict") == 0
+
+
+def test_a_kernel_with_a_scale_for_each_coordinate_is_both() -> None:
+    """It is no product, and the exponential is no part of the sum."""
+    f = lambda a, b, v: jnp.exp(-0.5 * jnp.sum(jnp.exp(v) * pairs(a, b) ** 2, -1))  # noqa: E731
+    args = normal(0, 200, K), normal(1, 200, K), 0.1 * v
+    assert fired(f, *args) == 2
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(*args), jax.jit(f)(*args), rtol=1e-4, atol=1e-30)
+
+
+def test_a_gradient_reads_what_is_stored() -> None:
+    """The differences are there for the derivative: the library sums up their squares as fast as numbers."""
+    f = jax.value_and_grad(lambda Y, y: jnp.mean(jnp.sqrt(jnp.mean((Y - y[:, None]) ** 2, -1))), (0, 1))
+    assert fired(f, Y, y) == 0
+
+
+def test_rows_of_doubles() -> None:
+    """Half as many rows take the bytes, and the numbers are those of the natural form."""
+    with jax.enable_x64(True):
+        rows = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS // 2 + 1, 20)))
+        assert fired(row_means, rows) == 1
+        assert fired(row_means, rows[:-1]) == 0
+        np.testing.assert_allclose(jax.jit(ag.optimize(row_means))(rows), jax.jit(row_means)(rows), rtol=1e-12)
+
+
+def test_a_row_with_nan_stays_alone() -> None:
+    """The selection takes every sum, be it inf or nan."""
+    odd = Y.at[3, 5].set(jnp.inf).at[4, 6].set(jnp.nan)
+    got, want = jax.jit(ag.optimize(row_means))(odd), jax.jit(row_means)(odd)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    assert got[3] == 0
