@@ -176,7 +176,29 @@ def exchange(density, x, swap):
     return up, density(up)
 
 
+def soft_targets(z, y):
+    return -jnp.mean(jnp.sum(jax.nn.log_softmax(z) * jax.nn.sigmoid(y), -1))
+
+
+def entropy(z):
+    return -jnp.mean(jnp.sum(jax.nn.softmax(z) * jax.nn.log_softmax(z), -1))
+
+
+def kurtosis(x):
+    return jnp.mean(((x - x.mean(-1, keepdims=True)) / jnp.std(x, -1, keepdims=True)) ** 4, -1)
+
+
 CASES = (
+    case("soft targets of 8,192 rows", soft_targets, soft_targets, (8192, 1000), (8192, 1000)),
+    case("entropies of 40,000 rows", entropy, entropy, (40_000, 150)),
+    case("kurtosis of rows", kurtosis, kurtosis, (20_000, 400)),
+    case(
+        "expectations under a softmax",
+        lambda z, y: (jax.nn.softmax(z) * y).sum(-1),
+        lambda z, y: (jax.nn.softmax(z) * y).sum(-1),
+        (4500, 2001),
+        (4500, 2001),
+    ),
     case("mean distance of points", mean_distance, mean_distance_by_hand, (100_000, 3), (100_000, 3)),
     case("mixture of eight densities", mixture, mixture_by_hand, (20_000,), (8,), (8,), grad=(1, 2)),
     case("forces in a periodic box", forces, forces_by_hand, (300, 3)),

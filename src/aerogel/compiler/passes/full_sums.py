@@ -18,6 +18,7 @@ from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
 from ..report import Decision
+from ..streams.whole_rows import is_in_one_call
 
 NAME = "full-sums"
 WHAT = "sums of a polynomial of few large values"
@@ -156,12 +157,26 @@ def _judged(level: Level, family: _Family, made: Sequence[Edit], context: Contex
     if context.before_differentiation:
         # The gradient of what is spread over a sum is a sum of its own, over an array that was stored.
         then += family.spreads * equation_seconds(root, context.machine)
-    fires = seconds < MARGIN * then and then - seconds > LEAST_SECONDS
+    whole = context.platform == "cpu" and not context.before_differentiation and _is_one_call(level, family)
+    fires = seconds < MARGIN * then and then - seconds > LEAST_SECONDS and not whole
     reason = f"{_time(then)} become {_time(seconds)}"
-    if not fires:
+    if whole:
+        reason = "one call makes what is summed, of sums of the same values"
+    elif not fires:
         reason = f"distributed they would take {_time(seconds)}, and they take {_time(then)}"
     saved = (was.flops - now.flops, was.bytes_moved - now.bytes_moved, was.peak_bytes - now.peak_bytes)
     return Decision(NAME, WHAT, where(root), fires, reason, *(saved if fires else ()), exactness=exactness)
+
+
+def _is_one_call(level: Level, family: _Family) -> bool:
+    """Whether a library makes values, their other sums and this one in one pass over the rows (`whole_rows.py`).
+
+    `(softmax(z) * y).sum(-1)` as a quotient of two sums took 2.3 times as long, for 4,500 rows of 2,001.
+    """
+    own = frozenset(family.places)
+    summed = (k for base in family.bases for k in level.readers(base) if k >= 0 and k not in own)
+    others = any(level.eqns[k].primitive.name == "reduce_sum" for k in summed)
+    return others and all(is_in_one_call(level, base) for base in family.bases if base in level.made_by)
 
 
 def _time(seconds: float) -> str:

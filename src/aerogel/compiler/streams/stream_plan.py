@@ -36,6 +36,7 @@ from .streams import (
     read_outside,
     scope_of,
 )
+from .whole_rows import is_in_one_call
 
 # A last axis up to so long is taken apart (`passes/small_axes.py`): of a block, one entry is there at a time.
 SHORT = 8
@@ -225,6 +226,8 @@ def best(level: Level, seed: Var, taken: frozenset[int], context: Context, sizes
     may_be_whole = not inside and _is_for_library(context, sizes) and nbytes(seed.aval) <= HUGE
     if may_be_whole and is_reduced_at_once(level, seed):
         return Left("the call that makes it reduces it, and stores nothing", frozenset((seed,)))
+    if may_be_whole and is_in_one_call(level, seed) and seed not in _made_of_sums(level):
+        return Left("the call that sums up what is made of it makes it, too, and stores nothing", frozenset((seed,)))
     nearly = _bytes_of_entry(seed, COORDINATES) // NEARLY_AS_LARGE
     found = _best_of(level, seed, nearly, taken, context, sizes, inside)
     if nearly <= sizes.least_bytes or group_of(level, seed, nearly) == group_of(level, seed, sizes.least_bytes):
