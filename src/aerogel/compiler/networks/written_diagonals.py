@@ -16,6 +16,8 @@ from aerogel._jax import Atom, JaxprEqn
 from ..known.records import Constant, Counted, Facts, the
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from .written_rows import WRITTEN as ONE_IN_EACH
+from .written_rows import written_row
 
 READS = ("gather", "slice")  # a gather at evenly spaced places of a vector is a slice in normal form
 WRITTEN, READ = "entries on a diagonal are compared, not written one by one", "a diagonal is read as one"
@@ -32,6 +34,8 @@ def written_diagonals(level: Level, facts: Facts) -> Iterator[tuple[str, Edit]]:
             found = READ, _read(level, facts, place)
         elif name == "select_n":
             found = DISTINCT, _last_written(level, facts, place)
+        elif name in ("scatter", "scatter-add"):
+            found = ONE_IN_EACH, written_row(level, facts, place)
         else:
             continue
         if found[1] is not None:
