@@ -101,6 +101,7 @@ ELSEWHERE = {
     "short-rows",
     "softmax-gradient",
     "square-sums",
+    "stored-sums",
     "turned-constants",
     "turned-sums",
     "whole-power",
