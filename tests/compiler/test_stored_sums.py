@@ -159,6 +159,7 @@ LEFT: dict[str, Callable[..., Any]] = {
     "it counts what is near the largest": lambda x, y: (lambda d: jnp.where(d >= d.max(), d, 0).sum())(x * y + 1),
     "it is turned": lambda x, y: jnp.where(x > 0, x[::-1], 0).sum(),
     "rows are summed up": lambda x, y: huber(x[: 524_288 + 16_384].reshape(-1, 64)).sum(1),
+    "short rows": lambda x, y: jnp.where(x > 0, x, y)[:540_672].reshape(-1, 3).sum(),
     "it is small": lambda x, y: huber(x[:100_000]).sum(),
     "rows are too long": lambda x, y: huber(jnp.stack([x, y, x])).sum(),
     "half precision": lambda x, y: huber(x.astype("bfloat16")).sum(),
@@ -181,11 +182,17 @@ def test_why_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     found = decisions(loss, x, numerics="strict")
     monkeypatch.setattr(_jax, "usable_cores", lambda: 2)
     found += decisions(wide, *arrays)
+    found += decisions(lambda x, y: jnp.mean(jnp.isclose(x, y)), x, arrays[1])
+    found += decisions(largest, x, arrays[1])
     assert fired(loss, x) == 1
     monkeypatch.setattr(_jax, "usable_cores", lambda: 8)
     found += decisions(loss, x)
     assert not any(d.fired for d in found)
-    for d, why in zip(found, ('numerics="fast"', "which 2 share", "8 cores"), strict=True):
+    for d, why in zip(
+        found,
+        ('numerics="fast"', "which 2 share", "2 cores share the work", "2 cores share the work", "8 cores"),
+        strict=True,
+    ):
         assert why in d.reason
 
 
