@@ -44,6 +44,7 @@ CLAIMS = (
     "an_axis_of_length_one_costs_nothing",
     "half_a_spectrum_is_made_of_real_numbers",
     "what_is_counted_by_class_is_read_once",
+    "what_a_sum_alone_would_read_is_not_stored",
     "what_several_sums_repeat_is_not_written_out",
     "gates_of_an_input_are_read_one_by_one",
     "sequences_of_their_own_lengths_cost_a_mask",

@@ -171,6 +171,58 @@ def test_borders_are_the_machine_s(narrow: int, terms: int, intel: bool, others:
     assert not of_processor(tmp_path / "none")
 
 
+FLOAT64 = {
+    "two matrices": (rows, (256, 128), (256, 70)),
+    "the left one is less": (rows, (128, 40), (128, 900)),
+    "read transposed": (lambda x, y: jnp.sin(rows(x, y).T), (256, 128), (256, 70)),
+    "a square, in a loop": (
+        lambda x, y: lax.scan(lambda c, _: (jnp.tanh(rows(x, c)), None), y, length=3)[0],
+        (128, 128),
+        (128, 100),
+    ),
+    "two contracted axes": (lambda x, y: jnp.einsum("abk,abn->kn", x, y), (16, 16, 80), (16, 16, 90)),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT64)
+def test_float64_is_copied_on_an_intel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.4 to 0.8 of the time there: XLA has a library for the others only."""
+    f, *shapes = FLOAT64[name]
+    for turns in (True, False):
+        here = replace(table("cpu"), turns_float64=turns)
+        monkeypatch.setattr(Context, "machine", property(lambda self, here=here: here))
+        with jax.enable_x64(True):
+            args = [normal(k, *shape).astype("float64") / 8 for k, shape in enumerate(shapes)]
+            assert (RULE.name in {d.rule for d in report_of(f, [RULE], *args).fired}) == turns
+            fast = ag.optimize(f, rules=[RULE], passes=())
+            total = lambda g, *args: jnp.sum(jnp.sin(g(*args)))  # noqa: E731
+            for g, h in ((f, fast), *((jax.grad(functools.partial(total, k), (0, 1)) for k in (f, fast)),)):
+                for got, want in zip(jax.tree.leaves(h(*args)), jax.tree.leaves(g(*args)), strict=True):
+                    assert jnp.allclose(got, want, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes", "dtype"),
+    [
+        (rows, ((256, 128), (256, 70)), "float32"),
+        (rows, ((40, 70), (40, 70)), "float64"),
+        (lambda x, y: x @ y, ((128, 256), (256, 70)), "float64"),
+        (lambda x, y: lax.dot_general(x, y, (((1,), (1,)), ((), ()))), ((128, 256), (70, 256)), "float64"),
+        (jax.vmap(rows), ((3, 256, 128), (3, 256, 70)), "float64"),
+    ],
+    ids=["float32", "few", "by rows", "terms last", "a batch"],
+)
+def test_near_misses_of_float64_stay(
+    f: Callable[..., Any], shapes: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has a library, and what is small."""
+    here = replace(table("cpu"), turns_float64=True)
+    monkeypatch.setattr(Context, "machine", property(lambda self: here))
+    with jax.enable_x64(True):
+        args = [normal(k, *shape).astype(dtype) for k, shape in enumerate(shapes)]
+        assert not report_of(f, [RULE], *args).fired
+
+
 def test_a_bilinear_layer_reads_its_weights_along_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.45 of plain JAX's time on an Intel."""
     intel = replace(table("cpu"), terms_per_row=4.0, even_rows=16)

@@ -53,6 +53,7 @@ from .passes.shared_counters import SharedCounters
 from .passes.short_calls import ShortCalls
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
+from .passes.stored_sums import StoredSums
 from .passes.streaming import Streaming
 from .passes.sums_of_rows import SumsOfRows
 from .passes.turned_constants import TurnedConstants
@@ -114,6 +115,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopUnroll(),
     LoopWords(),
     LoopKernel(),
+    StoredSums(),
     OwnBroadcasts(),
     LibrarySums(),
     MasksOfResults(),

@@ -48,6 +48,8 @@ class Machine:
             has beyond its first.
         terms_per_row: from so many terms for each row of a narrow left operand on, a product is made in less time the
             other way round where the terms are the last axis of both; `even_rows`: for multiples of so many rows.
+        turns_float64: whether a product of float64 whose operands both hold their terms first takes twice as long as
+            behind a copy of the smaller one.
         element_seconds: by primitive; per result element for elementwise ones and random numbers, per operand element
             for reductions, cumulative ones and `top_k`, per comparison for `sort`, per update element for scatters.
         call_seconds: by primitive; once per equation.
@@ -91,6 +93,7 @@ class Machine:
     row_scale: float = 1.0
     terms_per_row: float = 8.0
     even_rows: int = 1
+    turns_float64: bool = False
     gemm_scale: Mapping[str, float] = field(default_factory=dict, hash=False)
     element_seconds: Mapping[str, float] = field(default_factory=dict, hash=False)
     call_seconds: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -208,8 +211,10 @@ _TPU = Machine(
 
 # What else was measured of the processors of a vendor, as /proc/cpuinfo names it. Intel: Xeon, Cascade Lake, two
 # hyperthreads, jaxlib 0.10.2, 2026-11: 16 to 64 rows of 64 to 512 terms with 512 to 4096 rows, turned 0.75 to 0.96 of
-# the time; 28, 31, 50, 56, 60 rows 1.1 to 1.6 below 1,000 terms.
-_PROCESSORS: Mapping[str, Mapping[str, Any]] = {"GenuineIntel": {"terms_per_row": 4.0, "even_rows": 16}}
+# the time; 28, 31, 50, 56, 60 rows 1.1 to 1.6 below 1,000 terms. Float64: Xeon with AVX-512 (model 207), two cores.
+_PROCESSORS: Mapping[str, Mapping[str, Any]] = {
+    "GenuineIntel": {"terms_per_row": 4.0, "even_rows": 16, "turns_float64": True}
+}
 
 _MACHINES = {"cpu": _CPU, "gpu": _GPU, "tpu": _TPU}
 
