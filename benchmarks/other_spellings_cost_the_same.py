@@ -297,3 +297,19 @@ spelt(
     cross_entropy,
     LOGITS,
 )
+
+
+# traces of what is no product
+def diagonal_of(x):
+    return x.reshape(-1)[:: len(x) + 1]
+
+
+IMAGE = lambda: (normal(0, 1400, 1400),)  # noqa: E731
+spelt("diagonal-sum", "a trace", lambda x: jnp.trace(x) ** 2, lambda x: diagonal_of(x).sum() ** 2, IMAGE)
+spelt(
+    "diagonal-sum",
+    "a trace of what is computed",
+    lambda x: jnp.where(jnp.eye(1400, dtype=bool), jnp.tanh(x), 0.0).sum(),
+    lambda x: jnp.tanh(diagonal_of(x)).sum(),
+    IMAGE,
+)

@@ -63,6 +63,38 @@ def case(name, natural, hand, args, grad=(0,)):
     return Case(name, natural, {"by hand": hand}, args, grad=grad, bounds=BOUNDS, grad_bounds=BOUNDS)
 
 
+def pool(fold, start, size):
+    """Windows of an image that lie side by side, channels last."""
+    return lambda x: lax.reduce_window(x, start, fold, (1, size, size, 1), (1, size, size, 1), "VALID")
+
+
+def rows_and_columns(fold, size):
+    """The same, of strided slices: rows first, then columns."""
+
+    def form(x):
+        n, h, w, c = (len_ // size * size if d in (1, 2) else len_ for d, len_ in enumerate(x.shape))
+        rows = [lax.slice(x, (0, k, 0, 0), (n, h, w, c), (1, size, 1, 1)) for k in range(size)]
+        x = functools.reduce(fold, rows)
+        return functools.reduce(fold, [lax.slice(x, (0, 0, k, 0), x.shape, (1, 1, size, 1)) for k in range(size)])
+
+    return form
+
+
+@jax.custom_vjp
+def averages(x):
+    """Averages of pairs of pairs, whose gradient repeats what comes back."""
+    return rows_and_columns(jnp.add, 2)(x) / 4
+
+
+def repeated(shape, back):
+    """Each number four times."""
+    n, h, w, c = shape
+    return (jnp.broadcast_to(back[:, :, None, :, None] / 4, (n, h // 2, 2, w // 2, 2, c)).reshape(shape),)
+
+
+averages.defvjp(lambda x: (averages(x), x.shape), repeated)
+
+
 def series(n, *more):
     """A series, and weights."""
     return lambda: (normal(0, n), *(normal(1, size) for size in more))
@@ -91,6 +123,31 @@ CASES = [
         lambda x: windows(x, 7).mean(1),
         lambda x: sum(slices(x, 7)) / 7,
         lambda: (normal(0, 2000, 64),),
+    ),
+    case(
+        "largest of pairs of pairs, channels last",
+        pool(lax.max, -jnp.inf, 2),
+        rows_and_columns(jnp.maximum, 2),
+        lambda: (normal(0, 32, 28, 28, 9),),
+        (),
+    ),
+    case(
+        "largest of pairs of pairs behind gelu",
+        lambda x: pool(lax.max, -jnp.inf, 2)(jax.nn.gelu(x)),
+        lambda x: rows_and_columns(jnp.maximum, 2)(jax.nn.gelu(x)),
+        lambda: (normal(0, 8, 64, 64, 32),),
+    ),
+    case(
+        "averages of pairs of pairs",
+        lambda x: pool(lax.add, 0.0, 2)(x) / 4,
+        averages,
+        lambda: (normal(0, 8, 48, 48, 16),),
+    ),
+    case(
+        "averages of 7 x 7",
+        lambda x: pool(lax.add, 0.0, 7)(x) / 49,
+        lambda x: x.mean((1, 2), keepdims=True),
+        lambda: (normal(0, 32, 7, 7, 64),),
     ),
     case("32 places in a loop", columns_of_windows, columns_of_the_array, series(5000), ()),
     case("frames", lambda x: windows(x, 400, 160), lambda x: frames(x, 400, 160), series(100_000)),

@@ -111,6 +111,88 @@ def test_rows_are_looped_over(shape: tuple[int, ...], loops: int) -> None:
         assert [eqn.primitive.name for eqn in program.eqns].count("scan") == loops
 
 
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype", "loops"),
+    [
+        ((40, 65), 1, "float32", 1),
+        ((90, 200), 1, "int32", 1),
+        ((3, 5, 40), 2, "float32", 1),
+        ((40, 1025), 1, "float32", 0),  # more steps than a sum may take
+        ((40, 1000), 1, "float32", 0),  # more bytes than the nearest cache has
+        ((40, 65), 1, "float64", 0),
+        ((8, 40, 9), 1, "float32", 0),  # an axis in the middle
+        ((100, 31), 1, "float32", 0),
+        ((6, 33), 1, "float32", 0),
+    ],
+)
+def test_columns_of_little_are_looped_over(shape: tuple[int, ...], axis: int, dtype: str, loops: int) -> None:
+    """Along the last axis too, where the matrix lies in the nearest cache, in both directions and for extrema."""
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray(10 * normal(0, *shape), dtype)
+        for name, reverse in (("cumsum", False), ("cumsum", True), ("cummax", False)):
+            natural = lambda x, name=name, reverse=reverse: NATURAL[name](x, axis, reverse=reverse)  # noqa: E731
+            if reverse and (not loops and x.size // shape[axis] > 64):
+                continue  # left alone
+            written = ag.optimize(natural, rules=[SUM, *EXTREMA], passes=())
+            assert [eqn.primitive.name for eqn in jax.make_jaxpr(written)(x).eqns].count("scan") == loops
+            np.testing.assert_allclose(jax.jit(written)(x), natural(x), rtol=1e-5, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize(
+    ("shape", "axis", "at"), [((50, 7), 0, 49), ((7, 50), 1, 20), ((3, 40, 5), 1, 0), ((9,), 0, 8)]
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_of_one_entry_are_repeated(shape: Any, axis: int, at: int, dtype: str, reverse: bool) -> None:
+    """What one entry of a sum passes back is no sum of zeros; nan and infinities stay on their side."""
+    with jax.enable_x64(dtype == "float64"):
+        n = shape[axis]
+        one = tuple(1 if a == axis else m for a, m in enumerate(shape))
+        number = jnp.asarray(10 * normal(0, *one), dtype)
+        if dtype != "int32" and number.size > 2:
+            number = number.at[(0,) * len(one)].set(np.nan)
+        config = [(at, n - 1 - at, 0) if a == axis else (0, 0, 0) for a in range(len(one))]
+
+        def natural(x: Any) -> Any:
+            return lax.cumsum(lax.pad(x * 2, jnp.zeros((), dtype), config), axis, reverse=reverse)
+
+        for f in (natural, jax.vmap(natural)):
+            x = number if f is natural else jnp.stack([number, number + 1])
+            written = ag.optimize(f, rules=[SUM], passes=())
+            made = {eqn.primitive.name for eqn in jax.make_jaxpr(written)(x).eqns}
+            assert made.isdisjoint({"cumsum", "scan", "concatenate", "add_any"})
+            np.testing.assert_array_equal(jax.jit(written)(x), jax.jit(f)(x))
+
+
+def test_gradient_of_the_end_of_a_sum() -> None:
+    """Twice: the end is a sum, and what it passes back a copy of it for each term."""
+    x = normal(0, 30, 40)
+    natural = jax.grad(lambda x: (jnp.cumsum(jnp.tanh(x), 0)[-1] ** 2).sum())
+    rules = [SUM, ag.rules.last_of_cumsum]
+    text = str(jax.make_jaxpr(ag.optimize(natural, rules=rules, passes=()))(x))
+    assert "cumsum" in str(jax.make_jaxpr(natural)(x))
+    assert "cumsum" not in text
+    assert "scan" not in text
+    np.testing.assert_allclose(jax.jit(ag.optimize(natural))(x), jax.jit(natural)(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "number"),
+    [
+        ([(38, 0, 0), (0, 0, 0)], 0.0),  # two numbers
+        ([(39, 0, 0), (0, 0, 0)], 1.0),  # no zeros
+        ([(0, 0, 0), (39, 0, 0)], 0.0),  # another axis
+    ],
+)
+def test_other_padded_sums_are_sums(config: Any, number: float) -> None:
+    """Near misses of what one entry passes back."""
+    x = normal(0, 40 - config[0][0], 40 - config[1][0])
+    natural = lambda x: lax.cumsum(lax.pad(x, jnp.float32(number), config), 0)  # noqa: E731
+    written = ag.optimize(natural, rules=[SUM], passes=())
+    assert "scan" in str(jax.make_jaxpr(written)(x))
+    np.testing.assert_allclose(jax.jit(written)(x), natural(x), rtol=1e-5, atol=1e-5)
+
+
 LOGS = [ag.rules.cumlogsumexp_in_a_loop, ag.rules.cumlogsumexp_by_rows]
 
 
@@ -129,7 +211,7 @@ def test_exponentials() -> None:
 NEAR_MISSES: dict[str, tuple[Any, Any, str]] = {
     "short": (lambda x: jnp.cumsum(x, -1), normal(0, 4000, 2), "2 elements along the axis"),
     "small": (jnp.cumsum, normal(0, 60), "60 elements, fewer than 64"),
-    "backward over rows": (lambda x: lax.cumsum(x, 1, reverse=True), normal(0, 70, 70), "runs backward"),
+    "backward over rows": (lambda x: lax.cumsum(x, 1, reverse=True), normal(0, 700, 70), "runs backward"),
     "complex": (jnp.cumsum, normal(0, 2000).astype(complex), "complex"),
 }
 

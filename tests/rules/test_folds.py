@@ -101,6 +101,102 @@ def test_extrema_of_windows_fire_in_loops_and_under_vmap() -> None:
 
 
 X = normal(0, 4, 40)
+PAIRS = windows("max", 1, 2, 2, 1, strides=(1, 2, 2, 1))
+
+
+@pytest.mark.parametrize("name", ["max", "sum"])
+def test_pairs_of_pairs_are_slices_where_nothing_else_makes_or_repeats_them(name: str) -> None:
+    """Channels last, behind what is computed entry by entry, and in a network whose convolution has few terms."""
+    x, kernel = normal(0, 3, 9, 8, 5), normal(1, 3, 3, 1, 5)
+    pool = windows(name, 1, 2, 2, 1, strides=(1, 2, 2, 1))
+    rule = window_max if name == "max" else window_sum
+    assert fired(lambda x: pool(jax.nn.gelu(x)) * 2, rule, x)
+
+    def network(x: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        return pool(jax.nn.relu(lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dims)))
+
+    thin = ag.optimize(network)
+    assert f"reduce_window_{name}" not in names(thin, x[..., :1])
+    np.testing.assert_allclose(jax.jit(thin)(x[..., :1]), jax.jit(network)(x[..., :1]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "window", "strides", "padding"),
+    [
+        ((2, 9, 8, 3), (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+        ((2, 9, 7, 3), (1, 2, 2, 1), (1, 2, 2, 1), "SAME"),
+        ((2, 9, 8, 3), (1, 2, 3, 1), (1, 4, 3, 1), ((0, 0), (1, 0), (0, 2), (0, 0))),
+        ((2, 7, 7, 3), (1, 7, 7, 1), (1, 7, 7, 1), "VALID"),
+        ((4, 40), (1, 5), (1, 7), ((0, 0), (4, 4))),
+        ((5, 41), (1, 4), (2, 4), "VALID"),
+    ],
+)
+def test_gradients_of_averages_over_windows_apart_repeat_cotangents(
+    dtype: str, shape: Any, window: Any, strides: Any, padding: Any
+) -> None:
+    """With gaps between the windows, rests behind them, and padding around them: no sums, and the same numbers."""
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray(normal(0, *shape), dtype)
+        pool = windows("sum", *window, strides=strides, padding=padding)
+        natural = jax.grad(lambda x: jnp.sin(pool(x)).sum())
+        written = ag.optimize(natural, rules=RULES, passes=())
+        adds = [
+            eqn
+            for eqn in jax.make_jaxpr(written)(x).eqns
+            if eqn.primitive.name == "add" and eqn.outvars[0].aval.shape == shape
+        ]
+        assert "reduce_window_sum" in names(natural, x)
+        assert not adds
+        for form in (written, ag.optimize(natural), jax.vmap(lambda x: written(x), axis_size=1, in_axes=None)):
+            got, want = jax.jit(form)(x), jax.jit(natural)(x)
+            np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-6, atol=1e-6)
+
+
+def test_folds_of_many_that_several_read_are_made_once() -> None:
+    """A mean and the numbers themselves; not where one of them reads it, and not of few."""
+    x = normal(0, 3, 70)
+    averages, few = windows("sum", 1, 20, strides=(1, 10)), windows("sum", 1, 10, strides=(1, 10))
+    two = lambda pool: lambda x: (jnp.tanh(pool(x)), pool(x).mean(0))  # noqa: E731
+    written = [ag.optimize(f, rules=RULES, passes=()) for f in (two(averages), averages, two(few))]
+    assert ["bitcast_convert_type" in names(f, x) for f in written] == [True, False, False]
+    for got, want in zip(jax.jit(written[0])(x), jax.jit(two(averages))(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_cotangents_that_are_no_numbers_stay_in_their_windows() -> None:
+    """An infinity and a nan are repeated where their windows are, and nowhere else."""
+    x = normal(0, 2, 9, 8, 3)
+    pool = windows("sum", 1, 2, 3, 1, strides=(1, 3, 3, 1))
+    ct = pool(x).at[0, 1, 0, 0].set(np.inf).at[1, 0, 1, 2].set(np.nan)
+    natural = lambda ct: jax.vjp(pool, x)[1](ct)[0]  # noqa: E731
+    np.testing.assert_array_equal(jax.jit(ag.optimize(natural, rules=RULES))(ct), jax.jit(natural)(ct))
+
+
+@pytest.mark.parametrize(
+    "natural",
+    [
+        lambda x: windows("sum", 1, 3)(lax.pad(x, 0.0, [(0, 0, 0), (2, 2, 1)])),  # two numbers in a window
+        lambda x: windows("sum", 1, 2)(lax.pad(x, 1.0, [(0, 0, 0), (1, 1, 1)])),  # no zeros
+        lambda x: windows("sum", 1, 2)(lax.pad(x, 0.0, [(0, 0, 0), (-1, 1, 1)])),  # a number is cut off
+        lambda x: windows("sum", 1, 2)(lax.pad(x, 0.0, [(0, 0, 0), (1, 1, 0)])),  # no zeros in between
+        lambda x: windows("sum", 2, 1)(lax.pad(x, 0.0, [(0, 0, 0), (1, 1, 1)])),  # other windows than the gaps
+    ],
+)
+def test_other_padded_sums_are_sums(natural: Callable[..., Any]) -> None:
+    """Near misses of a gradient of an average."""
+    x = normal(0, 4, 40)
+    written = ag.optimize(natural, rules=RULES, passes=())
+    assert {"add", "slice"} <= names(written, x)
+    np.testing.assert_allclose(jax.jit(written)(x), jax.jit(natural)(x), rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_padded_is_a_sum_of_zeros() -> None:
+    """No cotangents at all, but zeros around them."""
+    x = jnp.zeros((3, 0))
+    natural = lambda x: windows("sum", 1, 2)(lax.pad(x, 0.0, [(0, 0, 0), (3, 3, 1)]))  # noqa: E731
+    np.testing.assert_array_equal(jax.jit(ag.optimize(natural, rules=RULES))(x), jax.jit(natural)(x))
 
 
 @pytest.mark.parametrize(
@@ -117,9 +213,21 @@ X = normal(0, 4, 40)
         (window_sum, windows("sum", 1, 5), X[:0], "its windows hold one number or none"),
         (
             window_max,
-            lambda x: windows("max", 1, 2, 2, 1, strides=(1, 2, 2, 1))(x.reshape(1, 4, 10, 4)),
+            lambda x: PAIRS(jnp.tanh(x.reshape(1, 4, 10, 4) @ jnp.ones((4, 3)))),
             X,
-            "of so few entries what stands around it is faster with the window as one",
+            "XLA computes windows of so few entries together with the product in front of them",
+        ),
+        (
+            window_max,
+            lambda x: jnp.tile(PAIRS(x.reshape(1, 4, 10, 4)), (1, 2, 2, 1)),
+            X,
+            "of so few entries what reads it is faster with the window as one",
+        ),
+        (
+            window_sum,
+            lambda x: windows("sum", 1, 2, 2, 1, strides=(1, 2, 2, 1))(x.reshape(1, 4, 10, 4)).sum((1, 2)),
+            X,
+            "of so few entries what reads it is faster with the window as one",
         ),
         (
             window_max,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
+from ..cost import nbytes
 from ..loop import Loop
 from ..program import copy_equation, is_var, substitute
 from .hoist import LoopCopy, Replacement, constant_equations
@@ -43,20 +44,28 @@ def _branches(eqn: JaxprEqn) -> list[Jaxpr]:
 
 
 def _roots(eqn: JaxprEqn, fixed: set[Var]) -> list[list[int]]:
-    """For each branch, the heavy equations that depend on the loop's constants only."""
+    """For each branch, the heavy equations that depend on the loop's constants only, and what follows of them alone."""
     if any(branch.consts for branch in eqn.params["branches"]):
         return []
     found: list[list[int]] = []
     for branch in _branches(eqn):
         moving = {v for v, x in zip(branch.invars, eqn.invars[1:], strict=True) if is_var(x) and x not in fixed}
         mine: list[int] = []
+        made: set[Var] = set()
         for i, one in enumerate(branch.eqns):
             if one.effects or any(is_var(x) and x in moving for x in one.invars):
                 moving.update(one.outvars)
-            elif is_heavy(one):
+            elif is_heavy(one) or _follows(one, made):
                 mine.append(i)
+                made.update(one.outvars)
         found.append(mine)
     return found
+
+
+def _follows(eqn: JaxprEqn, made: set[Var]) -> bool:
+    """Whether it works on what leaves, and makes no more of it: it costs little next to that, if no step needs it."""
+    read = [nbytes(x.aval) for x in eqn.invars if is_var(x) and x in made]
+    return bool(read) and sum(nbytes(v.aval) for v in eqn.outvars) <= max(read)
 
 
 def _lifted(eqn: JaxprEqn, roots: list[list[int]], env: dict[Var, Atom], body: list[JaxprEqn]) -> JaxprEqn:
@@ -64,12 +73,14 @@ def _lifted(eqn: JaxprEqn, roots: list[list[int]], env: dict[Var, Atom], body: l
     given: list[tuple[int, Var, Var]] = []  # branch, variable in it, operand
     for k, branch in enumerate(_branches(eqn)):
         inner = {v: substitute(x, env) for v, x in zip(branch.invars, eqn.invars[1:], strict=True)}
+        kept = [one for i, one in enumerate(branch.eqns) if i not in roots[k]]
+        needed = {x for x in (*branch.outvars, *(x for one in kept for x in one.invars)) if is_var(x)}
         for i in sorted(_with_ancestors(branch, roots[k])):
             body.append(copy_equation(branch.eqns[i], inner))
             if i in roots[k]:
                 for v in branch.eqns[i].outvars:
                     operand = inner.get(v)
-                    if operand is not None and is_var(operand):
+                    if v in needed and operand is not None and is_var(operand):
                         env[operand] = operand
                         given.append((k, v, operand))
     branches = []

@@ -8,6 +8,7 @@ from .cumulative import cummax_by_rows as cummax_by_rows
 from .cumulative import cummin_by_rows as cummin_by_rows
 from .cumulative import cumprod_by_rows as cumprod_by_rows
 from .cumulative import cumsum_by_rows as cumsum_by_rows
+from .diagonal_sums import diagonal_sum as diagonal_sum
 from .driver import Rules as Rules
 from .errors import RewriteCycle as RewriteCycle
 from .errors import RuleCheckError as RuleCheckError

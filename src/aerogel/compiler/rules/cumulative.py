@@ -28,6 +28,7 @@ FEWEST = 64  # elements: XLA makes one kernel of JAX's form too
 SHORTEST_LOOP = 32  # steps
 FEWEST_IN_A_LOOP = 200  # elements: of fewer the tree is one kernel too, of more XLA shares it out, which takes 25 us
 MOST_STEPS = 1024  # of a sum of floats: rounding errors grow with them
+MOST_TURNED = 1 << 17  # bytes that a loop along the last axis takes: it turns them, and more leave the nearest cache
 FEWEST_ROWS = 8  # elements in each step of a loop of exponentials
 # Much arithmetic that XLA does not take for dear: normal numbers of float64, computed where each branch of a tree reads
 # them, took 2 to 3 of JAX's time for their sums (float32: 1.1 to 1.6); computed once 0.7 to 1.0.
@@ -65,15 +66,21 @@ CUMULATIONS = {
 
 
 def accumulated(name: str, x: jax.Array, axis: int, reverse: bool) -> jax.Array:
-    """A cumulative operation: row by row along the first axis, else by a tree."""
+    """A cumulative operation: row by row along the first axis and along the last of little, else by a tree."""
     n = x.shape[axis]
     sums = name == "cumsum" and jnp.issubdtype(x.dtype, jnp.inexact)
     halves = jnp.issubdtype(x.dtype, jnp.inexact) and jnp.finfo(x.dtype).bits == 16
     in_front = math.prod(x.shape[:axis]) == 1
-    may_loop = in_front and not halves and (not sums or n <= MOST_STEPS)
+    may_loop = (in_front or _may_turn(x, axis)) and not halves and (not sums or n <= MOST_STEPS)
     if may_loop and n >= SHORTEST_LOOP and math.prod(x.shape) >= FEWEST_IN_A_LOOP:
         return row_by_row(name, x, axis, reverse)
     return in_a_tree(name, x, axis, reverse)
+
+
+def _may_turn(x: jax.Array, axis: int) -> bool:
+    """Whether columns of a matrix are gone through one after the other, as copies that are turned."""
+    is_last, size = axis == x.ndim - 1, math.prod(x.shape)
+    return is_last and x.shape[axis] <= MOST_STEPS and x.dtype.itemsize == 4 and 4 * size <= MOST_TURNED
 
 
 def cannot_accumulate(x: Any, axis: int, reverse: bool, site: Site) -> str | None:
@@ -85,7 +92,7 @@ def cannot_accumulate(x: Any, axis: int, reverse: bool, site: Site) -> str | Non
         return f"{n} elements along the axis, fewer than {SHORTEST}"
     if size < FEWEST:
         return f"{size} elements, fewer than {FEWEST}"
-    if reverse and math.prod(x.shape[axis + 1 :]) == 1 and size // n > MOST_REVERSED:
+    if reverse and math.prod(x.shape[axis + 1 :]) == 1 and size // n > MOST_REVERSED and not _may_turn(x, axis):
         return f"it runs backward along the last axis of {size // n} rows, which XLA does well"
     return spread(site)
 
@@ -105,10 +112,30 @@ def _rule_of(name: str, exactness: str) -> PrimitiveRule:
         name=f"{name}-by-rows",
     )
     def by_rows(x: jax.Array, *, axis: int, reverse: bool, site: Site) -> jax.Array | str:
+        config = site.padding(0) if name == "cumsum" and not site.over_devices else None
+        if config and _holds_one(x.shape[axis], *config[axis]):
+            return _repeated(x, axis, reverse, config[axis][0], site)
         refusal = cannot_accumulate(x, axis, reverse, site)
         return refusal or accumulated(name, once(x) if _is_costly(x, site) else x, axis, reverse)
 
     return by_rows
+
+
+def _holds_one(length: int, low: int, high: int, _: int) -> bool:
+    """Whether there is one number along an axis that was padded by zeros: a gradient of one entry of a sum."""
+    return low >= 0 and high >= 0 and low + high == length - 1 and length > 1
+
+
+def _repeated(x: jax.Array, axis: int, reverse: bool, low: int, site: Site) -> jax.Array:
+    """That number from its place on, and zeros in front of it."""
+    n = x.shape[axis]
+    number = lax.slice_in_dim(x, low, low + 1, axis=axis)
+    exact = str(x.dtype) in ("float32", "float64") and bool(site.computed(0))  # else it is computed for each place
+    number = once(number) if exact else number
+    count = low + 1 if reverse else n - low
+    whole = lax.broadcast_in_dim(number, tuple(count if a == axis else m for a, m in enumerate(x.shape)), range(x.ndim))
+    around = (0, n - count, 0) if reverse else (n - count, 0, 0)
+    return lax.pad(whole, lax.full((), 0, x.dtype), [around if a == axis else (0, 0, 0) for a in range(x.ndim)])
 
 
 cumsum_by_rows = _rule_of("cumsum", "reassociates")

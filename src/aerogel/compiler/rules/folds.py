@@ -15,12 +15,16 @@ from jax import lax
 
 from ..cost.primitives import DEAR
 from .on import on
-from .once import stored
+from .once import once, stored
+from .repeats import repeated
 from .site import Site
 
 Fold = Callable[[Any, Any], Any]
 FEW = 4  # places of windows that are apart
+MANY = 16  # places of windows that are apart: their folds are not computed for each reader again
 MOST_SLICES = 8  # places of windows that are apart: more are folds of folds, of which some are picked
+
+PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
 
 _APART = DEAR | {"cond"}
 _REASON = "slices are added many entries at a time, and XLA goes from window to window"
@@ -61,28 +65,56 @@ def _folded(
     window_dilation: Sequence[int],
 ) -> Any:
     """The fold, axis by axis; or the reason against it."""
-    if x.dtype not in (jnp.float32, jnp.float64, jnp.int32, jnp.int64):
-        return f"{x.dtype.name} numbers"
-    if any(n > 1 for n in base_dilation):
-        return "what lies between the entries would have to be made"
-    if not x.size or max(window_dimensions, default=1) == 1:
-        return "its windows hold one number or none"
-    if site.over_devices:
-        return "its values may be spread over devices"
-    apart = any(n > 1 for n in window_strides)
-    sums = site.primitive == "reduce_window_sum"
-    if apart and math.prod(window_dimensions) <= FEW and (sums or window_strides[-1] == 1):
-        return "of so few entries what stands around it is faster with the window as one"
-    if sums and apart and site.is_reduced():
-        return "what is summed up again takes no longer from window to window"
-    fold = _FOLDS[site.primitive]
-    if any(low or high for low, high in padding):
+    refusal = _why_not(x, site, window_dimensions, window_strides, base_dilation)
+    if refusal:
+        return refusal
+    is_padded = any(low or high for low, high in padding)
+    if site.primitive == "reduce_window_sum" and not is_padded and max((*window_strides, *window_dilation)) == 1:
+        config = site.padding(0)
+        make = once if x.dtype in (jnp.float32, jnp.float64) and site.computed(0) else None
+        found = None if config is None else repeated(x, config, window_dimensions, make)
+        if found is not None:
+            return found
+    if is_padded:
         if site.maker(0) in _APART:
             return "in its padding XLA would compute number by number what is vector code now"
         x = lax.pad(x, start, [(low, high, 0) for low, high in padding])
+    fold = _FOLDS[site.primitive]
     for d, (n, stride, step) in enumerate(zip(window_dimensions, window_strides, window_dilation, strict=True)):
         x = _along(x, d, n, stride, step, fold)
-    return stored(x) if x.dtype in (jnp.float32, jnp.float64) and site.is_reduced() else x
+    if x.dtype not in (jnp.float32, jnp.float64):
+        return x
+    if site.is_reduced():
+        return stored(x)
+    several = max(window_strides) > 1 and math.prod(window_dimensions) > MANY and site.end() is None
+    return once(x) if several else x
+
+
+def _why_not(x: Any, site: Site, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> str | None:
+    if x.dtype not in (jnp.float32, jnp.float64, jnp.int32, jnp.int64):
+        return f"{x.dtype.name} numbers"
+    if any(n > 1 for n in dilation):
+        return "what lies between the entries would have to be made"
+    if not x.size or max(window, default=1) == 1:
+        return "its windows hold one number or none"
+    if site.over_devices:
+        return "its values may be spread over devices"
+    return _why_not_apart(site, math.prod(window), strides[-1] > 1) if max(strides) > 1 else None
+
+
+def _why_not_apart(site: Site, entries: int, in_rows: bool) -> str | None:
+    """What speaks against slices of windows that are apart, along rows among others."""
+    sums = site.primitive == "reduce_window_sum"
+    if entries <= FEW and (sums or not in_rows):
+        # XLA's library computes such a window together with the product in front of it.
+        if not site.sources(0).isdisjoint(PRODUCTS):
+            return "XLA computes windows of so few entries together with the product in front of them"
+        # Slices are computed for each reader again; a sum reads the window as it is made.
+        if site.spread() or site.is_reduced():
+            return "of so few entries what reads it is faster with the window as one"
+    if sums and site.is_reduced():
+        return "what is summed up again takes no longer from window to window"
+    return None
 
 
 def _along(x: Any, dim: int, count: int, stride: int, step: int, fold: Fold) -> Any:

@@ -10,6 +10,7 @@ from .cumulative import (
     cumprod_by_rows,
     cumsum_by_rows,
 )
+from .diagonal_sums import diagonal_sum
 from .elementary import rules as elementary
 from .extrema import argmax_by_blocks, argmin_by_blocks
 from .few_terms import few_term_convolution
@@ -91,5 +92,6 @@ default = RuleSet(
         depthwise_kernel_gradient,
         # sums: docs/reference/catalogue-linear-algebra.md
         unit_axis_sum,
+        diagonal_sum,
     )
 )

@@ -1,7 +1,7 @@
 """A site as a rule sees it: what is known of its operands, who reads its results, and where it stands."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -144,6 +144,14 @@ class Site:
         """The names of what XLA computes entry by entry for an operand, where that is not stored."""
         return self._ask("computed", operand)
 
+    def sources(self, operand: int) -> frozenset[str]:
+        """The names of the primitives that make what an operand is computed of entry by entry; not what moves it."""
+        return self._ask("sources", operand)
+
+    def padding(self, operand: int) -> tuple[tuple[int, int, int], ...] | None:
+        """How an operand was padded by zeros, as `lax.pad` takes it; None where it was not."""
+        return self._ask("padding", operand)
+
     def is_repeated(self, operand: int) -> bool:
         """Whether an operand is what was broadcast from fewer entries, or computed entry by entry of such a value."""
         return self._ask("is_repeated", operand)
@@ -230,16 +238,32 @@ class Site:
         return next((name for name in names if name not in PLUMBING), names[-1] if names else None)
 
     def _computed(self, operand: int) -> frozenset[str]:
-        waiting, seen, found = [self._operands[operand]], set[Atom](), frozenset[str]()
+        return frozenset().union(*(names for _, names in self._made(operand) if names))
+
+    def _sources(self, operand: int) -> frozenset[str]:
+        return frozenset(eqn.primitive.name for eqn, names in self._made(operand) if names is None)
+
+    def _made(self, operand: int) -> Iterator[tuple[JaxprEqn, frozenset[str] | None]]:
+        """What makes an operand, with what it computes entry by entry; None for anything else, where this ends."""
+        waiting, seen = [self._operands[operand]], set[Atom]()
         while waiting and len(seen) <= LONGEST_CHAIN:
-            x = waiting.pop()
-            made = self._graph.maker(x)
-            names = None if made is None else frozenset() if made.eqn.primitive.name in MOVES else _entrywise(made.eqn)
-            if made is not None and names is not None:
-                found |= names
-                waiting += [y for y in made.eqn.invars if isinstance(y, Var) and y not in seen]
-                seen.update(y for y in made.eqn.invars if isinstance(y, Var))
-        return found
+            made = self._graph.maker(waiting.pop())
+            if made is None:
+                continue
+            eqn = made.eqn
+            names = frozenset[str]() if eqn.primitive.name in MOVES else _entrywise(eqn)
+            yield eqn, names
+            if names is not None:
+                waiting += [y for y in eqn.invars if isinstance(y, Var) and y not in seen]
+                seen.update(y for y in eqn.invars if isinstance(y, Var))
+
+    def _padding(self, operand: int) -> tuple[tuple[int, int, int], ...] | None:
+        made = self._graph.maker(self._operands[operand])
+        if made is None or made.eqn.primitive.name != "pad":
+            return None
+        by = made.eqn.invars[1]
+        zeros = isinstance(by, Literal) and not by.val
+        return tuple((int(a), int(b), int(c)) for a, b, c in made.eqn.params["padding_config"]) if zeros else None
 
     def _is_repeated(self, operand: int) -> bool:
         x = self._operands[operand]
@@ -319,7 +343,7 @@ class Site:
             x = waiting.pop()
             for eqn in self._reading(x):
                 name = None if eqn is None else eqn.primitive.name
-                if eqn is None or not (name in ELEMENTWISE or name in PLUMBING or name in MOVES):
+                if eqn is None or not (name in ELEMENTWISE or name in PLUMBING or name in MOVES or name == "tile"):
                     continue
                 out = eqn.outvars[0]
                 if name not in MOVES and out.aval.size > x.aval.size:  # operations repeat dimensions of length one
@@ -401,6 +425,8 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "facts": lambda site, k: facts_at(site._graph, site._operands[k]),
     "maker": Site._maker,
     "computed": Site._computed,
+    "sources": Site._sources,
+    "padding": Site._padding,
     "is_repeated": Site._is_repeated,
     "readers": Site._readers,
     "end": Site._end,
