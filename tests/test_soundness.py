@@ -43,6 +43,7 @@ FIRES = {
     "argmax-by-blocks": 103, "argmin-by-blocks": 433, "bfloat16-product": 168, "branch-guard": 29, "contraction": 0,
     "convolution-by-rows": 125, "cumlogsumexp-by-rows": 52, "cumlogsumexp-in-a-loop": 403, "cummax-by-rows": 96,
     "cummin-by-rows": 92, "cumprod-by-rows": 276, "cumsum-by-rows": 18, "depthwise-kernel-gradient": 345,
+    "diagonal-sum": 1205,
     "equal-cases": 596, "excerpts": 75, "few-term-convolution": 23, "first-of-argsorted": 1061,
     "first-of-argsorted-down": 1634, "first-of-sorted": 179, "full-sums": 4,
     "half-spectra": 185, "in-place": 581, "inverse-products": 133, "inverse-times": 190,

@@ -65,6 +65,10 @@ NEAR: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
         (lambda z: (z * z[::-1])[jnp.arange(800), jnp.arange(800) % 7], (SQUARE,)),
         (lambda z: jnp.cumsum(z, 1)[jnp.arange(800), jnp.arange(800) % 7], (SQUARE,)),
     ],
+    "diagonal-sum": [
+        (lambda x: jnp.sum(x * jnp.tri(800)), (SQUARE,)),
+        (lambda x: jnp.sum(jnp.where(jnp.eye(800, k=1, dtype=bool), x, 1.0)), (SQUARE,)),
+    ],
     "small-product": [
         (jnp.matmul, (shape(20_000, 2, 2), shape(20_000, 2, 2))),
         (jnp.matmul, (shape(20_000, 32, 32), shape(20_000, 32, 32))),

@@ -32,6 +32,7 @@ LEFT: dict[str, Formula] = {
     "a result": lambda v, a, b: jnp.zeros((N, M)).at[jnp.arange(N), i].set(v),
     "integers": lambda v, a, b: jnp.zeros((N, M), int).at[jnp.arange(N), i].set(3),
     "not into zeros": lambda v, a, b: jnp.ones((N, M)).at[jnp.arange(N), i].set(v) @ a,
+    "a diagonal": lambda v, a, b: jnp.zeros((N, M)).at[jnp.arange(N), jnp.arange(N)].set(v) @ a,
     "any rows": lambda v, a, b: jnp.zeros((N, M)).at[i % N, i].set(v) @ a,
     "every second row": lambda v, a, b: jnp.zeros((2 * N, M)).at[2 * jnp.arange(N), i].set(v) @ a,
     "fewer rows": lambda v, a, b: jnp.zeros((N + 1, M)).at[jnp.arange(N), i].set(v) @ a,

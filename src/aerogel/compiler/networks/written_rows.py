@@ -61,7 +61,8 @@ def _columns(level: Level, facts: Facts, eqn: JaxprEqn) -> tuple[int, Atom] | No
         return None
     for dim, counted, columns in zip(p.scatter_dims_to_operand_dims, joined.invars, joined.invars[::-1], strict=True):
         is_each = the(Counted, facts.of(counted)) == Counted(0, 1, 0) and counted.aval.shape[0] == shape[dim]
-        if is_each and is_var(columns) and _reaches(columns, shape[1 - dim]):
+        is_any = is_var(columns) and the(Counted, facts.of(columns)) is None  # else it is a diagonal
+        if is_each and is_any and _reaches(columns, shape[1 - dim]):
             return dim, columns
     return None
 
