@@ -34,10 +34,10 @@ def written_row(level: Level, facts: Facts, place: int) -> Edit | None:
 
     builder = Builder(eqn)
     (result,) = builder.call(rows, columns, values)
+    if result.aval != eqn.outvars[0].aval:
+        return None
     here = frozenset((place,))
-    return (
-        None if result.aval != eqn.outvars[0].aval else Edit(place, here, builder.eqns, {eqn.outvars[0]: result}, here)
-    )
+    return Edit(place, here, builder.eqns, {eqn.outvars[0]: result}, here)
 
 
 def _columns(level: Level, facts: Facts, eqn: JaxprEqn) -> tuple[int, Atom] | None:
@@ -48,12 +48,8 @@ def _columns(level: Level, facts: Facts, eqn: JaxprEqn) -> tuple[int, Atom] | No
     zero, shape = the(Constant, facts.of(zeros)), zeros.aval.shape
     if zero is None or zero.value != 0 or len(shape) != 2 or p.update_window_dims or len(values.aval.shape) != 1:
         return None
-    if (p.operand_batching_dims, p.scatter_indices_batching_dims) == (
-        (0,),
-        (0,),
-    ):  # of an index for each row, by `vmap`
-        (columns, found), dim = (indices, indices.aval.shape == (shape[0], 1)), 0
-        return (dim, columns) if found and np.iinfo(columns.aval.dtype).max >= shape[1] else None
+    if (p.operand_batching_dims, p.scatter_indices_batching_dims) == ((0,), (0,)):  # `vmap` of one row
+        return (0, indices) if indices.aval.shape == (shape[0], 1) and _reaches(indices, shape[1]) else None
     joined = level.maker(indices)
     if p.operand_batching_dims or len(indices.aval.shape) != 2 or joined is None:
         return None

@@ -19,7 +19,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..level import Level
 from ..program import is_var
-from .own_broadcasts import TAKEN
+from .own_broadcasts import TAKEN, TRIVIAL
 from .sums_of_rows import missing
 
 # Of less there is nothing to gain: 400 x 400 takes 0.6 of the time, batches of 500 x 500 1.04, of 1,000 x 1,000 0.2.
@@ -29,7 +29,6 @@ LEAST_ENTRIES = 1 << 18
 # What the library sees as a product, and what it looks through.
 PRODUCTS = ("mul", "div")
 THROUGH = ("convert_element_type", "neg")
-VIEWS = frozenset("broadcast_in_dim reshape squeeze expand_dims".split())
 
 
 def is_product(level: Level, eqn: JaxprEqn) -> bool:
@@ -84,7 +83,7 @@ def _weighs_rows(level: Level, product: JaxprEqn, axis: int) -> bool:
     for repeats, other in _factors(level, product):
         if last in repeats and axis not in repeats and isinstance(other, Var) and len(level.readers(other)) == 1:
             maker = level.maker(other)
-            return maker is not None and maker.primitive.name in TAKEN - VIEWS
+            return maker is not None and maker.primitive.name in TAKEN - TRIVIAL
     return False
 
 

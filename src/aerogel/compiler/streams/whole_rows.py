@@ -7,11 +7,12 @@ an entropy and a Brier score.
 
 import math
 
-from aerogel._jax import Var
+from aerogel._jax import Jaxpr, Var
 
 from ..axes.rebind import dtype_name
 from ..cost.primitives import VIEW
 from ..level import Level
+from ..program import remembered
 from ..readers.own_broadcasts import LEAST_ENTRIES, ROOTS, TAKEN, TRIVIAL, TYPES
 
 Ends = frozenset[int]  # the places of what is stored that a value is computed for
@@ -25,15 +26,22 @@ def is_in_one_call(level: Level, v: Var) -> bool:
     maker = level.maker(v)
     if maker is None or maker.primitive.name not in TAKEN:
         return False
-    known: dict[Var, Ends] = {}
-    for place in range(len(level.eqns) - 1, level.made_by[v] - 1, -1):
+    ends = _all_ends(level.jaxpr)[v]
+    if len(ends) != 1:
+        return False
+    (end,) = ends
+    return sum(out.aval.size for out in level.eqns[end].outvars) * FEWEST_SUMMED <= v.aval.size
+
+
+@remembered
+def _all_ends(jaxpr: Jaxpr) -> dict[Var, Ends]:
+    """Those of all values that a level makes; two of a value with more, so that this is linear."""
+    level, known = Level(jaxpr), dict[Var, Ends]()
+    for place in range(len(level.eqns) - 1, -1, -1):
         for out in level.eqns[place].outvars:
             if isinstance(out, Var):
-                known[out] = _ends(level, out, place, known)
-    if len(known[v]) != 1:
-        return False
-    (end,) = known[v]
-    return sum(out.aval.size for out in level.eqns[end].outvars) * FEWEST_SUMMED <= v.aval.size
+                known[out] = frozenset(sorted(_ends(level, out, place, known))[:2])
+    return known
 
 
 def _ends(level: Level, v: Var, made_by: int, known: dict[Var, Ends]) -> Ends:
