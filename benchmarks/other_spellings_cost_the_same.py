@@ -313,3 +313,12 @@ spelt(
     lambda x: jnp.tanh(diagonal_of(x)).sum(),
     IMAGE,
 )
+
+
+# one-hot rows that are written
+def written_rows(x, i):
+    return jnp.zeros((1500, len(x))).at[jnp.arange(1500), i].set(1.0) @ x
+
+
+PICKED = lambda: (normal(0, 1200, 300), jnp.arange(1500) * 7 % 1200)  # noqa: E731
+spelt("contraction", "rows into which one entry is written", written_rows, lambda x, i: x[i], PICKED)
