@@ -10,6 +10,7 @@ CLAIMS = (
     "products_that_are_reduced_as_they_are_made_stay_whole",
     "formulas_over_all_pairs_of_65536_fit_in_a_gigabyte",
     "a_kernel_product_is_faster_than_pykeops",
+    "gradients_of_branches_in_loops_make_no_matrices",
     "gradients_of_loops_store_half",
     "a_weight_used_again_in_a_step_is_summed_up_once",
     "a_gradient_from_outside_costs_what_one_inside_costs",

@@ -77,6 +77,7 @@ ELSEWHERE = {
     "late-values",
     "late-writes",
     "library-sums",
+    "loop-branches",
     "loop-commoning",
     "loop-kernel",
     "loop-linear",

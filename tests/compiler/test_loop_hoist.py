@@ -382,67 +382,6 @@ def test_a_constant_key_draws_once() -> None:
     assert_same(f, (BITS,), bits=True)
 
 
-def in_branch(a: jax.Array, x: jax.Array) -> jax.Array:
-    """A product of constants in a branch."""
-
-    def body(x: jax.Array, i: jax.Array) -> Any:
-        return lax.cond(i % 2 == 0, lambda x: jnp.tanh((a @ a) @ x), lambda x: x * 0.9, x), None
-
-    return lax.scan(body, x, jnp.arange(T))[0]
-
-
-def test_constant_work_leaves_branches() -> None:
-    """`A @ A` inside a `cond` inside a loop is computed before the branches; the product with the carry stays there."""
-    args = normal(0, D, D) / 8, normal(1, D)
-
-    def in_branches(f: Callable) -> int:
-        branches = [b.jaxpr for e, _ in equations(f, *args) if e.primitive.name == "cond" for b in e.params["branches"]]
-        return sum(e.primitive.name == "dot_general" for b in branches for e in b.eqns)
-
-    assert in_branches(in_branch) == 2
-    assert in_branches(hoisted(in_branch)) == 1
-    assert_same(in_branch, args)
-    assert_same_gradients(in_branch, args, (0, 1))
-
-
-def branched(work: Callable[[jax.Array, jax.Array], jax.Array], steps: int = T) -> Callable[..., jax.Array]:
-    """Work in a branch of a loop's steps."""
-
-    def f(a: jax.Array, x: jax.Array) -> jax.Array:
-        body = lambda x, i: (lax.cond(i % 3 == 0, lambda x: work(a, x), lambda x: x * 0.9, x), None)  # noqa: E731
-        return lax.scan(body, x, jnp.arange(steps))[0]
-
-    return f
-
-
-@pytest.mark.parametrize(
-    ("work", "left"),
-    [
-        (lambda a, x: jax.nn.softmax(a @ a.T) @ x, 0),
-        (lambda a, x: x + jnp.exp(a @ a).sum(0), 0),
-        (lambda a, x: jnp.exp(a @ a), 0),  # the branch's own result, of the shape of what it carries
-        (lambda a, x: jnp.exp(a @ a.T + x[:, None] * 0.1) @ x, 1),  # reads what is carried
-        (lambda a, x: jnp.exp((a @ a[0])[:, None] * a) @ x, 1),  # makes more of it
-        (lambda a, x: jnp.exp(a) @ x, 1),  # is behind nothing that leaves
-    ],
-)
-def test_what_follows_of_constant_work_leaves_branches_with_it(work: Callable, left: int) -> None:
-    """A softmax of a product of constants is made once; what reads the carry, or makes more of the product, stays."""
-    args = normal(0, D, D) / 8, normal(1, D)
-    if work(*args).ndim == 2:
-        args = args[0], args[0]
-    f = branched(work)
-
-    def in_branches(f: Callable) -> int:
-        branches = [b.jaxpr for e, _ in equations(f, *args) if e.primitive.name == "cond" for b in e.params["branches"]]
-        return sum(e.primitive.name == "exp" for b in branches for e in b.eqns)
-
-    assert in_branches(f) == 1
-    assert in_branches(hoisted(f)) == left
-    assert_same(f, args)
-    assert_same_gradients(f, args, (0, 1))
-
-
 def test_constant_work_leaves_loops_that_will_be_differentiated() -> None:
     """XLA hoists `A @ A` itself, but not its derivative in a loop: before differentiation it leaves."""
 

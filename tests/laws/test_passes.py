@@ -54,6 +54,15 @@ def recurrent(wi: Any, wh: Any, xs: Any) -> Any:
     return jax.lax.scan(body, jnp.zeros(128), xs)[1]
 
 
+def gated(w: Any, xs: Any) -> Any:
+    """Steps that multiply with an orthogonal factor of the weights, or do nothing."""
+
+    def step(c: Any, x: Any) -> Any:
+        return jax.lax.cond(x[0] > 0, lambda: jnp.tanh(jnp.linalg.qr(w)[0] @ c + x), lambda: c), None
+
+    return jax.lax.scan(step, xs[0], xs)[0].sum()
+
+
 def branch(w: Any, taken: Any, x: Any) -> Any:
     """A dear branch that closes over weights, for lanes that take it or not."""
     dear = lambda x: jnp.tanh(jnp.tanh(jnp.tanh(jnp.tanh(x @ w) @ w) @ w) @ w)  # noqa: E731
@@ -448,6 +457,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["unrolled"] = unrolled, (normal(0, 20, 4),)
     found["listed"] = jax.value_and_grad(listed), (normal(0, 20, 4),)
     lanes, weights = jnp.array([True, False, False]), normal(1, 96, 96) / 10
+    found["gated"] = jax.grad(gated, (0, 1)), (normal(0, 96, 96) / 10, normal(1, 20, 96))
     found["branches"] = jax.vmap(branch, (None, 0, 0)), (weights, lanes, normal(2, 3, 96, 96))
     found["lanes"] = jax.vmap(filled), (jnp.array([0, 20, 55]), normal(0, 3, 64))
     found["linear"] = jax.grad(softened), (normal(0, 48, 48), normal(1, 48))

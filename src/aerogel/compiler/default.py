@@ -20,6 +20,7 @@ from .passes.lane_terms import LaneTerms
 from .passes.late_values import LateValues
 from .passes.late_writes import LateWrites
 from .passes.library_sums import LibrarySums
+from .passes.loop_branches import LoopBranches
 from .passes.loop_commoning import LoopCommoning
 from .passes.loop_contraction import LoopContraction
 from .passes.loop_ends import LoopEnds
@@ -81,6 +82,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     InPlace(),
     LoopSlots(),
     LoopWindows(),
+    LoopBranches(),
     LoopLinear(),
     LoopCommoning(),
     LoopHoist(),

@@ -17,6 +17,7 @@ from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from .late import written_out
+from .normal_form.branch_results import given_once, known_results
 from .normal_form.closed_over import asks_nothing, without_closures
 from .normal_form.equal_constants import equal_constants_once
 from .normal_form.identities import simplify_equation
@@ -192,6 +193,10 @@ class Normalizer:
             return
         if key is not None:
             seen[key] = eqn.outvars
+        if eqn.primitive.name == "cond" and not self.over_devices:
+            known = known_results(eqn)
+            env.update(known)
+            self.decisions += given_once(eqn, known)
         eqns.append(self._tidy(eqn, env) if eqn.primitive.name == "scan" else eqn)
 
     def _tidy(self, eqn: JaxprEqn, env: dict[Var, Atom]) -> JaxprEqn:

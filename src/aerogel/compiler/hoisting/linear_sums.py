@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from aerogel._jax import Atom, JaxprEqn, Var
+from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from ..axes import is_linear
 from ..axes.elementwise import NAMES as ELEMENTWISE
@@ -51,23 +51,17 @@ class LinearSum:
 
 
 @dataclass
-class Body:
-    """The body of a loop, who makes and reads what, and which values are the same in every step (`fixed`)."""
+class Values:
+    """The equations of a loop's body, or of a branch in it, and which values are the same in every step (`fixed`)."""
 
-    loop: Loop
-    machine: Machine
+    jaxpr: Jaxpr
+    fixed: set[Var]
     readers: Readers = field(init=False)
     makers: dict[Var, int] = field(init=False)
-    equations: dict[Var, JaxprEqn] = field(init=False)
-    fixed: set[Var] = field(init=False)
 
     def __post_init__(self) -> None:
-        eqns = self.loop.body.eqns
-        self.readers = users(self.loop.body)
-        self.makers = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
-        self.equations = {v: eqn for eqn in eqns for v in eqn.outvars}
-        made = (v for i in constant_equations(self.loop) for v in eqns[i].outvars)
-        self.fixed = {*self.loop.body_consts, *made}
+        self.readers = users(self.jaxpr)
+        self.makers = {v: i for i, eqn in enumerate(self.jaxpr.eqns) for v in eqn.outvars}
 
     def moving(self, eqn: JaxprEqn) -> list[int]:
         """The positions of the inputs that differ from step to step."""
@@ -85,11 +79,21 @@ class Body:
     def is_zero(self, x: Atom) -> bool:
         """Whether a value is zeros, a literal or repeated."""
         while is_var(x):
-            eqn = self.loop.body.eqns[self.makers[x]] if x in self.makers else None
+            eqn = self.jaxpr.eqns[self.makers[x]] if x in self.makers else None
             if eqn is None or eqn.primitive.name != "broadcast_in_dim":
                 return False
             x = eqn.invars[0]
         return not np.any(x.val)
+
+
+class Body(Values):
+    """The body of a loop."""
+
+    def __init__(self, loop: Loop, machine: Machine):
+        made = (v for i in constant_equations(loop) for v in loop.body.eqns[i].outvars)
+        super().__init__(loop.body, {*loop.body_consts, *made})
+        self.loop, self.machine = loop, machine
+        self.equations = {v: eqn for eqn in loop.body.eqns for v in eqn.outvars}
 
 
 def _is_shorter(x: Atom, eqn: JaxprEqn) -> bool:

@@ -8,11 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any
 
-from jax import lax
-
-from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
+from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
 from ..cost import nbytes
 from ..cost.primitives import RANDOM
@@ -33,13 +30,13 @@ from ..hoisting.hoist_plan import (
     plan_once,
 )
 from ..hoisting.hoistable import SAME_BITS, is_heavy
-from ..hoisting.lift import lift
+from ..hoisting.repeated import with_repeated_outputs
 from ..hoisting.sink import Sum, find_sums, is_long, is_small_outer, seconds_saved, sink, stays_stored, widens
 from ..level import Level
 from ..levels import rewrite_levels
 from ..loop import MANY_STEPS, Loop, as_loop
 from ..pipeline import Context
-from ..program import Builder, Program, is_var, where
+from ..program import Program, is_var, where
 from ..report import Decision
 from ..residuals.residuals import cheapest, is_light, needed_by_loops
 from .short_calls import becomes_short
@@ -81,7 +78,7 @@ def _level(jaxpr: Jaxpr, terms: Terms, decisions: list[Decision]) -> Jaxpr:
         if index is None:
             return jaxpr
         work = _Work(jaxpr, set(jaxpr.eqns[index].outvars), terms, found=(jaxpr, index))
-        for step in (_repeat, _lift, _gather, _chain, _all, _once, _before, _after):
+        for step in (_repeat, _gather, _chain, _all, _once, _before, _after):
             loop = work.loop()
             if loop is None:
                 break
@@ -145,35 +142,12 @@ def exactness_of(rounds: bool) -> Exactness:
 
 
 def _repeat(work: _Work, loop: Loop) -> None:
-    """Outputs that are the same in all steps are repeated, not stacked: what reads them may need no array."""
-    constants: dict[Atom, Atom] = dict(zip(loop.body_consts, loop.consts, strict=True))
-    outputs = [(y, v) for y, v in zip(loop.ys, loop.body_ys, strict=True) if not isinstance(y, DropVar)]
-    same = {y: constants[v] if is_var(v) else v for y, v in outputs if not is_var(v) or v in constants}
-    if not same:
-        return
-    builder = Builder(loop.eqn)
-    results: dict[Var, Atom] = {}
-    for y, value in same.items():
-        (results[y],) = builder.call(partial(_repeated, count=loop.length), value)
-        work.note(loop.eqn, "an output of the loop is repeated", "it is the same in all steps", Exactness.BITWISE)
-    others = [(v, y) for y, v in outputs if y not in results]
-    rest = [loop.restacked(others)] if loop.init or others else []
-    work.replace(Replacement([*builder.eqns, *rest], results))
-
-
-def _repeated(x: Any, count: int) -> Any:
-    return lax.broadcast_in_dim(x, (count, *x.shape), range(1, x.ndim + 1))
-
-
-def _lift(work: _Work, loop: Loop) -> None:
-    """Heavy work on constants leaves the branches of the steps; what then stays in the steps, XLA hoists."""
-    found = lift(loop)
+    """Outputs that are the same in all steps are repeated, not stacked."""
+    found = with_repeated_outputs(loop)
     if found is not None:
-        new, eqns = found
-        for eqn in eqns:
-            what = f"`{eqn.primitive.name}` in a branch is computed before the branches"
-            work.note(eqn, what, "it reads constants of the loop only", Exactness.BITWISE)
-        work.replace(new)
+        for _ in found.results:
+            work.note(loop.eqn, "an output of the loop is repeated", "it is the same in all steps", Exactness.BITWISE)
+        work.replace(found)
 
 
 def _gather(work: _Work, loop: Loop) -> None:

@@ -57,6 +57,11 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
     return jaxpr
 
 
+def paying_sums(loop: Loop, machine: Machine) -> list[LinearSum]:
+    """What of a loop's sums is done once, after the loop."""
+    return [one for one in find_linear(loop, machine) if one.seconds_saved >= _least(loop, one, machine)]
+
+
 def _together(loop: Loop, context: Context, decisions: list[Decision]) -> Loop:
     """The loop with terms of its sums that are made alike made once."""
     paying: list[LikeTerms] = []
