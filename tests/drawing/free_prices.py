@@ -144,6 +144,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (contractions, "LEAST_SECONDS", -1e9),
     (inverse_products, "FEW_ROWS", 0),
     (inverse_products, "WIDEST_OF_SEVERAL", 4),
+    (inverse_products, "WIDEST_ON_CPU", 4),
     (reroll, "FEWEST", 4),
     (reroll, "FEWEST_PRODUCTS", 4),
     (branch_guard, "LEAST_SECONDS", 0.0),
