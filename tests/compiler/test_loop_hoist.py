@@ -412,6 +412,23 @@ def test_an_output_head_runs_after_the_loop() -> None:
     assert_same_gradients(f, args, (0, 1, 2))
 
 
+@pytest.mark.parametrize(("after", "left"), [(jax.nn.softmax, 0), (lambda y: y, 1)])
+def test_a_small_head_runs_after_the_loop_with_what_is_done_to_it(after: Callable, left: int) -> None:
+    """Ten classes are no large product, but a softmax of them is three kernels of a step."""
+
+    def f(wh: jax.Array, wo: jax.Array, xs: jax.Array, h: jax.Array) -> jax.Array:
+        def body(h: jax.Array, x: jax.Array) -> Any:
+            h = jnp.tanh(x + h @ wh)
+            return h, after(h @ wo)
+
+        return lax.scan(body, h, xs)[1]
+
+    args = normal(0, 96, 96) / 10, normal(1, 96, 10), normal(2, 400, 1, 96), jnp.zeros((1, 96))
+    assert count(hoisted(f), "dot_general", args, inside=True) == 1 + left
+    assert_same(f, args)
+    assert_same_gradients(f, args, (0, 1, 2))
+
+
 def outer_sum(ks: jax.Array, vs: jax.Array) -> jax.Array:
     """A sum of outer products."""
     start = jnp.ones((ks.shape[1], vs.shape[1]), ks.dtype)
