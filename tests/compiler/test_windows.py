@@ -225,3 +225,15 @@ def test_sliding_sums(length: int, size: int) -> None:
     np.testing.assert_allclose(weighted(x, k), wide @ np.asarray(k), 1e-4, 1e-4)
     np.testing.assert_allclose(weights_of(x, y), np.einsum("bnw,bn->w", wide, np.asarray(y)), 1e-3, 1e-3)
     np.testing.assert_array_equal(folded(x, 1, size, 1, lax.max)[:, : length - size + 1], wide.max(-1))
+
+
+def test_what_windows_alone_read_is_not_streamed() -> None:
+    """The gradient of a moving average whose windows take 33 MB is a sum of slices, not a loop over rows of windows."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 8192)), jnp.float32)
+    moving = lambda x: x[:, jnp.arange(8192 - 63)[:, None] + jnp.arange(64)].mean(-1)  # noqa: E731
+    gradient = jax.grad(lambda x: (moving(x) ** 3).sum())
+    report = ag.explain(gradient)(x)
+    assert any("windows alone read it" in d.reason for d in report.refused if d.rule == "streaming")
+    names = [eqn.primitive.name for eqn in jax.make_jaxpr(ag.optimize(gradient))(x).eqns]
+    assert not {"scatter-add", "scan"} & {*names}
+    np.testing.assert_allclose(jax.jit(ag.optimize(gradient))(x), gradient(x), rtol=1e-4, atol=1e-6)

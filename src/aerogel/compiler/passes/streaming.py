@@ -30,6 +30,7 @@ from ..streams.own_copies import with_own_copies
 from ..streams.stream_plan import Form, Left, Sizes, best, seconds_in_blocks, sizes_of, written
 from .loop_segments import judged, pair_at
 from .stored_sums import stored_for_sums
+from .windows import read_by_windows
 
 NAME = "streaming"
 # Steps that make a large constant again in their blocks may be predicted to take so many times as long: what they then
@@ -193,13 +194,15 @@ class _Walk:
         decisions: list[Decision] = []
         seen: set[Var] = set()  # values that were looked at, or belong to a stream
         taken: set[int] = set()  # equations that do
-        alone = self._for_sums(level, inside)
+        alone, windows = self._for_sums(level, inside), self._for_windows(level)
         for seed in written(level, least, self.context.machine):
             if seed in seen:
                 continue
             found = self._in_segments(level, seed)
             if seed in alone:
                 found = Left("a sum alone reads it, which goes in smaller blocks", alone)
+            if seed in windows:
+                found = Left("windows alone read it, which are added up as slices", windows)
             found = found or best(level, seed, frozenset(taken), self.context, self.sizes, inside)
             decisions.append(_decision(level, seed, found))
             seen.update(found.looked_at)
@@ -216,6 +219,12 @@ class _Walk:
         if inside or self.context.before_differentiation or self.sizes.at_any_price or self.context.platform != "cpu":
             return frozenset()
         return stored_for_sums(level, self.context)
+
+    def _for_windows(self, level: Level) -> frozenset[Var]:
+        """The values that are left to `windows`: what it makes of them is as small as the array."""
+        if self.context.before_differentiation or self.sizes.at_any_price:
+            return frozenset()
+        return read_by_windows(level, self.context)
 
     def _in_segments(self, level: Level, seed: Var) -> Left | None:
         """Why what a loop stores for another one is left to `loop-segments`, where that will run the steps again.

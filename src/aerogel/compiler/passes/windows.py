@@ -49,6 +49,22 @@ def with_sums_of_slices(jaxpr: Jaxpr, context: Context) -> Jaxpr:
     return _level(jaxpr, {}, context, []) if ours else jaxpr
 
 
+def read_by_windows(level: Level, context: Context) -> frozenset[Var]:
+    """What is computed for windows alone that this pass adds up as slices: none of it will exist."""
+    ours = context.platform in WindowsOfArrays.platforms and Exactness.REASSOCIATES in context.allowed
+    if not ours or all(eqn.primitive.name != "scatter-add" for eqn in level.eqns):
+        return frozenset()
+    found = window_sums(level, {}, Exactness.FINITE in context.allowed)
+    gone = {level.made_by[one.eqn.outvars[0]] for one in found if one.edit is not None}
+    alone: set[Var] = set()
+    for place in reversed(range(max(gone, default=-1) + 1)):
+        outs = level.eqns[place].outvars
+        if place not in gone and all(level.readers(v) and gone.issuperset(level.readers(v)) for v in outs):
+            gone.add(place)
+            alone.update(outs)
+    return frozenset(alone)
+
+
 def _level(jaxpr: Jaxpr, arrays: Mapping[Var, Even], context: Context, decisions: list[Decision]) -> Jaxpr:
     if not any(eqn.primitive.name in WINDOWED for eqn in jaxpr.eqns):
         return jaxpr
