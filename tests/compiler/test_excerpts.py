@@ -67,8 +67,19 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "two traced rows": (lambda a, b, i: (lambda c: c[i] * c[i + 1])(a @ b), (A, B, AT)),
     "an extremum up to it": (lambda a: jnp.exp(lax.cummax(a, 0))[17], (LONG,)),
     "sums up to two of it": (lambda a: jnp.exp(jnp.cumsum(a, 0))[96:98].mean(), (LONG,)),
-    "a traced sum": (lambda a, i: jnp.exp(jnp.cumsum(a, 0))[i], (LONG, AT)),
+    "a traced sum": (lambda a, i: 2 * jnp.cumsum(a, 0)[i], (LONG, AT)),
     "elementwise": (lambda a: jnp.tanh(a)[17], (A,)),
+    "cheap, at a traced row": (lambda a, i: (2 * a + 1)[i], (LONG, AT)),
+    "dear, of a few numbers": (lambda a, i: jnp.tanh(a[:3])[i], (A, AT)),
+    "dear, nearly all": (lambda a, i: lax.dynamic_slice_in_dim(jnp.tanh(a), i, 390, 0), (LONG, AT)),
+    "dear, read whole, too": (lambda a, i: (lambda c: (c[i], c.sum()))(jnp.tanh(a)), (LONG, AT)),
+}
+DEAR: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "a traced row": (lambda a, i: jnp.tanh(a)[i] * 2, (LONG, AT)),
+    "a traced column": (lambda a, i: jnp.logaddexp(a, 1.0)[:, i], (LONG, AT)),
+    "a traced block": (lambda a, i: lax.dynamic_slice(jnp.sin(a) * a, (i, 3), (4, 6)), (LONG, AT)),
+    "beyond the end": (lambda a, i: lax.dynamic_slice_in_dim(jnp.exp(a), i, 5, 0), (LONG, jnp.int32(399))),
+    "of two arrays": (lambda a, b, i: jnp.arctan2(a, b.T[:, :1])[i], (LONG, LONG.T[:, :400], AT)),
 }
 # fmt: on
 
@@ -124,6 +135,25 @@ def test_one_entry_of_a_cumulative_sum_is_a_sum(name: str) -> None:
     for dtype in ("bfloat16", "float16"):
         got, want = (np.asarray(g(LONG.astype(dtype) / 8), np.float32) for g in (optimised, f))
         np.testing.assert_allclose(got, want, 0.1, 0.25)
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_what_is_dear_is_computed_at_the_place_that_is_read(name: str) -> None:
+    """XLA computes all of it where the place is known only when the program runs."""
+    f, args = DEAR[name]
+    made = ag.optimize(f, passes=(Excerpts(),))
+    assert flops(made, args) < flops(f, args) / 20
+    assert_near(made, f, args)
+    for dtype in ("bfloat16", "float16"):
+        less = tuple(x.astype(dtype) if x.dtype == jnp.float32 else x for x in args)
+        assert_near(made, f, less)
+
+
+def test_what_is_no_number_is_read_as_it_is() -> None:
+    """The logarithm of a negative number, of nan and of infinity."""
+    f = lambda a, i: jnp.log(a)[i]  # noqa: E731
+    x = jnp.asarray(LONG).at[7, :3].set(jnp.array([jnp.nan, jnp.inf, -1.0]))
+    np.testing.assert_array_equal(jax.jit(ag.optimize(f, passes=(Excerpts(),)))(x, AT), jax.jit(f)(x, AT))
 
 
 def test_in_loops_and_types() -> None:

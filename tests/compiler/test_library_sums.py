@@ -158,6 +158,59 @@ def test_a_kernel_with_a_scale_for_each_coordinate_is_both() -> None:
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(*args), jax.jit(f)(*args), rtol=1e-4, atol=1e-30)
 
 
+def half(*values: Any) -> tuple[Any, ...]:
+    """The same in bfloat16."""
+    return tuple(one.astype("bfloat16") for one in values)
+
+
+def across(f: Callable[[Any], Any], x: Any, y: Any, w: Any) -> Any:
+    """Something computed of weighted sums over the axis in the middle."""
+    return jnp.exp(-jnp.sum(f(x[..., None] - y) * w[:, None], 1) / 50)
+
+
+P, Q, R = normal(0, 200, 50), normal(1, 50, 300), jnp.abs(normal(2, 50))
+LONG = normal(1, 50, 700), normal(1, 50, 2000)
+WEIGHTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
+    "in the middle": (lambda *args: across(jnp.abs, *args), (P, Q, R), 2),
+    "divided": (lambda x, y, w: 1 / (1 + jnp.sum((x[..., None] - y) ** 2 / w[:, None], 1)), (P, Q, R), 2),
+    "of points": (lambda x, y, w: jnp.sqrt(jnp.sum(w * (x[:, None] - y.T) ** 2, -1)), (P, Q, R), 2),
+    "of points, bfloat16": (lambda x, y, w: 2 * jnp.sum(w * jnp.abs(x[:, None] - y.T), -1), half(P, Q[:, :300], R), 0),
+    "more of them": (lambda x, y, w: 2 * jnp.sum(w * jnp.abs(x[:, None] - y.T), -1), half(P, LONG[0], R), 2),
+    "in the middle, bfloat16": (lambda *args: across(jnp.abs, *args), half(P, LONG[0], R), 2),
+    "short, bfloat16": (lambda *args: across(jnp.abs, *args), half(normal(0, 500, 50), Q, R), 0),
+    "functions": (lambda *args: across(jnp.tanh, *args), (P, Q, R), 0),
+    "functions of many": (lambda *args: across(jnp.tanh, *args), (P, LONG[1], R), 2),
+    "rows of one length": (lambda Y, w: jnp.exp(-jnp.sum(jnp.abs(Y) * w, -1)), (Y, normal(1, 20)), 0),
+    "a weight for each row": (lambda Y, y: jnp.exp(-jnp.sum(jnp.abs(Y) * y[:, None], -1)), (Y, y), 1),
+    "a product of matrices": (lambda x, y: 2 * jnp.sum(x[..., None] * y, 1), half(normal(0, 500, 50), Q), 0),
+    "a product of computed ones": (
+        lambda x, y: jnp.tanh(jnp.sum(jnp.exp(x)[:, None] * y.T, -1)),
+        half(normal(0, 500, 50), Q),
+        0,
+    ),
+    "several axes": (lambda A, w: jnp.exp(-jnp.sum(jnp.abs(A) * w, (2, 3))), (normal(0, 200, 200, 5, 8), R[:8]), 0),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weighted_sums_apart_are_no_products(name: str) -> None:
+    """By itself the library would take them for products of matrices: 4 to 6 times as long as they are."""
+    f, args, count = WEIGHTED[name]
+    assert fired(f, *args) == count
+    got, want = (np.asarray(jax.jit(g)(*args), "float32") for g in (ag.optimize(f), f))
+    tolerance = 1e-5 if args[0].dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(got, want, atol=tolerance * float(np.max(np.abs(want))))
+
+
+def test_what_is_stored_of_a_sum_is_counted() -> None:
+    """The library goes on with sums whose halves take 128 KiB, as their words would not."""
+    f = lambda Y: jnp.sum(jnp.abs(Y), -1).astype("bfloat16")  # noqa: E731
+    many = jnp.tile(Y, (2, 1))
+    assert fired(f, Y) == 0
+    assert fired(f, many) == 1
+    np.testing.assert_array_equal(jax.jit(ag.optimize(f))(many), jax.jit(f)(many))
+
+
 def test_a_gradient_reads_what_is_stored() -> None:
     """The differences are there for the derivative: the library sums up their squares as fast as numbers."""
     f = jax.value_and_grad(lambda Y, y: jnp.mean(jnp.sqrt(jnp.mean((Y - y[:, None]) ** 2, -1))), (0, 1))

@@ -374,3 +374,35 @@ def test_rows_that_are_put_together_are_not_written_for_a_loop() -> None:
     assert not decision.fired
     assert "arrays that its loops read would be made first" in decision.reason
     np.testing.assert_allclose(jax.jit(ag.optimize(added))(x), jax.jit(added)(x), rtol=1e-5, atol=1e-5)
+
+
+FIELD, AT = normal(0, 300, 300), jnp.array([3, 50, 7, 99, 2])
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "a diagonal": lambda x: jnp.diagonal(jnp.tanh(x), 2),
+    "rows that are picked": lambda x: jnp.sum(jnp.tanh(x)[AT]),
+    "every seventh row": lambda x: jnp.sum(jnp.tanh(x)[::7]),
+}
+PLACES = jnp.asarray(np.random.default_rng(1).integers(0, 300, 1200))
+WHOLE: dict[str, Callable[[Any], Any]] = {
+    "of an argument": lambda x: jnp.sum(x[::40]),
+    "few numbers": lambda x: jnp.sum(jnp.tanh(x[0])[PLACES] * 2),
+    "what is transposed": lambda x: jnp.sum(jnp.exp(x[:10]).T.reshape(10, 300) * 3),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_is_read_in_parts_is_not_made_for_a_loop(name: str) -> None:
+    """XLA computes the entries that are read; a loop would read them from memory (a diagonal: 2.3 of the time)."""
+    f = PARTS[name]
+    (decision,) = decisions(f, FIELD)
+    assert not decision.fired
+    assert "made as a whole first" in decision.reason
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(FIELD), jax.jit(f)(FIELD), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_takes_no_time_to_make_may_be_read_in_parts(name: str) -> None:
+    """What exists already, is small or is read as a whole is no reason against a loop."""
+    f = WHOLE[name]
+    assert any(d.fired for d in decisions(f, FIELD))
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(FIELD), jax.jit(f)(FIELD), rtol=1e-5, atol=1e-5)

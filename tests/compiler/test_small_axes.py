@@ -464,3 +464,36 @@ def test_what_several_sums_share_is_made_once_for_all(classes: int) -> None:
         assert {eqn.outvars[0].aval.ndim for eqn in jaxpr.eqns if eqn.primitive.name == "exp"} == {expected}
         for got, want in zip(*map(jax.tree.leaves, (jax.jit(ag.optimize(f))(x), jax.jit(f)(x))), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def acts(f: Callable[..., Any], *args: Any) -> bool:
+    """Whether the pass does something to a function."""
+    reports: list[Report] = []
+    made = ag.optimize(f, rules=[], passes=(SmallAxes(),), on_report=reports.append)
+    jax.eval_shape(made, *args)
+    return any(d.rule == SmallAxes().name for d in reports[-1].fired)
+
+
+HALVES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], bool]] = {
+    "squares of 8": (lambda x: jnp.sum(x**2, -1), ((900, 8),), True),
+    "exponentials of 6": (lambda x: jnp.sum(jnp.exp(x), -1), ((900, 6),), True),
+    "exponentials of 8": (lambda x: jnp.sum(jnp.exp(x), -1), ((900, 8),), False),
+    "of a product of 6": (lambda x, w: jnp.sum((x @ w) ** 2, -1), ((900, 6), (6, 6)), True),
+    "of a product of 7": (lambda x, w: jnp.sum((x @ w) ** 2, -1), ((900, 7), (7, 7)), False),
+    "a product of 4": (lambda x, y: jnp.sum(x[:, None] * y, -1), ((90, 4), (70, 4)), True),
+    "a product of 8": (lambda x, y: jnp.sum(x[:, None] * y, -1), ((90, 8), (70, 8)), False),
+    "a product of 20": (lambda x, y: jnp.sum(jnp.tanh(x)[:, None] * y, -1) * 2, ((90, 20), (70, 20)), False),
+    "distances": (lambda x, y: jnp.sum((x[:, None] - y) ** 2, -1), ((90, 20), (70, 20)), True),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_are_left_where_that_takes_longer(name: str) -> None:
+    """Entries of bfloat16 that lie apart, and products of matrices, which the library multiplies; not in float32."""
+    f, shapes, fires = HALVES[name]
+    args = tuple(normal(*shape, dtype="bfloat16") for shape in shapes)
+    assert acts(f, *args) == fires
+    got, want = (np.asarray(jax.jit(g)(*args), "float32") for g in (ag.optimize(f), f))
+    np.testing.assert_allclose(got, want, rtol=3e-2, atol=3e-2 * float(np.max(np.abs(want))))
+    if "product of" not in name:
+        assert acts(f, *(x.astype("float32") for x in args))

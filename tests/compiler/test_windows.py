@@ -237,3 +237,24 @@ def test_what_windows_alone_read_is_not_streamed() -> None:
     names = [eqn.primitive.name for eqn in jax.make_jaxpr(ag.optimize(gradient))(x).eqns]
     assert not {"scatter-add", "scan"} & {*names}
     np.testing.assert_allclose(jax.jit(ag.optimize(gradient))(x), gradient(x), rtol=1e-4, atol=1e-6)
+
+
+FILTERS: dict[str, tuple[int, int, bool]] = {
+    "few places": (8, 6, True),
+    "many places, short rows": (12, 6, False),
+    "many places": (12, 8, True),
+    "many filters": (16, 24, False),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_windows_of_halves_are_left_where_that_takes_longer(name: str) -> None:
+    """Short rows of bfloat16 are no vector code, and what is a product of matrices the library multiplies."""
+    places, filters, fires = FILTERS[name]
+    f = lambda x, h: jnp.sum(windows(x, places)[:, None] * h, -1)  # noqa: E731
+    args = normal(900, dtype="bfloat16"), normal(filters, places, dtype="bfloat16")
+    reports: list[Report] = []
+    jax.eval_shape(ag.optimize(f, rules=[], passes=(WindowsOfArrays(),), on_report=reports.append), *args)
+    assert any("is made of slices" in d.what for d in acted(reports[-1])) == fires
+    got, want = (np.asarray(jax.jit(g)(*args), "float32") for g in (ag.optimize(f), f))
+    np.testing.assert_allclose(got, want, rtol=3e-2, atol=3e-2 * float(np.max(np.abs(want))))

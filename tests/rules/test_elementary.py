@@ -119,6 +119,23 @@ def test_of_many_numbers_stands_where_one_array_more_is_little(f: Callable[..., 
     assert ("stablehlo.case" in program.as_text()) == branches
 
 
+PART_READ: dict[str, tuple[Callable[..., Any], bool]] = {
+    "a quarter": (lambda x: jnp.sin(x)[: 1 << 14] * 2, False),
+    "every third": (lambda x: (1 + jnp.sin(x))[::3], False),
+    "most": (lambda x: jnp.sin(x)[100:], True),
+    "a quarter, and the sum": (lambda x: (lambda y: (y[: 1 << 14], y.sum()))(jnp.sin(x)), True),
+    "two quarters": (lambda x: (lambda y: (y[: 1 << 14], y[-(1 << 14) :]))(jnp.sin(x)), True),
+}
+
+
+@pytest.mark.parametrize("name", PART_READ)
+def test_of_many_numbers_of_which_few_are_read(name: str) -> None:
+    """Of a branch XLA computes all: 130,000 sines for one column of 64."""
+    f, branches = PART_READ[name]
+    program = jax.jit(ag.optimize(f)).trace(LARGE).lower()
+    assert ("stablehlo.case" in program.as_text()) == branches
+
+
 def truth_of(name: str, x: np.ndarray) -> np.ndarray:
     """The function in float64."""
     with np.errstate(all="ignore"):
@@ -343,6 +360,18 @@ NEAR_MISSES: dict[str, tuple[str, Callable[..., Any], Any, str]] = {
         lambda x: jnp.sin(abs(jnp.broadcast_to(x, (40, *x.shape)))).sum(0),
         X[1:1024],
         "XLA computes it before it repeats it",
+    ),
+    "few that are read": (
+        "sin",
+        lambda x: 2 * jnp.sin(x)[:, 3],
+        X,
+        "only 2048 of its elements are read, and XLA computes no others",
+    ),
+    "few that are picked": (
+        "atan",
+        lambda x: jnp.sum((jnp.arctan(x) + 1)[jnp.array([3, 5, 900])], 0),
+        X,
+        "only 24 of its elements are read, and XLA computes no others",
     ),
     "few elements of a power": ("pow", lambda x: x**2.5, X[1:], "it has fewer than 16384 elements"),
     "few elements of a dear function": ("atan", jnp.arctan, X[1:512], "it has fewer than 4096 elements"),

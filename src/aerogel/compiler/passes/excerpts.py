@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aerogel._jax import Jaxpr
+from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..apart import cost_of
 from ..axes.elementwise import NAMES as ELEMENTWISE
+from ..cost.primitives import DEAR as WEIGHTY
 from ..exactness import Exactness
 from ..excerpts.cuts import cut_apart, padded_apart
 from ..excerpts.excerpts import excerpt_groups
@@ -22,8 +23,10 @@ from ..program import Program, where
 from ..report import Decision
 
 NAME = "excerpts"
-# XLA leaves out what it fuses; it does not look through products, sorts and other calls.
+# XLA leaves out what it fuses; it does not look through products, sorts and other calls, nor from a place that is known
+# only when the program runs through what is dear to compute (jaxlib 0.10.2 and 0.12).
 FUSED = frozenset((*ELEMENTWISE, *SHAPING, "dynamic_slice", "pad", "dynamic_update_slice", "concatenate"))
+DEAR = WEIGHTY.intersection(ELEMENTWISE)
 MARGIN = 0.8
 LEAST_SECONDS = 1e-6
 MOST_ROUNDS = 4  # one for each dimension that is cut
@@ -94,7 +97,7 @@ def _edited(
 ) -> Jaxpr:
     edits: list[Edit] = []
     for group in groups:
-        heavy = next((eqn for eqn in group.eqns if eqn.primitive.name not in FUSED), None)
+        heavy = _made_whole(group)
         if heavy is None:
             continue
         results = [group.edit.results[v] for v in group.results]
@@ -109,3 +112,10 @@ def _edited(
         whole = f"{what} is left out, from `{heavy.primitive.name}` on" if pays else f"{what} is computed, too"
         decisions.append(Decision(NAME, whole, where(heavy), pays, reason, *saved, exactness))
     return apply_edits(level.jaxpr, edits)[0] if edits else level.jaxpr
+
+
+def _made_whole(group: Group) -> JaxprEqn | None:
+    """The first equation of which XLA would make what nobody reads."""
+    names = [eqn.primitive.name for eqn in group.eqns]
+    whole = DEAR if "dynamic_slice" in names else frozenset[str]()
+    return next((eqn for eqn, name in zip(group.eqns, names, strict=True) if name not in FUSED or name in whole), None)

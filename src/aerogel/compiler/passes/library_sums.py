@@ -23,7 +23,7 @@ from ..pipeline import Context
 from ..program import Builder, Program, where
 from ..readers.own_broadcasts import ROOTS, TYPES
 from ..readers.sums_apart import goes_on
-from ..readers.weighted_sums import is_product
+from ..readers.weighted_sums import is_faster_apart, is_product, is_weighted
 from ..report import Decision
 
 NAME = "library-sums"
@@ -57,7 +57,7 @@ class LibrarySums:
             edits: list[Edit] = []
             for place, eqn in enumerate(level.eqns):
                 if eqn.primitive.name in ROOTS and dtype_name(eqn.invars[0]) in TYPES:
-                    multiplies, more = is_product(level, eqn), goes_on(level, eqn)
+                    multiplies, more = _forms(level, eqn)
                     if multiplies or more:
                         edits.append(_given(level, place, multiplies, more))
                         found = [NO_PRODUCT] * multiplies + [NO_MORE] * more
@@ -65,6 +65,15 @@ class LibrarySums:
             return apply_edits(jaxpr, edits)[0] if edits else jaxpr
 
         return rewrite_levels(program, rewritten), decisions
+
+
+def _forms(level: Level, eqn: JaxprEqn) -> tuple[bool, bool]:
+    """Whether a sum is made no product, and whether it is made apart."""
+    multiplies, more = is_product(level, eqn), goes_on(level, eqn)
+    if more and eqn.invars[0].aval.dtype.itemsize <= 4 and is_weighted(level, eqn):
+        more = is_faster_apart(level, eqn)
+        return multiplies or more, more
+    return multiplies, more
 
 
 def _decision(eqn: JaxprEqn, reason: str, what: str) -> Decision:

@@ -1,4 +1,7 @@
-"""Own broadcasts: what several sums repeat along their axes, each repeats for itself (see `own_broadcasts.py`)."""
+"""Own broadcasts: what several sums repeat along their axes, each repeats for itself (see `own_broadcasts.py`).
+
+So does what reads parts of bfloat16 numbers that a sum reads make float32 of them for itself (`own_conversions.py`).
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,6 +14,7 @@ from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
 from ..readers.own_broadcasts import ELSEWHERE, Shared, Sums, set_apart
+from ..readers.own_conversions import Picked, picked_apart, picked_of_summed
 from ..report import Decision
 
 NAME = "own-broadcasts"
@@ -40,7 +44,10 @@ class OwnBroadcasts:
                 decisions.append(_decision(sums.level, one, fires))
                 if fires:
                     chosen.append(one)
-            return set_apart(sums, chosen) if chosen else jaxpr
+            jaxpr = set_apart(sums, chosen) if chosen else jaxpr
+            picked = picked_of_summed(Level(jaxpr))
+            decisions.extend(_decisions_of_parts(jaxpr, picked))
+            return picked_apart(jaxpr, picked) if picked else jaxpr
 
         return rewrite_levels(program, level), decisions
 
@@ -60,3 +67,14 @@ def _decision(level: Level, one: Shared, fires: bool) -> Decision:
     elif not fires:
         reason = "one divides by it, for which XLA would then multiply by a reciprocal"
     return Decision(NAME, what, where(eqn), fires, reason, exactness=_exactness(one))
+
+
+def _decisions_of_parts(jaxpr: Jaxpr, picked: list[Picked]) -> list[Decision]:
+    reason = "XLA would write all of it as float32 for both, {:.1f} MB"
+    found: list[Decision] = []
+    for one in picked:
+        eqn = jaxpr.eqns[min(one.places)]
+        what = f"what `{eqn.primitive.name}` reads of what a sum reads is converted by itself"
+        why, saved = reason.format(one.written / 1e6), 2 * one.written
+        found.append(Decision(NAME, what, where(eqn), True, why, 0, saved, exactness=Exactness.NO_WORSE))
+    return found

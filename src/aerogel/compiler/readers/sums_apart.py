@@ -12,6 +12,7 @@ from ..cost import nbytes
 from ..level import Level
 from ..program import is_var
 from .own_broadcasts import LONGEST_CHAIN, TAKEN, TRIVIAL
+from .weighted_sums import is_product_of_matrices
 
 MOST_BYTES = 128 << 10  # of results that the library may go on with
 SQUARES = frozenset(("square", "integer_pow"))
@@ -20,8 +21,10 @@ SQUARES = frozenset(("square", "integer_pow"))
 def goes_on(level: Level, eqn: JaxprEqn) -> bool:
     """Whether the library would do more than a sum or extremum, and take longer for all of it."""
     (total,) = eqn.outvars
-    is_large = isinstance(total, Var) and nbytes(total.aval) > MOST_BYTES
-    return is_large and _is_of_computed(level, eqn) and _is_worked_on(level, total)
+    if not isinstance(total, Var) or nbytes(total.aval) <= MOST_BYTES or is_product_of_matrices(level, eqn):
+        return False
+    last = _worked_on(level, total) if _is_of_computed(level, eqn) else None
+    return last is not None and nbytes(last.aval) > MOST_BYTES
 
 
 def _is_of_computed(level: Level, eqn: JaxprEqn) -> bool:
@@ -37,19 +40,19 @@ def _is_of_computed(level: Level, eqn: JaxprEqn) -> bool:
         eqn = maker
 
 
-def _is_worked_on(level: Level, total: Var) -> bool:
-    """Whether the library goes on with the sum, up to what is stored, and does not repeat it along the rows again."""
+def _worked_on(level: Level, total: Var) -> Var | None:
+    """What the library makes of a sum up to what is stored; None if nothing, or what repeats along the rows again."""
     v, works = total, False
     for _ in range(LONGEST_CHAIN):
         readers = level.readers(v)
         reader = level.eqns[readers[0]] if len(readers) == 1 and readers[0] >= 0 else None
         if reader is None or not (reader.primitive.name in TAKEN or _is_sum_of_one(reader)):
-            return works  # it is stored for these, or part of XLA's own kernel
+            break  # it is stored for these, or part of XLA's own kernel
         v = reader.outvars[0]
         if not isinstance(v, Var) or v.aval.size > total.aval.size:
-            return False
+            return None
         works |= reader.primitive.name in TAKEN - TRIVIAL
-    return works
+    return v if works else None
 
 
 def _is_sum_of_one(eqn: JaxprEqn) -> bool:

@@ -25,6 +25,7 @@ REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod argmax argm
 MOVES = frozenset("concatenate pad slice rev transpose".split())  # which XLA computes where they are read
 LARGEST_CONSTANT = 1 << 16  # entries of one that is looked at
 JOINS = ("concatenate", "stack")
+PARTS = ("slice", "gather")  # not `dynamic_slice`: for that XLA computes all where it is dear
 LONGEST_CHAIN = 50  # of operations that are looked past
 
 
@@ -188,6 +189,13 @@ class Site:
         0 where it is joined with none. XLA makes such an array, and what is computed for it alone, in one kernel.
         """
         return self._ask("joined", result)
+
+    def entries_read(self, result: int = 0) -> int:
+        """How many entries of a result XLA computes: those of a slice or a gather that alone reads it in the end.
+
+        Operations entry by entry are looked past. All of them where anything else reads it.
+        """
+        return self._ask("entries_read", result)
 
     def anew(self) -> "Site":
         """The same site, of which nothing has been asked yet."""
@@ -367,6 +375,21 @@ class Site:
                     waiting.append(out)
         return most
 
+    def _entries_read(self, result: int) -> int:
+        x = self._results[result]
+        least = x.aval.size
+        for _ in range(LONGEST_CHAIN):
+            (eqn, *others) = self._reading(x) or [None]
+            if eqn is None or others or len(eqn.outvars) != 1:
+                break
+            name, out = eqn.primitive.name, eqn.outvars[0]
+            if name in PARTS and all(y is not x for y in eqn.invars[1:]):
+                least = min(least, out.aval.size)
+            elif out.aval.size != x.aval.size or not (name in ELEMENTWISE or name in PLUMBING or name in MOVES):
+                break
+            x = out
+        return least
+
     def _is_short(self) -> bool:
         return self._context.outermost and not self._around and self._graph.is_short
 
@@ -434,4 +457,5 @@ _ANSWERS: dict[str, Callable[..., Hashable]] = {
     "computed_before_rows_are_reduced": Site._computed_before_rows_are_reduced,
     "spread": Site._spread,
     "joined": Site._joined,
+    "entries_read": Site._entries_read,
 }

@@ -17,21 +17,28 @@ from jax import lax
 from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
-from ..axes.rebind import bind
+from ..axes.rebind import bind, dtype_name
 from ..cost import nbytes
-from ..cost.primitives import REDUCE
+from ..cost.primitives import DEAR, REDUCE
 from ..exactness import Exactness
 from ..fusion.once import SHIFTED_SECONDS
 from ..kernels.shifted import flops_again
 from ..level import Edit, Level, apply_edits
 from ..pipeline import Context
 from ..program import Builder, is_var
+from ..readers.weighted_sums import is_product_of_matrices
 from ..rules.once import once
 from ..windows.components import ELEMENTWISE, FUSED, MOST_EQUATIONS, Components, asks_for_equals
 from .beside import fills_registers, pays_at_once, sums_matrices
 
 # From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
 LONGEST = {"reduce_sum": 8, "reduce_prod": 8, "reduce_max": 4, "reduce_min": 4, "dot_general": 8}
+# Of bfloat16 numbers that a product makes, or of which functions are computed: 7 and 8 took 1.0 to 1.5 of the time, 5
+# and 6 0.6 to 0.97 (squares of 8 numbers 0.4).
+LONGEST_OF_HALVES = 6
+# Of products of matrices of bfloat16 that are written as sums: of 8 terms 1.4 of the time (a narrow one 0.8), of 16 1.7
+# to 2.4, of 24 and 32 2.7 to 3.0, of 4 0.75 to 1.1. (Those of float32 are products by now.)
+LONGEST_MULTIPLIED = 4
 # Of sums of what is much larger than what it is made of, which is in no memory to be read along its rows: all
 # differences of points in 10 dimensions are summed in a quarter of the time, and their gradients in a ninth.
 LONGEST_AMPLIFIED = 32
@@ -206,10 +213,9 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
         return None, "before differentiation: its gradient would pad what is cut, which is large"
     if len(found) > 1 and not amplified:
         return None, "its operands are there, and read as they are"
-    if not amplified and _is_beside_extrema(level, eqn) and (wide.size < FEWEST_BESIDE or _is_alone(level, wide.shape)):
-        return None, "it is of what is left when an extremum of the whole row is taken: one library call does both"
-    if not amplified and _is_added_to_products(level, eqn.outvars[0]):
-        return None, "what a product makes is added to it: one library call does both"
+    refusal = _multiplied(level, eqn, found) if amplified else _library_call(level, eqn, found)
+    if refusal is not None:
+        return None, refusal
     compared = _is_compared(level, eqn.outvars[0], context.before_differentiation)
     if compared and context.before_differentiation:
         return None, "an extremum reads it, whose derivative compares the two: it must be computed once"
@@ -229,6 +235,34 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     if compared or (not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0])):
         (total,) = builder.call(once, total)
     return _replacing(place, eqn, builder, total), ENTRYWISE
+
+
+def _multiplied(level: Level, eqn: JaxprEqn, found: Collection[Components]) -> str | None:
+    """Why XLA's library is as fast at a reduction of what is in no memory."""
+    halves = any(dtype_name(v) == "bfloat16" for one in found for v in one.leaves)
+    if halves and _reduced(eqn).aval.shape[-1] > LONGEST_MULTIPLIED and is_product_of_matrices(level, eqn):
+        return "XLA's library multiplies matrices"
+    return None
+
+
+def _library_call(level: Level, eqn: JaxprEqn, found: Collection[Components]) -> str | None:
+    """Why XLA's library is as fast at a reduction of what is there; None if it is not."""
+    wide = _reduced(eqn).aval
+    if _is_beside_extrema(level, eqn) and (wide.size < FEWEST_BESIDE or _is_alone(level, wide.shape)):
+        return "it is of what is left when an extremum of the whole row is taken: one library call does both"
+    if wide.shape[-1] > LONGEST_OF_HALVES and any(map(_are_dear_halves, found)):
+        return "entries of bfloat16 that lie apart take as long to read as XLA's loop takes"
+    if _is_added_to_products(level, eqn.outvars[0]):
+        return "what a product makes is added to it: one library call does both"
+    return None
+
+
+def _are_dear_halves(found: Components) -> bool:
+    """Whether entries are cut from bfloat16 numbers, and these are products or functions are computed of them."""
+    halves = [v for v in found.leaves if dtype_name(v) == "bfloat16"]
+    made = (found.level.maker(v) for v in halves)
+    is_product = any(eqn is not None and eqn.primitive.name == "dot_general" for eqn in made)
+    return bool(halves) and (is_product or any(eqn.primitive.name in DEAR for eqn in found.inside.values()))
 
 
 def _components(level: Level, x: Atom) -> Components:

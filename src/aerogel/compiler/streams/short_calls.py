@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from aerogel._jax import DropVar, Jaxpr, JaxprEqn
+from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
 from ..axes import Axis
 from ..axes.elementwise import NAMES as ELEMENTWISE
+from ..cost import Machine
+from ..cost.seconds import equation_seconds
 from ..exactness import Exactness
 from ..fusion.canonical import canonical
 from ..kernels.counted import NOT_SHORT, counted, counted_in
@@ -25,6 +27,9 @@ MOST_STEPS = 40
 # What XLA computes in the kernel that reads it, and has to write first for a loop, and how many may be.
 MADE = frozenset((*ELEMENTWISE, "concatenate", "pad", "slice", "stack"))
 MOST_MADE = 4
+# What reads a part of a value: XLA computes no more of it there, and for a loop all of it. How long the rest may take.
+PARTS = ("gather", "slice", "dynamic_slice")
+MOST_SECONDS_OF_REST = 1e-5
 # Each takes XLA 20 to 60 ms to compile: a thousand calls.
 MOST_LOOPS = 4
 # XLA makes one kernel of loops with such steps by itself.
@@ -54,6 +59,9 @@ def shortened(jaxpr: Jaxpr, context: Context) -> Shortened | str:
     made = sum(map(_made_for, streams))
     if made > MOST_MADE:
         return f"{made} arrays that its loops read would be made first"
+    rest = sum(_seconds_of_rest(stream, context.machine.on_one_core()) for stream in streams)
+    if rest > MOST_SECONDS_OF_REST:
+        return f"what its loops read parts of would be made as a whole first, which takes {rest * 1e6:.0f} us longer"
     loops = sum(stream.phases for stream in streams)
     if loops > MOST_LOOPS:
         return f"{loops} loops would take long to compile"
@@ -122,6 +130,34 @@ def _made_for(stream: Stream) -> int:
     read = {x for place in places for x, axis in stream.reads(place) if axis is not None and is_var(x)}
     makers = {level.made_by[x] for x in read if x in level.made_by} - places.keys()
     return sum(level.eqns[k].primitive.name in MADE for k in makers)
+
+
+def _seconds_of_rest(stream: Stream, machine: Machine) -> float:
+    """How long it takes to make what nobody reads of values that XLA would compute where parts of them are read."""
+    level, places = stream.level, stream.answers
+    parts: dict[Var, int] = {}
+    for place in places:
+        eqn = level.eqns[place]
+        if eqn.primitive.name in PARTS and is_var(eqn.invars[0]):
+            parts[eqn.invars[0]] = parts.get(eqn.invars[0], 0) + eqn.outvars[0].aval.size
+    found = 0.0
+    for x, read in parts.items():
+        alone = all(k in places and level.eqns[k].primitive.name in PARTS for k in level.readers(x))
+        made = [level.eqns[k] for k in _entrywise_behind(level, x) if k not in places] if alone else []
+        seconds = sum(equation_seconds(eqn, machine) for eqn in made)
+        found += seconds * max(0.0, 1 - read / x.aval.size)
+    return found
+
+
+def _entrywise_behind(level: Level, x: Var) -> set[int]:
+    """The places of what computes a value entry by entry."""
+    found, waiting = set[int](), [x]
+    while waiting:
+        place = level.made_by.get(waiting.pop(), -1)
+        if place >= 0 and place not in found and level.eqns[place].primitive.name in ELEMENTWISE:
+            found.add(place)
+            waiting += [y for y in level.eqns[place].invars if is_var(y)]
+    return found
 
 
 def _steps_inside(stream: Stream) -> int:

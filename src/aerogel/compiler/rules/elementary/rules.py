@@ -37,6 +37,8 @@ FEWEST_POWERS_ALONE = 1 << 14
 # So many in all where nothing else is counted, and vector code would be the first (on two cores: 1.3 to 2.9 of the time
 # at 8,192 to 24,576, 0.7 at 32,768).
 FEWEST_SINES_IN_SHORT = 1 << 15
+# Of what is read by a slice or a gather alone XLA computes what is read; of a branch, all.
+SMALLER_PART = 2
 # XLA takes a sine for cheap, and calls the library for each entry that it is repeated to: a rotation of 32,896 pairs by
 # the 4,112 angles of their places took 0.9 ms, as the few sines alone 0.2 ms. Of vector code it makes an array.
 _SINES = (lax.sin_p, lax.cos_p, lax.tan_p)
@@ -67,6 +69,7 @@ def _rule(primitive: Any, function: Callable[..., Any], of_many: Callable[..., A
     def vectorised(*xs: Any, accuracy: Any = None, site: Site) -> Any:
         within = site.loop_bytes if site.in_loop else None
         branch = not site.over_devices and is_branch_of_sines(xs[0], within)
+        branch = branch and xs[0].size < SMALLER_PART * site.entries_read()
         chosen = of_many if branch and of_many is not None else function
         few = FEWEST_SINES if primitive in (lax.sin_p, lax.cos_p) else FEWEST
         few = FEWEST_POWERS if primitive in (lax.tan_p, lax.cbrt_p) else few
@@ -144,7 +147,10 @@ def _power(x: Any, y: Any, *, site: Site) -> Any:
 
 def _fewest(x: Any, site: Site, few: int, alone: int) -> str | None:
     fewest = few if site.in_loop else alone
-    return f"it has fewer than {fewest} elements" if x.size < fewest else None
+    if x.size < fewest:
+        return f"it has fewer than {fewest} elements"
+    read = site.entries_read()
+    return f"only {read} of its elements are read, and XLA computes no others" if read < fewest else None
 
 
 @on(
