@@ -72,6 +72,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     Excerpts(),
     FullSums(),
     BasisProducts(),
+    LoopLinear(before_products=True),
     ContractionOrder(),
     EarlyPicks(),
     InverseProducts(),
