@@ -404,6 +404,13 @@ CASES = (
         grad_bounds=BOUNDS,
     ),
     case(
+        "bilinear forms by broadcasts",
+        lambda x, w, y: jnp.sum(x[:, :, None, None] * w * y[:, None, :, None], (1, 2)),
+        lambda x, w, y: jnp.einsum("ni,ijk,nj->nk", x, w, y),
+        lambda: (normal(0, 60, 30), normal(1, 30, 30, 20), normal(2, 60, 30)),
+        (0, 1, 2),
+    ),
+    case(
         "few columns of many rows",
         lambda x, w: x @ w,
         lambda x, w: jnp.stack([sum(x[:, k] * w[k, j] for k in range(5)) for j in range(4)], 1),
