@@ -25,7 +25,7 @@ from .contraction_plan import bits, product_labels
 from .monomials import ENTRYWISE, VIEWS, Labels, Monomials, Polynomial, TooMany
 from .network_reader import FLOATS, is_plain
 from .picked_products import pays
-from .sums_along import SUMS, labels_of, out_labels, whole_of
+from .sums_along import SUMS, labels_of, one_term, out_labels, whole_of
 
 MOST_CONE = 200  # equations between a product and the sum
 
@@ -289,15 +289,5 @@ class _Site:
             (kept,) = (x for x, is_zero in zip(given, zero, strict=True) if not is_zero)
             assert kept is not None
             is_negative = eqn.primitive.name == "sub" and zero[0]
-            env[out] = builder.call(_spread(out.aval.shape, is_negative), kept)[0]
+            env[out] = builder.call(one_term(out.aval.shape, is_negative), kept)[0]
         return env[self.root.outvars[0]]
-
-
-def _spread(shape: Sequence[int], is_negative: bool) -> Any:
-    """What makes a term of a sum, in the sum's shape."""
-
-    def term(x: Any) -> Any:
-        x = x if x.shape == tuple(shape) else lax.broadcast_in_dim(x, tuple(shape), range(x.ndim))
-        return lax.neg(x) if is_negative else x
-
-    return term

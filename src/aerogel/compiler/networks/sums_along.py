@@ -192,3 +192,13 @@ def _term(
         values += [lax.full_like(total, number)] if number != 1.0 or not values else []
         terms.append(reduce(lax.mul, values))
     return lax.mul(total, reduce(lax.add, terms))
+
+
+def one_term(shape: Sequence[int], is_negative: bool) -> Any:
+    """What makes a term of a sum, in the sum's shape."""
+
+    def term(x: Any) -> Any:
+        x = x if x.shape == tuple(shape) else lax.broadcast_in_dim(x, tuple(shape), range(x.ndim))
+        return lax.neg(x) if is_negative else x
+
+    return term
