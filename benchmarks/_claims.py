@@ -61,6 +61,7 @@ CLAIMS = (
     "a_short_last_axis_costs_what_its_entries_cost",
     "causal_attention_costs_what_its_mask_leaves",
     "a_product_with_a_jacobian_is_one_push",
+    "a_laplacian_multiplies_its_tangents_once",
     "windows_cost_what_slices_cost",
     "a_shift_register_is_a_window",
     "short_rows_cost_what_long_rows_cost",

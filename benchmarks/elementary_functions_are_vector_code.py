@@ -66,6 +66,12 @@ CASES = (
         Bounds(over_hand=1.03, memory_over_hand=None),
     ),
     case(
+        "an outer product of a cosine",
+        lambda x, y: x @ jnp.cos(y),
+        lambda: (normal(0, 300, 1), normal(1, 1, 350)),
+        Bounds(over_hand=0.25, memory_over_hand=None),
+    ),
+    case(
         "sixteen elements in a loop",
         lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c) * 1.2 + 0.01, None), x, None, length=2000)[0],
         lambda: (normal(0, 16),),

@@ -404,6 +404,28 @@ CASES = (
         grad_bounds=BOUNDS,
     ),
     case(
+        "sine of a row of a product",
+        lambda a, b: jnp.sin((a @ b)[7]),
+        lambda a, b: jnp.sin(a[7] @ b),
+        lambda: (normal(0, 350, 300), normal(1, 300, 350)),
+        (0, 1),
+    ),
+    case(
+        "sine of an entry of a product",
+        lambda a, b: jnp.sin((a @ b)[5, 9]),
+        lambda a, b: jnp.sin(a[5] @ b[:, 9]),
+        lambda: (normal(0, 350, 300), normal(1, 300, 350)),
+        (0, 1),
+    ),
+    case(
+        "bilinear forms by broadcasts",
+        lambda x, w, y: jnp.sum(x[:, :, None, None] * w * y[:, None, :, None], (1, 2)),
+        lambda x, w, y: jnp.einsum("ni,ijk,nj->nk", x, w, y),
+        lambda: (normal(0, 60, 30), normal(1, 30, 30, 20), normal(2, 60, 30)),
+        (0, 1, 2),
+        grad_bounds=Bounds(over_hand=1.10, speedup=2.0, memory_over_hand=1.25),
+    ),
+    case(
         "few columns of many rows",
         lambda x, w: x @ w,
         lambda x, w: jnp.stack([sum(x[:, k] * w[k, j] for k in range(5)) for j in range(4)], 1),

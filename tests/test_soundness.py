@@ -94,6 +94,7 @@ ELSEWHERE = {
     "masked-columns",
     "masks-of-results",
     "memory-limit",
+    "mirrored-products",
     "needless-sorts",
     "one-of-sorted",
     "prefix-loops",

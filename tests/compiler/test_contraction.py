@@ -911,6 +911,40 @@ def test_a_bilinear_form_holds_a_part(dtype: str) -> None:
     assert "dot_general" in str(after.jaxpr)
 
 
+def form_with_outputs(x: Any, w: Any, y: Any) -> Any:
+    """Several bilinear forms for each row, by broadcasts."""
+    return jnp.sum(x[:, :, None, None] * w * y[:, None, :, None], (1, 2))
+
+
+FORMS = values(70, 40), values(40, 40, 24), values(70, 40, seed=1)
+
+
+def test_the_faster_form_may_hold_more_than_an_operand() -> None:
+    """A form of several outputs holds a product as large as a few of its weights, which saves more than half."""
+    before, after, decisions = passed(form_with_outputs, *FORMS)
+    assert len(decisions) == 1
+    assert program_cost(after.jaxpr).peak_bytes > FORMS[1].nbytes + program_cost(before.jaxpr).peak_bytes
+    assert_near(run(after, *FORMS), run(before, *FORMS))
+
+
+def test_so_may_what_is_faster_with_others() -> None:
+    """In the gradient all triples are stored for several sums: all of these take products in their place."""
+    loss = jax.value_and_grad(lambda *args: jnp.sum(jnp.sin(form_with_outputs(*args))), (0, 1, 2))
+    before, after, decisions = passed(loss, *FORMS)
+    assert len(decisions) == 4
+    assert program_cost(before.jaxpr).peak_bytes > 10 * program_cost(after.jaxpr).peak_bytes
+    for got, want in zip(run(after, *FORMS), run(before, *FORMS), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * float(jnp.abs(want).max()))
+
+
+def test_what_saves_little_holds_little() -> None:
+    """Of few outputs, the same products save less than a half: nothing as large is held for that."""
+    few = values(70, 10), values(10, 10, 2), values(70, 10, seed=1)
+    before, after, _ = passed(form_with_outputs, *few)
+    held = program_cost(after.jaxpr).peak_bytes - program_cost(before.jaxpr).peak_bytes
+    assert held <= contractions.MORE_BYTES
+
+
 def test_a_large_part_is_not_held() -> None:
     """Beyond a cache's size memory counts."""
     large = [jax.ShapeDtypeStruct(s, "float32") for s in ((1 << 16, 64), (64, 48), (1 << 16, 48))]

@@ -99,6 +99,41 @@ def test_by_default_a_gradient_holds_no_sum_of_matrices() -> None:
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4 * float(jnp.abs(want).max()))
 
 
+@pytest.mark.parametrize("name", ["inverse", "softmax", "unit rows"])
+def test_by_default_steps_are_those_of_the_form_by_hand(name: str) -> None:
+    """In a step a product with an outer product is best taken vector by vector; then nothing of it could leave."""
+    make = {"inverse": jnp.linalg.inv, "softmax": lambda a: jax.nn.softmax(a, -1), "unit rows": weight_norm}[name]
+
+    def loss(make: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+        step = lambda a, c, x: (jnp.tanh(make(a) @ c + x), None)  # noqa: E731
+        return lambda a, xs: lax.scan(lambda c, x: step(a, c, x), jnp.zeros(a.shape[0]), xs)[0].sum()
+
+    f = jax.grad(loss(make))
+    by_hand = jax.grad(lambda a, xs: loss(lambda m: m)(make(a), xs))
+    a, xs = SPD[:60, :60], jnp.asarray(normal(2, 2 * T, 60))
+    ours, theirs = (in_loops(ag.optimize(g), a, xs) for g in (f, by_hand))
+    for primitive in ("custom_linear_solve", "dot_general", "reduce_sum"):
+        assert ours.count(primitive) == theirs.count(primitive)
+    got, want = (jax.jit(g)(a, xs) for g in (ag.optimize(f), f))
+    np.testing.assert_allclose(got, want, rtol=5e-4, atol=5e-4 * float(jnp.abs(want).max()))
+
+
+FEW: dict[str, tuple[int, int]] = {"few steps": (3, 160), "two steps": (2, 96)}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_solves_for_vectors_are_left(name: str) -> None:
+    """One solve for all columns takes longer than a few for one: products are taken apart, as they were."""
+    steps_, n = FEW[name]
+    a = jnp.asarray(normal(3, n, n)) / 9
+    a, xs = a @ a.T + jnp.eye(n), jnp.asarray(normal(4, steps_, n))
+    f, _ = GRADIENTS["inverse"]
+    early = ag.optimize(f, passes=(LoopLinear(before_products=True),))
+    assert str(jax.make_jaxpr(early)(a, xs)) == str(jax.make_jaxpr(ag.optimize(f, passes=()))(a, xs))
+    got, want = (jax.jit(g)(a, xs) for g in (ag.optimize(f), f))
+    np.testing.assert_allclose(got, want, rtol=5e-4, atol=5e-4 * float(jnp.abs(want).max()))
+
+
 def total(term: Callable[[Any, Any], Any], **options: Any) -> Callable[[Any, Any], Any]:
     """The sum of a term over all steps."""
 

@@ -271,6 +271,14 @@ def test_left_alone(name: str) -> None:
     assert not decisions(f, x)
 
 
+def test_arrays_are_not_turned_for_it() -> None:
+    """Blocks along an inner axis would be copied out of arrays of which a row is read."""
+    f = jax.value_and_grad(lambda a, b: jnp.sin((a @ b)[5, 9]), (0, 1))
+    (refused,) = decisions(f, normal(0, 350, 300), normal(1, 300, 350))
+    assert not refused.fired
+    assert "us longer than it takes" in refused.reason
+
+
 def test_inside_other_programs() -> None:
     """A function that another program holds is left as it is: that program is short, or not."""
     found: list[Any] = []

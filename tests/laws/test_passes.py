@@ -393,6 +393,11 @@ def curvature(x: Any, t: Any) -> Any:
     return jax.hessian(lambda x: jnp.sum(jnp.sin(x[1:]) * x[:-1] ** 2))(x) @ t
 
 
+def mirrored(a: Any, b: Any, x: Any) -> Any:
+    """A product that is summed up with weights, and the product of these."""
+    return jnp.sum(a * jnp.einsum("ij,kj->ik", x, b), 1), a @ b
+
+
 def causal(q: Any, k: Any, v: Any) -> Any:
     """Attention to keys up to the query."""
     scores = q @ k.swapaxes(-1, -2)
@@ -452,6 +457,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["summed"] = summed, (normal(0, 96, 96) / 12, normal(1, 14, 32, 96), normal(2, 14, 32, 512))
     found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
     found["attention"] = attention, tuple(normal(n, 64, 16).astype(jnp.bfloat16) for n in range(3))
+    found["mirrored"] = mirrored, (normal(0, 128, 96), normal(1, 96, 80), normal(2, 128, 80))
     found["curvature"] = curvature, (normal(0, 128), normal(1, 128))
     found["causal"] = causal, tuple(normal(n, 4, 512, 8) for n in range(3))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)

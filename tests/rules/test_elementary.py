@@ -428,6 +428,9 @@ SPREAD: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "rotated": (rotated, (8, 80, 32)),
     "in a scan": (lambda x: lax.scan(lambda c, x: (c + x * jnp.sin(x[0]), None), x[0], x)[0], (3, 200, 64)),
     "of one number": (lambda x: x * jnp.sin(x[:1, 0])[None], (200, 64)),
+    "an outer product": (lambda x: jnp.outer(x[:, 0], jnp.sin(x[0])), (200, 64)),
+    "columns times a row": (lambda x: x[:, :1] @ jnp.sin(x[:1]), (200, 64)),
+    "an outer product for each": (jax.vmap(lambda x: jnp.sin(x[:, None]) @ x[None] + 1), (40, 24)),
 }
 
 
@@ -447,6 +450,12 @@ def test_few_sines_that_are_hardly_repeated(shape: tuple[int, ...]) -> None:
     """Or not at all."""
     f = SPREAD["of an argument" if shape[0] else "of a counter"][0]
     assert refusals(f, RULES["sin"], normal(0, *shape)) == ["it has fewer than 8192 elements"]
+
+
+def test_few_sines_that_are_multiplied_and_summed() -> None:
+    """A product of more terms than one reads an array of them."""
+    f = lambda x: x[:, :2] @ jnp.sin(x[:2])  # noqa: E731
+    assert refusals(f, RULES["sin"], normal(0, 200, 64)) == ["it has fewer than 8192 elements"]
 
 
 def test_an_array_of_sines_is_none_of_repeated_ones() -> None:

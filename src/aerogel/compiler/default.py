@@ -42,6 +42,7 @@ from .passes.loop_words import LoopWords
 from .passes.masked_columns import MaskedColumns
 from .passes.masks_of_results import MasksOfResults
 from .passes.memory_limit import MemoryLimit
+from .passes.mirrored_products import MirroredProducts
 from .passes.needless_sorts import NeedlessSorts
 from .passes.orientation import Orientation
 from .passes.own_broadcasts import OwnBroadcasts
@@ -73,6 +74,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     Excerpts(),
     FullSums(),
     BasisProducts(),
+    LoopLinear(before_products=True),
     ContractionOrder(),
     EarlyPicks(),
     InverseProducts(),
@@ -92,6 +94,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     ResidualChoice(),
     LoopContraction(),
     Orientation(),
+    MirroredProducts(),
     Streaming(),
     MaskedColumns(),
     LoopSegments(),

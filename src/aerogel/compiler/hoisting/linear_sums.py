@@ -104,14 +104,17 @@ def _is_shorter(x: Atom, eqn: JaxprEqn) -> bool:
     return any(not holds(x.aval.dtype, v.aval.dtype) for v in eqn.outvars)
 
 
-def find_linear(loop: Loop, machine: Machine) -> list[LinearSum]:
-    """For each of a loop's sums what of it is best done after the loop, where that is anything."""
+def find_linear(loop: Loop, machine: Machine, at_least: bool = False) -> list[LinearSum]:
+    """For each of a loop's sums what of it is best done after the loop, where that is anything.
+
+    Where products may still be taken in another order, the steps are priced by what they take `at_least`.
+    """
     body = Body(loop, machine)
-    found = (_find(body, k) for k in range(len(loop.init)))
+    found = (_find(body, k, at_least) for k in range(len(loop.init)))
     return [one for one in found if one is not None]
 
 
-def _find(body: Body, carry: int) -> LinearSum | None:
+def _find(body: Body, carry: int, at_least: bool) -> LinearSum | None:
     found = added(body, carry)
     if found is None:
         return None
@@ -121,7 +124,10 @@ def _find(body: Body, carry: int) -> LinearSum | None:
     for term in terms:
         graph.implies(SOURCE, term)
     for i in cone:
-        graph.edge(SOURCE, i, (body.loop.length - 1) * step_seconds(eqns[i], body.machine))
+        once = step_seconds(eqns[i], body.machine)
+        saved = body.loop.length * (_least_seconds(body, eqns[i]) if at_least else once) - once
+        graph.edge(SOURCE, i, saved)
+        graph.edge(i, SINK, -saved)
         for k in body.moving(eqns[i]):
             graph.implies(i, eqns[i].invars[k])
         for reader in {reader for v in eqns[i].outvars for reader in body.readers.get(v, ())} - adds:
@@ -130,7 +136,8 @@ def _find(body: Body, carry: int) -> LinearSum | None:
     for v in dict.fromkeys((*terms, *reads)):
         assert is_var(v)
         maker = body.makers.get(v)
-        seconds = inf if _is_written_for(v, terms, body.machine) else body.loop.length * _add_seconds(v, body.machine)
+        seconds = 0.0 if at_least and _is_outer(body, v) else body.loop.length * _add_seconds(v, body.machine)
+        seconds = inf if _is_written_for(v, terms, body.machine) else seconds
         graph.edge(v, maker if maker in cone else SINK, seconds)
     taken = graph.taken()
     after = tuple(sorted(i for i in cone if i in taken))
@@ -171,6 +178,26 @@ def step_seconds(eqn: JaxprEqn, machine: Machine) -> float:
     if eqn.primitive.name in ELEMENTWISE:
         return equation_cost(eqn).flops / machine.vector_flops_per_second
     return equation_seconds(eqn, machine)
+
+
+def _least_seconds(body: Body, eqn: JaxprEqn) -> float:
+    """What an equation takes in a step, however products are ordered: it reads what is the same in all of them.
+
+    `(u * v[:, None]) @ A` is a product of matrices, and `u * (v @ A)` one of a vector: that is the least, one column.
+    """
+    once = step_seconds(eqn, body.machine)
+    fixed = dict.fromkeys(x for x in eqn.invars if is_var(x) and x in body.fixed)
+    reading = sum(nbytes(x.aval) for x in fixed) / body.machine.cache_bytes_per_second
+    columns = max((n for k in body.moving(eqn) for n in eqn.invars[k].aval.shape), default=1)
+    return min(once, max(reading, once / columns if fixed else 0.0))
+
+
+def _is_outer(body: Body, v: Var) -> bool:
+    """Whether a value is an outer product: a sum of these is made in any case, for all steps at once if that pays."""
+    maker = body.equations.get(v)
+    if maker is None or maker.primitive.name not in ("dot_general", "mul"):
+        return False
+    return all(is_var(x) and x not in body.fixed and 2 * x.aval.size <= v.aval.size for x in maker.invars)
 
 
 def _add_seconds(v: Var, machine: Machine) -> float:

@@ -24,7 +24,8 @@ MARGIN = 0.8
 # product in place of one of them, predicted to take 0.55 of its time, made it 1.1 times as long (H200).
 MARGIN_ELSEWHERE = 0.5
 LEAST_SECONDS = 2e-7
-# What takes half of the time may hold as much as its largest operand, up to a cache's size.
+# What takes half of the time may hold as much as a core's cache, or as its largest operand, up to what cores share:
+# `(x @ w) * y`, by hand, holds the product.
 SO_MUCH_FASTER = 2.0
 LARGEST_PART = 1 << 22
 MORE_BYTES = 1 << 16  # that the new form may hold at its peak, or a part of what the old one reads and was made
@@ -173,8 +174,9 @@ class _Finder:
         read = inputs_of([eqns[k] for k in sorted(dying)], ())
         made = sum(nbytes(x.aval) for x in read if x in self.level.made_by)
         more = max(self.more_bytes, made // PART_OF_READ)
-        if self.more_bytes and SO_MUCH_FASTER * then <= now:  # as who writes `(x @ w) * y` by hand does
-            more = max(more, min(LARGEST_PART, max((nbytes(x.aval) for x in read), default=0)))
+        if self.more_bytes and SO_MUCH_FASTER * then <= whole:
+            largest = max((nbytes(x.aval) for x in read), default=0)
+            more = max(more, min(LARGEST_PART, max(largest, self.context.machine.cache_bytes)))
         if after.peak_bytes > before.peak_bytes + 2 * nbytes(form.result.aval) + more:
             held = f"it would hold {after.peak_bytes / 1e6:.1f} MB, and holds {before.peak_bytes / 1e6:.1f} MB"
             remade = (k for k in form.places - dying if self.level.eqns[k].primitive.name in ENTRYWISE)

@@ -20,8 +20,15 @@ NAME = "loop-linear"
 
 @dataclass(frozen=True)
 class LoopLinear:
-    """The pass. Bound: each loop is looked at once. It runs before `LoopHoist`, which takes sums of products out."""
+    """The pass. Bound: each loop is looked at once. It runs before `LoopHoist`, which takes sums of products out.
 
+    Attributes:
+        before_products: whether the order in which products are taken is still to be chosen. In a step, an outer
+            product times a matrix is best taken as a vector times it, and an outer product then: of the two vectors
+            that differ from step to step this is not linear any more.
+    """
+
+    before_products: bool = False
     name: str = NAME
     exactness: Exactness = Exactness.REASSOCIATES
 
@@ -30,24 +37,25 @@ class LoopLinear:
         if Exactness.REASSOCIATES not in context.allowed:
             return program, []
         decisions: list[Decision] = []
-        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions)), decisions
+        return rewrite_levels(program, lambda jaxpr: _level(jaxpr, context, decisions, self.before_products)), decisions
 
 
-def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
+def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision], early: bool) -> Jaxpr:
     for place in reversed(range(len(jaxpr.eqns))):  # the places of those before stay what they are
         loop = as_loop(jaxpr.eqns[place])
         if loop is None or loop.length < 2:
             continue
-        loop = _together(loop, context, decisions)
+        loop = loop if early else _together(loop, context, decisions)
         if loop.eqn is not jaxpr.eqns[place]:
             jaxpr = with_equations(jaxpr, [*jaxpr.eqns[:place], loop.eqn, *jaxpr.eqns[place + 1 :]])
         paying: list[LinearSum] = []
-        for one in find_linear(loop, context.machine):
+        for one in find_linear(loop, context.machine, early):
             eqn = max((loop.body.eqns[i] for i in one.after), key=lambda e: equation_seconds(e, context.machine))
             what = f"`{eqn.primitive.name}` of {loop.length} steps is done once, to the sum of what it is done to"
             saved = f"saves {1e6 * one.seconds_saved:.1f} us"
             if one.seconds_saved < _least(loop, one, context.machine):
-                decisions.append(Decision(NAME, what, where(eqn), False, f"{saved}: too little to be sure"))
+                reason = f"{saved}: too little to be sure"
+                decisions += [] if early else [Decision(NAME, what, where(eqn), False, reason)]
                 continue
             paying.append(one)
             reason = f"it is linear and the same in every step; {saved}"

@@ -74,6 +74,10 @@ def _shortened(jaxpr: Jaxpr, context: Context) -> tuple[Shortened | InLanes | st
     seconds = jaxpr_seconds(jaxpr, machine.on_one_core())
     found = shortened(jaxpr, context) if count <= MOST_COUNTED and seconds <= LONGEST else None
     if isinstance(found, Shortened):
+        # Blocks along an inner axis turn arrays around, of which the program may read a row.
+        longer = jaxpr_seconds(found.jaxpr, machine.on_one_core()) - seconds
+        if longer > machine.seconds_to_hand_over:
+            return f"its loops would take {1e6 * longer:.0f} us longer than it takes", ""
         return found, f"in {found.steps} steps it takes less time than another thread takes to wake"
     longest = machine.seconds_to_hand_over + (machine.seconds_to_share if _jax.usable_cores() > 1 else 0.0)
     lanes = in_lanes(jaxpr, context) if seconds <= longest else None

@@ -11,6 +11,7 @@ from ... import _jax
 from ..._jax import Atom, JaxprEqn, Literal, Var
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, nbytes
+from ..cost.work import is_outer_product
 from ..known.counters import Counters
 from ..levels import Around
 from ..pipeline import Context
@@ -351,7 +352,9 @@ class Site:
             x = waiting.pop()
             for eqn in self._reading(x):
                 name = None if eqn is None else eqn.primitive.name
-                if eqn is None or not (name in ELEMENTWISE or name in PLUMBING or name in MOVES or name == "tile"):
+                if eqn is None or not (
+                    name in ELEMENTWISE or name in PLUMBING or name in MOVES or name == "tile" or is_outer_product(eqn)
+                ):
                     continue
                 out = eqn.outvars[0]
                 if name not in MOVES and out.aval.size > x.aval.size:  # operations repeat dimensions of length one
