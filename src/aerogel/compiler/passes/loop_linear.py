@@ -1,6 +1,7 @@
 """What a loop's steps add up is added up before what is linear and the same in every step is done to it: once."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from aerogel._jax import Jaxpr
 
@@ -50,7 +51,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision], early: boo
             jaxpr = with_equations(jaxpr, [*jaxpr.eqns[:place], loop.eqn, *jaxpr.eqns[place + 1 :]])
         paying: list[LinearSum] = []
         for one in find_linear(loop, context.machine, early):
-            eqn = max((loop.body.eqns[i] for i in one.after), key=lambda e: equation_seconds(e, context.machine))
+            eqn = max((loop.body.eqns[i] for i in one.after), key=partial(equation_seconds, machine=context.machine))
             what = f"`{eqn.primitive.name}` of {loop.length} steps is done once, to the sum of what it is done to"
             saved = f"saves {1e6 * one.seconds_saved:.1f} us"
             if one.seconds_saved < _least(loop, one, context.machine):
