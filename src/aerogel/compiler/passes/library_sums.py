@@ -3,9 +3,12 @@
 It takes some for products of matrices (`weighted_sums.py`): -0.0 is what may be added to any number, and to nan,
 without changing it, and then there is no product. Some it makes together with what is computed of them
 (`sums_apart.py`): it has no selections, so that one between the sum and zero, whose condition always holds, is where it
-ends; XLA's own kernel goes on there. Both constants stand behind barriers, as XLA would drop them.
+ends; XLA's own kernel goes on there. Both constants stand behind barriers, as XLA would drop them. What is repeated
+along an axis it may add up too often (`repeated_sums.py`): one entry is, times their number.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,13 +18,14 @@ from jax import lax
 
 from aerogel._jax import Jaxpr, JaxprEqn
 
-from ..axes.rebind import dtype_name
+from ..axes.rebind import dtype_name, shape_of
 from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Builder, Program, where
 from ..readers.own_broadcasts import ROOTS, TYPES
+from ..readers.repeated_sums import repeated_axes
 from ..readers.sums_apart import goes_on
 from ..readers.weighted_sums import is_faster_apart, is_product, is_weighted
 from ..report import Decision
@@ -32,6 +36,8 @@ NO_MORE = (
     "XLA's library is fast at such sums, but not where it goes on with them",
     "{} is made apart from what reads it",
 )
+
+ONCE = "what is repeated is added up once, times its number", "{} is one over fewer entries"
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,11 @@ class LibrarySums:
             edits: list[Edit] = []
             for place, eqn in enumerate(level.eqns):
                 if eqn.primitive.name in ROOTS and dtype_name(eqn.invars[0]) in TYPES:
+                    repeated = repeated_axes(level, eqn)
+                    if repeated:
+                        edits.append(_once(level, place, repeated))
+                        decisions.append(_decision(eqn, *ONCE))
+                        continue
                     multiplies, more = _forms(level, eqn)
                     if multiplies or more:
                         edits.append(_given(level, place, multiplies, more))
@@ -81,6 +92,26 @@ def _decision(eqn: JaxprEqn, reason: str, what: str) -> Decision:
     sizes, over = (" x ".join(map(str, aval.shape)), ", ".join(map(str, axes)))
     name = what.format(f"a `{eqn.primitive.name}` over axis {over} of {sizes}")
     return Decision(NAME, name, where(eqn), True, reason, exactness="reassociates")
+
+
+def _once(level: Level, place: int, repeated: Sequence[int]) -> Edit:
+    """The sum over all other axes, times the number of entries along the repeated ones."""
+    eqn = level.eqns[place]
+    builder = Builder(eqn)
+    kept = [d for d in range(len(shape_of(eqn.invars[0]))) if d not in repeated]
+    rest = [k for k, d in enumerate(kept) if d in eqn.params["axes"]]
+
+    def fewer(x: jax.Array) -> jax.Array:
+        ends = [1 if d in repeated else n for d, n in enumerate(x.shape)]
+        one = lax.reshape(lax.slice(x, [0] * x.ndim, ends), [x.shape[d] for d in kept])
+        wide = np.float32 if x.dtype.itemsize < 4 else x.dtype  # bfloat16 has no 257
+        total = lax.reduce_sum(lax.convert_element_type(one, wide), rest)
+        total = lax.mul(total, lax.full_like(total, math.prod(x.shape[d] for d in repeated)))
+        return lax.convert_element_type(total, x.dtype)
+
+    (total,) = builder.call(fewer, eqn.invars[0])
+    here = frozenset((place,))
+    return Edit(place, here, builder.eqns, {eqn.outvars[0]: builder.as_weak_as(eqn.outvars[0], total)}, here)
 
 
 def _given(level: Level, place: int, multiplies: bool, more: bool) -> Edit:
