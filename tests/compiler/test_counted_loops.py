@@ -165,6 +165,6 @@ def test_branches_of_counted_loops_compute_nothing_again() -> None:
         return lax.while_loop(lambda s: s[0] < 50, body, (0, x))[1]
 
     a = jax.random.normal(jax.random.key(1), (60, 60))
-    what = "`dot_general` in a branch is computed before the branches"
+    what = "`dot_general` in a branch is computed before the loop"
     assert what in [d.what for d in ag.explain(f)(a, a[0]).fired]
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(a, a[0]), jax.jit(f)(a, a[0]), rtol=1e-4, atol=1e-5)

@@ -251,7 +251,7 @@ REPEATED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_what_is_repeated_is_added_up_once(name: str) -> None:
     """With the right numbers, in every run: XLA's library adds some of it up too often in some."""
     f, args = REPEATED[name]
-    assert fired(f, *args)
+    assert {d.rule for d in ag.explain(f)(*args).fired} & {NAME, "full-sums"}  # the other one distributes it
     with jax.enable_x64(True):
         want = f(*(jnp.asarray(np.asarray(x, "float64")) for x in args))  # operation by operation
     g = jax.jit(ag.optimize(f))
