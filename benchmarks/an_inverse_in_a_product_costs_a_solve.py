@@ -53,6 +53,15 @@ CASES = (
     case("a Gaussian log-density", density, density_by_hand, lambda: normal(1, N)),
     case("A^-1 b", lambda a, b: inv(a) @ b, solve, lambda: normal(1, N)),
     case("b A^-1, 50 rows", lambda a, b: b @ inv(a), lambda a, b: solve(a.T, b.T).T, lambda: normal(1, 50, N)),
+    Case(
+        "a product with four times as many columns stays",
+        lambda a, b: b @ inv(a),
+        {"as it stands": lambda a, b: b @ inv(a)},
+        lambda: (normal(0, 100, 100) / 10 + 3 * jnp.eye(100), normal(1, 400, 100)),
+        (0, 1),
+        bounds=Bounds(over_hand=1.10),
+        grad_bounds=Bounds(over_hand=1.10),
+    ),
     case("b A^-1 b", lambda a, b: b @ inv(a) @ b, lambda a, b: b @ solve(a, b), lambda: normal(1, N)),
     case(
         "one inverse under vmap",

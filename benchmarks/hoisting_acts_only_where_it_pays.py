@@ -122,7 +122,32 @@ def split_case(size):
     )
 
 
+def head_natural(wh, wo, xs, h):
+    def body(h, x):
+        h = jnp.tanh(x + h @ wh)
+        return h, jax.nn.softmax(h @ wo)
+
+    return lax.scan(body, h, xs)[1]
+
+
+def head_hoisted(wh, wo, xs, h):
+    def body(h, x):
+        h = jnp.tanh(x + h @ wh)
+        return h, h
+
+    return jax.nn.softmax(lax.scan(body, h, xs)[1] @ wo)
+
+
 CASES = (
+    Case(
+        "ten classes of one row in each step",
+        head_natural,
+        {"hoisted": head_hoisted},
+        lambda: (normal(0, 96, 96) / 10, normal(1, 96, 10), normal(2, 400, 1, 96), jnp.zeros((1, 96))),
+        (0, 1, 2),
+        bounds=TIME_ONLY,
+        grad_bounds=TIME_ONLY,
+    ),
     lstm_case(0),
     lstm_case(1),
     lstm_case(16),

@@ -108,6 +108,12 @@ CASES = [
         series(20_000),
     ),
     case("mean of 5", lambda x: windows(x, 5).mean(1), lambda x: sum(slices(x, 5)) / 5, series(100_000)),
+    case(
+        "mean of 64 of many rows",
+        lambda x: x[:, jnp.arange(x.shape[1] - 63)[:, None] + jnp.arange(64)].mean(-1),
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 64), (1, 1), "VALID") / 64,
+        lambda: (normal(0, 64, 8192),),
+    ),
     case("mean of 40", lambda x: windows(x, 40).mean(1), lambda x: sum(slices(x, 40)) / 40, series(100_000)),
     case(
         "maximum of 7",

@@ -8,9 +8,9 @@ from jax import lax
 from aerogel._jax import Atom, DropVar, Var
 
 from ..level import Level
-from ..loop import Loop, LoopBuilder
-from ..program import Builder, is_var
-from .hoist import Replacement
+from ..loop import Loop
+from ..program import Builder, copy_equation, is_var
+from .hoist import LoopCopy, Replacement
 
 
 def with_repeated_outputs(loop: Loop) -> Replacement | None:
@@ -41,17 +41,11 @@ def with_whole_inputs(level: Level, loop: Loop) -> Replacement | None:
     whole = {x: source for x in loop.xs if is_var(x) and (source := _source(level, x)) is not None}
     if not whole:
         return None
-    new = LoopBuilder(loop.eqn, loop.length, loop.reverse)
-    ins: list[Atom] = [new.const(c) for c in loop.consts]
-    carries = [new.keep_carry(init, final) for init, final in zip(loop.init, loop.finals, strict=True)]
-    ins += [inside for inside, _ in carries]
-    ins += [new.const(whole[x]) if x in whole else new.x(x) if is_var(x) else x for x in loop.xs]
-    outs = new.body.inline(loop.body, ins)
-    for (_, set_next), out in zip(carries, outs, strict=False):
-        set_next(out)
-    for y, out in zip(loop.ys, outs[len(carries) :], strict=True):
-        new.y(out, y)
-    return Replacement(new.equations())
+    copy = LoopCopy(loop)
+    copy.env.update((v, copy.new.const(whole[x])) for v, x in zip(loop.body_xs, loop.xs, strict=True) if x in whole)
+    copy.new.body.eqns += [copy_equation(eqn, copy.env) for eqn in loop.body.eqns]
+    copy.finish()
+    return Replacement(copy.new.equations())
 
 
 def _source(level: Level, x: Var) -> Atom | None:

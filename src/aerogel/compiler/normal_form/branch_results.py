@@ -13,7 +13,7 @@ from ..cost import nbytes
 from ..program import is_var, where
 from ..report import Decision
 from ..same import literal_key
-from .tidy import SMALLEST_SAVING
+from .tidy import SMALLEST_SAVING, same_type
 
 UNDEFINED = frozenset(("empty", "empty2"))
 VIEWS = frozenset("broadcast_in_dim pvary reshape".split())
@@ -29,7 +29,7 @@ def known_results(eqn: JaxprEqn) -> dict[Var, Atom]:
         if isinstance(out, DropVar) or _jax.explicit_mesh(out.aval):
             continue
         same = _outside(values, eqn) or next((one for one, others in kept if _are(values, others)), None)
-        if same is not None and _same_type(same, out):
+        if same is not None and same_type(same, out):
             known[out] = same
         else:
             kept.append((out, values))
@@ -96,7 +96,3 @@ def _are(values: Sequence[Atom | None], others: Sequence[Atom | None]) -> bool:
 
 def _key(x: Atom) -> object:
     return literal_key(x) if isinstance(x, Literal) else id(x)
-
-
-def _same_type(a: Atom, b: Atom) -> bool:
-    return a.aval == b.aval and getattr(a.aval, "weak_type", False) == getattr(b.aval, "weak_type", False)

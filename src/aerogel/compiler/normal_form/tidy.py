@@ -49,7 +49,7 @@ def tidy_loop(eqn: JaxprEqn, over_devices: bool = False) -> tuple[JaxprEqn, dict
 def _unchanged_carries(loop: Loop) -> dict[Var, Atom]:
     """The final values of the carries that every step passes on as they are, and their initial ones."""
     carries = zip(loop.init, loop.finals, loop.body_carry, loop.next_carry, strict=True)
-    return {final: init for init, final, var, nxt in carries if nxt is var and _same_type(init, final)}
+    return {final: init for init, final, var, nxt in carries if nxt is var and same_type(init, final)}
 
 
 def _known_outputs(loop: Loop) -> dict[Var, Atom]:
@@ -60,7 +60,7 @@ def _known_outputs(loop: Loop) -> dict[Var, Atom]:
         if not is_var(out) or isinstance(y, DropVar):
             continue
         same = given.get(out)
-        if same is not None and _same_type(same, y):
+        if same is not None and same_type(same, y):
             known[y] = same
         else:
             given[out] = y
@@ -83,5 +83,6 @@ def stacked_once(before: JaxprEqn, after: JaxprEqn) -> list[Decision]:
     ]
 
 
-def _same_type(a: Atom, b: Atom) -> bool:
+def same_type(a: Atom, b: Atom) -> bool:
+    """Whether two values have one type, weakness included."""
     return a.aval == b.aval and getattr(a.aval, "weak_type", False) == getattr(b.aval, "weak_type", False)

@@ -54,7 +54,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision], early: boo
             eqn = max((loop.body.eqns[i] for i in one.after), key=partial(equation_seconds, machine=context.machine))
             what = f"`{eqn.primitive.name}` of {loop.length} steps is done once, to the sum of what it is done to"
             saved = f"saves {1e6 * one.seconds_saved:.1f} us"
-            if one.seconds_saved < _least(loop, one, context.machine):
+            if not _pays(loop, one, context.machine):
                 reason = f"{saved}: too little to be sure"
                 decisions += [] if early else [Decision(NAME, what, where(eqn), False, reason)]
                 continue
@@ -68,7 +68,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision], early: boo
 
 def paying_sums(loop: Loop, machine: Machine) -> list[LinearSum]:
     """What of a loop's sums is done once, after the loop."""
-    return [one for one in find_linear(loop, machine) if one.seconds_saved >= _least(loop, one, machine)]
+    return [one for one in find_linear(loop, machine) if _pays(loop, one, machine)]
 
 
 def _together(loop: Loop, context: Context, decisions: list[Decision]) -> Loop:
@@ -85,13 +85,12 @@ def _together(loop: Loop, context: Context, decisions: list[Decision]) -> Loop:
     return Loop(together(loop, paying)) if paying else loop
 
 
-def _least(loop: Loop, one: LinearSum, machine: Machine) -> float:
-    """The smallest saving that is believed: a share of the loop's time where the new sums are larger than the old.
+def _pays(loop: Loop, one: LinearSum, machine: Machine) -> bool:
+    """Whether a saving is believed: it is a share of the loop's time where the new sums are larger than the old.
 
     Of a step's kernels they are further ones, which XLA may share among threads, and each makes again what it reads:
     of a gradient by four parameters of 4,096 equations, whose sums over these left for 1 %, the time was 1.6 times.
     """
-    old = max(nbytes(term.aval) for term in one.terms)
-    if sum(nbytes(v.aval) for v in one.summed) <= old:
-        return 2 * LEAST_SECONDS
-    return max(2 * LEAST_SECONDS, LEAST_SHARE * equation_seconds(loop.eqn, machine))
+    larger = sum(nbytes(v.aval) for v in one.summed) > max(nbytes(term.aval) for term in one.terms)
+    share = LEAST_SHARE * equation_seconds(loop.eqn, machine) if larger else 0.0
+    return one.seconds_saved >= max(2 * LEAST_SECONDS, share)
