@@ -157,3 +157,21 @@ def test_the_other_kind_of_custom_vjp():
     finally:
         jax.config.update("jax_custom_vjp3", False)
     np.testing.assert_allclose(gradient, jax.grad(lambda x: stacked_sum(x).sum())(start()), rtol=1e-5)
+
+
+def test_a_step_adds_what_is_made_of_nothing():
+    """The term of a sum is a call without operands, or counts up to a length that is a symbol."""
+
+    def counted(x):
+        return lax.fori_loop(0, LENGTH, lambda _, c: c + jnp.arange(x.shape[0], dtype=x.dtype), x)
+
+    def called(x):
+        def ones():
+            return jax.pure_callback(lambda: np.ones(x.shape, x.dtype), jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+        return lax.fori_loop(0, LENGTH, lambda _, c: c + ones(), x)
+
+    assert_same(called, start())
+    (n,) = jax.export.symbolic_shape("n")
+    any_length = jax.export.export(jax.jit(ag.optimize(counted)))(jax.ShapeDtypeStruct((n,), np.float32))
+    np.testing.assert_allclose(any_length.call(start()), counted(start()), rtol=1e-6)

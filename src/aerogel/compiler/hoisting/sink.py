@@ -97,8 +97,10 @@ def _has_batch(eqn: JaxprEqn) -> bool:
 
 def _only_shapes(eqn: JaxprEqn) -> bool:
     """Whether a product's terms are only moved, or made longer: their sum is then made in the longer type."""
+    if eqn.primitive.name not in SHAPING:
+        return False
     before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
-    return eqn.primitive.name in SHAPING and (before == after or holds(after, before))
+    return before == after or holds(after, before)
 
 
 def _factors(
