@@ -1,7 +1,6 @@
 """Some equations of a level by themselves: what they read, and what they cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
@@ -10,9 +9,10 @@ from .cost import Cost, Machine, jaxpr_seconds
 from .cost.program import jaxpr_cost
 from .level import Edit, Level
 from .program import is_var
+from .record import record
 
 
-@dataclass(frozen=True)
+@record
 class Priced:
     """Edits that are made together, and what both forms are predicted to take."""
 

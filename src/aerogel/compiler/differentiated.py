@@ -1,7 +1,6 @@
 """Derivatives of small programs, as JAX writes them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +13,7 @@ from aerogel._jax import ClosedJaxpr, Var
 from .kept import Kept
 from .normalize import normalize
 from .program import depends_on, is_var
+from .record import record
 from .same import Body
 
 _known = Kept[ClosedJaxpr](128)  # layers are alike
@@ -26,7 +26,7 @@ class Mode(StrEnum):
     FORWARD = "forward"
 
 
-@dataclass(frozen=True)
+@record
 class Differentiated:
     """The derivative of a function by its first `count` inputs.
 

@@ -1,9 +1,9 @@
 """What the matrix library of a platform does to the operands of a product, beside multiplying."""
 
-from dataclasses import dataclass
+from .record import record
 
 
-@dataclass(frozen=True)
+@record
 class Handling:
     """What a platform's matrix product does to its operands, per byte, where one byte copied row by row is 1.
 

@@ -17,6 +17,7 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from .axes.elementwise import NAMES as ELEMENTWISE
 from .cost.primitives import DEAR
 from .program import Builder, copy_equation, is_var, substitute
+from .record import record
 
 # A step more is little beside this many; of what is light it is always.
 MANY_STEPS = 32
@@ -24,7 +25,7 @@ SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose",
 LIGHT = frozenset((*ELEMENTWISE, *SHAPING)) - DEAR
 
 
-@dataclass(frozen=True)
+@record
 class Loop:
     """One `scan` equation, its inputs and outputs by kind."""
 

@@ -29,6 +29,7 @@ from .normal_form.kernel_branches import without_kernel_branches
 from .normal_form.written_constants import Held, with_constants_back, with_constants_written
 from .normalize import normalize
 from .program import Program
+from .record import record
 from .report import Decision, Report
 from .uncollected import uncollected
 
@@ -94,7 +95,7 @@ class Pass(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@record
 class Outcome:
     """What the passes made of a program: itself, when nothing fired."""
 

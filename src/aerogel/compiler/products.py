@@ -7,7 +7,6 @@ copied. XLA copies an operand too whose dimensions are not batch, free, contract
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ from aerogel._jax import JaxprEqn
 from .cost import nbytes
 from .handling import HANDLING, THIN, Handling
 from .orders.orders import Order, copy_weight, natural, permute
+from .record import record
 
 LANES = 16
 # Of a shallow product the library reads either way (the integrals of a quantum chemist, 12 x 1728, in a chain of four
@@ -30,7 +30,7 @@ SMALL_BYTES = 1 << 14
 FEWEST_MULTIPLIED = 512
 
 
-@dataclass(frozen=True)
+@record
 class Form:
     """One way to make a product.
 
@@ -64,7 +64,7 @@ class Form:
         return params
 
 
-@dataclass(frozen=True)
+@record
 class Product:
     """A `dot_general` and the roles of its operands' dimensions.
 
@@ -272,7 +272,7 @@ class Product:
         return _Side(large[: len(head)] == head and changes <= 1, True not in tail or tail[-1], contracted)
 
 
-@dataclass(frozen=True)
+@record
 class _Side:
     """How an operand lies: as a batch of matrices (`regular`)? Its contracted dimensions, last? In which order?"""
 

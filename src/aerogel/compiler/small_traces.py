@@ -63,7 +63,7 @@ def plain_key(x: Any) -> Hashable | None:
         return (kind, x)
     if isinstance(x, np.generic):
         return (kind, x.tobytes())
-    if is_dataclass(x) and kind.__dataclass_params__.frozen:
+    if is_dataclass(x) and (kind.__dataclass_params__.frozen or kind.__hash__ not in (None, object.__hash__)):
         return _keys(kind, [getattr(x, f.name) for f in fields(x)])
     return None
 

@@ -5,7 +5,6 @@ smaller broadcast, that of a reversed array a reversed slice. The passes then ha
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from aerogel import _jax
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
 from .program import Builder, is_var, with_equations
+from .record import record
 from .zeros import is_zero
 
 # Arrays of indices of at most this many elements are followed.
@@ -133,7 +133,7 @@ def _named(eqn: JaxprEqn, var: Var, fun: Any, *xs: Atom) -> list[JaxprEqn] | Non
     return builder.eqns
 
 
-@dataclass(frozen=True)
+@record
 class _Rows:
     """Places `start`, `start + stride`, ... before `stop` along a dimension; `alone`: one, and no dimension of them."""
 

@@ -19,6 +19,7 @@ from .differentiated import Differentiated
 from .level import Level
 from .normalize import COMMUTATIVE, equation_key
 from .program import Builder, depends_on, is_var, rename
+from .record import record
 from .same import literal_key
 
 READ_ELSEWHERE = "what it computes on the way is read elsewhere, too"
@@ -32,7 +33,7 @@ class ReadElsewhere(NotWritten):
     """One that it holds, but something else reads what stands between the operands and it."""
 
 
-@dataclass(frozen=True)
+@record
 class Total:
     """A value of a level that is a derivative, or a sum of it and of others."""
 
@@ -47,7 +48,7 @@ class Total:
         return derivative
 
 
-@dataclass(frozen=True)
+@record
 class Written:
     """A derivative in a level.
 

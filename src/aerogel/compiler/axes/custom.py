@@ -5,7 +5,6 @@ The axis is found in the function and in its rule; the block is a `custom_jvp` f
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._jax import JaxprEqn, forward_rule
+from ..record import record
 from .answer import Axis, Mapped, No
 from .entry import Entry
 from .nested import jaxpr_along
@@ -59,7 +59,7 @@ def _with_rule(eqn: JaxprEqn, function: Mapped, length: int) -> Mapped | No:
     return Mapped(function.ins, function.outs, block)
 
 
-@dataclass(frozen=True)
+@record
 class _Rule:
     """The derivative rule on blocks: it takes primals and the tangents at the positions `moving`."""
 

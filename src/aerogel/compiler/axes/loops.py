@@ -1,11 +1,11 @@
 """`scan` and `while`: an axis other than the loop's own passes through, if the loop's body keeps it in its carry."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ... import _jax
 from ..._jax import ClosedJaxpr, JaxprEqn
+from ..record import record
 from .answer import Axis, Mapped, No
 from .entry import Entry
 from .nested import jaxpr_along
@@ -76,7 +76,7 @@ def _scan(
     return Mapped(places, results, block, body.uses_start)
 
 
-@dataclass(frozen=True)
+@record
 class _While:
     """The inputs of a `while`: constants of its condition, of its body, and the carry."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..._jax import ClosedJaxpr, JaxprEqn, Literal, Var
+from ..record import record
 from .answer import Axis, Mapped, No
 from .blocks import take_block
 from .rebind import bind
@@ -166,7 +167,7 @@ def _place(needed: Sequence[Axis | None], whole: bool) -> Axis | None:
     return needed[0] if len(needed) == 1 and not whole else None
 
 
-@dataclass(frozen=True)
+@record
 class _Step:
     """One equation to run: on blocks, or (without an answer) whole."""
 
@@ -183,7 +184,7 @@ class _Step:
         return (None,) * len(self.eqn.outvars) if self.answer is None else self.answer.outs
 
 
-@dataclass(frozen=True)
+@record
 class _Run:
     """The block function of a planned program."""
 

@@ -5,13 +5,13 @@ The axis is found in the function, in its forward pass with residuals and in its
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import jax
 
 from ..._jax import BackwardRule, JaxprEqn, backward_rule
+from ..record import record
 from .answer import Axis, Mapped, No
 from .custom import inside_rule
 from .entry import Entry
@@ -32,7 +32,7 @@ def along_output(eqn: JaxprEqn, outs: Mapping[int, Axis], length: int) -> Mapped
     return function if isinstance(function, No) else _with_rules(eqn, function, length)
 
 
-@dataclass(frozen=True)
+@record
 class _Rules:
     """Both rules on blocks."""
 

@@ -4,13 +4,13 @@ Each index of the axis is told by its number whether it is one of those rows: th
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jax import lax
 
 from ..._jax import JaxprEqn
+from ..record import record
 from .answer import Axis, Mapped, No
 from .entry import Entry
 from .rebind import shape_of
@@ -26,7 +26,7 @@ SCATTERS: dict[str, Combine] = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class _Rows:
     """`count` rows of dimension `dim` of the first input are written, from the one that input `first` names."""
 

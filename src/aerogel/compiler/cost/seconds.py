@@ -7,7 +7,7 @@ value no larger than the cache moves at the cache's speed, and a slice moves as 
 
 import math
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from jax import lax
@@ -16,6 +16,7 @@ from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn, Literal
 
 from ..kept import Kept
+from ..record import record
 from .account import (
     ASSUMED_TRIPS,
     body_kernels,
@@ -165,7 +166,7 @@ def moves_few(scan: JaxprEqn, machine: Machine) -> bool:
     return _seconds_of_few(body, carry_slice(scan), machine) is not None
 
 
-@dataclass(frozen=True)
+@record
 class Launches:
     """What a step of a `scan` starts, and how long that runs, the starts apart.
 

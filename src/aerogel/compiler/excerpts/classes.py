@@ -7,7 +7,6 @@ out; where masks are multiplied with the rows, `x * (y == k)[:, None]`, it does 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from ..known.records import Constant, Facts, the
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 
 FEWEST = 4096  # entries that all masks of a group let through or not
 FEWEST_SUMS = 8  # numbers in the sums of a group: of fewer, masks are as cheap
@@ -26,7 +26,7 @@ SPARSEST = 8  # places for classes, for each class that is summed up
 TYPES = frozenset("float32 float64 int32 int64".split())
 
 
-@dataclass(frozen=True)
+@record
 class _Sum:
     """The sum at a place: of the rows of `x` (of ones without) where `index` is `case`; the shape of all of them."""
 

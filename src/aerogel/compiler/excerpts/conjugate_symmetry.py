@@ -23,6 +23,7 @@ from ..known.counters import Counters
 from ..known.picks import is_zeros
 from ..level import Level
 from ..program import is_var
+from ..record import record
 
 # f(conj(z)) is conj(f(z)), for whole arrays: these, of real numbers and complex ones.
 SHAPING = "transpose reshape broadcast_in_dim squeeze slice concatenate pad copy name".split()
@@ -40,7 +41,7 @@ DEEPEST = 200
 Dims = tuple[int | None, ...]  # where a value has the transformed axes, the last one being the one that is halved
 
 
-@dataclass(frozen=True)
+@record
 class Turned:
     """A value of which only the symmetric half counts: that of `source`, and what the equations of `chain` make of it.
 
@@ -55,7 +56,7 @@ class Turned:
     chain: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class Spectrum:
     """What a transform with a real result needs.
 

@@ -20,6 +20,7 @@ from ..axes.rebind import bind, shape_of
 from ..known.picks import batched_pick
 from ..level import Edit, Level
 from ..program import Builder, is_var, rename, substitute
+from ..record import record
 
 ELEMENTWISE = frozenset(NAMES) - {"threefry2x32"}
 LONGEST_CHAIN = 12
@@ -61,7 +62,7 @@ def _is_entrywise(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in ELEMENTWISE and len(eqn.outvars) == 1 and not eqn.effects
 
 
-@dataclass(frozen=True)
+@record
 class RowsGather:
     """A gather of single entries along dimension `dim`, all other dimensions of its operand being rows.
 

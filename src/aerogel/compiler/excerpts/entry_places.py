@@ -1,6 +1,5 @@
 """Places of one entry in each row of a value, and what is put there, picked there, or summed up of it."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,8 +7,10 @@ from jax import lax
 
 from aerogel._jax import Atom
 
+from ..record import record
 
-@dataclass(frozen=True)
+
+@record
 class EntryPlaces:
     """One entry in each row; rows lie along dimension `dim` of values of that shape.
 

@@ -12,9 +12,10 @@ from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..axes import Axis, Mapped, Reduced, take_block
 from ..program import Builder, is_var
+from ..record import record
 
 
-@dataclass(frozen=True)
+@record
 class Excerpt:
     """`size` indices from `start` on, an int or a scalar of the program, of an axis of `length`."""
 

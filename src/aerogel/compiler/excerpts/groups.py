@@ -1,15 +1,15 @@
 """Equations that are rewritten together."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from aerogel._jax import JaxprEqn, Var
 
 from ..disjoint import DisjointSets
 from ..level import Edit
+from ..record import record
 
 
-@dataclass(frozen=True)
+@record
 class Group:
     """An edit, the equations that go with it, and those of their results that others read."""
 

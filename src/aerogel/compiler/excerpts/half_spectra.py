@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -16,6 +15,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 from ..axes import Axis, Mapped, along_output
 from ..level import Edit, Level
 from ..program import Builder, copy_equation, substitute
+from ..record import record
 from .conjugate_symmetry import Spectrum, is_real, spectra, symmetric_half, transform
 from .excerpt import Excerpt, Writer
 from .groups import Group
@@ -132,7 +132,7 @@ def _read_as(level: Level, builder: Builder, x: Var, real: Atom) -> dict[Var, At
     return results
 
 
-@dataclass(frozen=True)
+@record
 class _Transform:
     """A transform by its halves: of the two kinds one is the conjugate of the other, up to the number of entries."""
 

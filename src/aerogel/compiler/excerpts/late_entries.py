@@ -28,6 +28,7 @@ from ..known.picks import batched_pick
 from ..known.records import Constant, Facts, OneHot, the
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 from .early_picks import FEW, Picking, RowsGather
 from .entry_places import EntryPlaces
 
@@ -37,7 +38,7 @@ MOST_VALUES = 24  # that are made of one value
 MOST_ENDS = 2  # values that the entries are added to: each takes a pass over the indices, and may be copied
 
 
-@dataclass(frozen=True)
+@record
 class _Entries:
     """A value: `rest`, if there is any, and `row` in each row, if it is no zero, and `entry` at the places.
 

@@ -10,7 +10,6 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from ..known.picks import batched_pick, is_zeros, untransposed_diagonal
 from ..level import Edit, Level, apply_edits
 from ..products import may_swap
 from ..program import Builder, is_var
+from ..record import record
 
 
 def canonical(jaxpr: Jaxpr) -> Jaxpr:
@@ -51,7 +51,7 @@ def canonical(jaxpr: Jaxpr) -> Jaxpr:
     return apply_edits(jaxpr, edits)[0] if edits else jaxpr
 
 
-@dataclass(frozen=True)
+@record
 class OneEntry:
     """A scatter of one entry into each row of zeros; rows lie along dimension `dim`."""
 

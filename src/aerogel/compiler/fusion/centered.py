@@ -13,7 +13,7 @@ the moments that the variance itself has accumulated.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,11 @@ from ..axes import Monoid, Reduced
 from ..axes.monoid import highest, lowest
 from ..level import After
 from ..program import Readers, is_var
+from ..record import record
 from .moments import MOMENTS, merged
 
 
-@dataclass(frozen=True)
+@record
 class Centered:
     """A value that is `value - center` (`form` "difference"), its square or its exponential; or `value == center`.
 
@@ -48,7 +49,7 @@ class Centered:
     order: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Factor:
     """A factor of a difference: `atom`, whose dimension `k` is dimension `dims[k]` of the product; or a sign."""
 

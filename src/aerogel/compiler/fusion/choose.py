@@ -1,7 +1,6 @@
 """Which sites of a region run inside the loop: a minimum cut over what must then cross its border."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 from aerogel._jax import JaxprEqn, Var
 
@@ -11,6 +10,7 @@ from ..cut import SINK, SOURCE, Graph
 from ..level import Level
 from ..loop import LoopBuilder
 from ..program import is_var
+from ..record import record
 from .dear import repeated_seconds
 from .delays import seconds_to_delay
 from .entrywise_sums import summed_by_entry
@@ -45,7 +45,7 @@ FEWEST_BLOCKS = 4
 SECONDS_PER_BLOCK = 5e-6
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """Sites of a region that move, in program order, and the predicted time of all that depends on the choice."""
 

@@ -7,7 +7,6 @@ As with a variance, what is summed around other centers gives it, for any `c` an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -17,11 +16,12 @@ from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..axes import Reduced
 from ..program import Readers, is_var
+from ..record import record
 from .centered import Centered, center_of, wide_of
 from .moments import COVARIANCES, merged, outer
 
 
-@dataclass(frozen=True)
+@record
 class Operand:
     """An operand of the product: a stacked value, less a `center` if there is one.
 

@@ -22,6 +22,7 @@ from ..cost.primitives import DEAR, REDUCE
 from ..cost.vector_code import SINES, is_branch_of_sines, seconds_at_last
 from ..loop import Loop, is_float
 from ..program import inner_jaxprs, is_var, producers, users
+from ..record import record
 from .step_threads import KernelWork, bits, seconds_apart, works
 
 # XLA computes these for each of their readers. (Reductions over axes of length one are reshapes.)
@@ -42,7 +43,7 @@ SHIFTED_SECONDS = 2e-10
 MOST_SHIFTED = 64  # operations that are counted
 
 
-@dataclass(frozen=True)
+@record
 class Repeated:
     """A value of a step that is computed for several arrays.
 

@@ -5,7 +5,6 @@ works entry by entry works on each part, a reduction is that of the parts combin
 whole is never needed.
 """
 
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
@@ -20,12 +19,13 @@ from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..level import Edit, Level
 from ..loop import Loop, as_loop
 from ..program import Builder, is_var
+from ..record import record
 
 MOST_PARTS = 4
 MOST_EQUATIONS = 200
 
 
-@dataclass(frozen=True)
+@record
 class Part:
     """Entries `start .. start + length` of `whole` (all there are, where `start` is 0 and the lengths agree)."""
 
@@ -34,7 +34,7 @@ class Part:
     length: int
 
 
-@dataclass(frozen=True)
+@record
 class Joint:
     """A value that is `parts`, one after the other, along the plain dimension `dim`."""
 

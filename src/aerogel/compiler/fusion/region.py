@@ -16,6 +16,7 @@ from ..axes import Axis, Mapped, No, Reduced, along
 from ..level import After, Level
 from ..loop import Loop, as_loop
 from ..program import Readers, bodies, is_var, remembered
+from ..record import record
 from .centered import Centered, centered_sum, next_centered
 from .covariances import centered_product
 from .window import Window
@@ -26,7 +27,7 @@ LONGEST_DELAY = 32
 WAITING = 4
 
 
-@dataclass(frozen=True)
+@record
 class Stacked:
     """Where time stands in a value, and which steps of the loop it holds."""
 
@@ -34,19 +35,19 @@ class Stacked:
     window: Window
 
 
-@dataclass(frozen=True)
+@record
 class Joined:
     """A second loop over the outputs of the first, in the same order: one loop can run both bodies."""
 
     loop: Loop
 
 
-@dataclass(frozen=True)
+@record
 class Sliced:
     """A slice over time, or its reversal: nothing to compute, fewer steps to keep or another order of them."""
 
 
-@dataclass(frozen=True)
+@record
 class Site:
     """Equations that could move into the loop.
 

@@ -14,7 +14,6 @@ Steps come in order: the first of equal values is known without comparing indice
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from jax import lax
 
 from ..axes import Monoid
 from ..axes.monoid import highest
+from ..record import record
 from .centered import SOFTMAX, TIES
 from .moments import COVARIANCES, MOMENTS, Times, outer
 
@@ -29,7 +29,7 @@ Values = Sequence[Any]
 Join = Callable[[Values, Values], Values]
 
 
-@dataclass(frozen=True)
+@record
 class Running:
     """Accumulators that steps join one after the other.
 

@@ -18,11 +18,12 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from ..loop import Loop, LoopBuilder
 from ..program import Builder, copy_equation, is_var, substitute
+from ..record import record
 from ..zeros import without_zeros
 from .window import Window
 
 
-@dataclass(frozen=True)
+@record
 class Part:
     """Steps `start .. start + count * width` of a loop, in `count` blocks of `width`.
 

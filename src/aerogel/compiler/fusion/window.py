@@ -1,13 +1,14 @@
 """The steps of a loop that something works on, and where step `t` stands among them."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jax import lax
 
+from ..record import record
 
-@dataclass(frozen=True)
+
+@record
 class Window:
     """The steps `start, start + stride, ...` (`count` of them) of a loop: what a slice over time keeps.
 

@@ -1,7 +1,6 @@
 """What a branch makes last for its share in a sum: equations that can stand behind it, on what it gives instead."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from aerogel import _jax
 from aerogel._jax import Jaxpr, JaxprEqn, Var
@@ -9,6 +8,7 @@ from aerogel._jax import Jaxpr, JaxprEqn, Var
 from ..cost import nbytes
 from ..loop import is_float
 from ..program import is_var
+from ..record import record
 from .linear_sums import Body, Values
 from .sink import SMALLEST_OUTER
 
@@ -19,7 +19,7 @@ LIGHT = SPREADING | frozenset("add add_any sub neg".split())
 AMPLIFIED = 4
 
 
-@dataclass(frozen=True)
+@record
 class Tail:
     """What of a branch can be done behind it.
 

@@ -19,6 +19,7 @@ from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Var
 from ..loop import Loop, is_float
 from ..normalize import drop_dead
 from ..program import Builder, copy_equation, is_var, substitute
+from ..record import record
 from .branch_tails import Tail, fixed_in, tail_of, values_of
 from .gathered import gathered
 from .hoist import LoopCopy, Replacement
@@ -26,7 +27,7 @@ from .lift import LEAST_STEPS
 from .linear_sums import Body, LinearSum
 
 
-@dataclass(frozen=True)
+@record
 class Terms:
     """What a `cond` gives to sums of its loop.
 

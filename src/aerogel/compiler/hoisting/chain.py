@@ -5,7 +5,6 @@ known before the loop, the draws are not bound to the steps. Counters need no lo
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from ..cost.primitives import RANDOM
 from ..known.facts import Affine, body_facts
 from ..loop import Loop, LoopBuilder, named
 from ..program import Builder, copy_equation, is_var, substitute
+from ..record import record
 from .hoist import Replacement
 from .hoistable import KEYS_FROM_KEYS, is_heavy
 
@@ -27,7 +27,7 @@ from .hoistable import KEYS_FROM_KEYS, is_heavy
 LARGEST_CARRY, LARGEST_CROSSING = 64, 256
 
 
-@dataclass(frozen=True)
+@record
 class Chain:
     """Carries (by position) that only they themselves, constants and inputs advance.
 

@@ -1,19 +1,19 @@
 """What the steps of a loop add to a carry."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..loop import Loop
 from ..program import Readers, is_var
+from ..record import record
 
 # A carry of more terms than these is not looked through.
 MOST_TERMS = 16
 
 
-@dataclass(frozen=True)
+@record
 class Gathered:
     """What a carry gathers in a step.
 

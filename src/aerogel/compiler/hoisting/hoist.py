@@ -10,10 +10,11 @@ from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 from ..loop import Loop, LoopBuilder, named
 from ..normalize import drop_dead
 from ..program import Builder, copy_equation, is_var, rename, substitute, with_equations
+from ..record import record
 from .hoistable import batched
 
 
-@dataclass(frozen=True)
+@record
 class Outside:
     """Which equations of a body, by index, run outside the loop.
 

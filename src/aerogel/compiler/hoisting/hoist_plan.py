@@ -17,6 +17,7 @@ from ..cost.short import is_surely_short
 from ..cut import SINK, SOURCE, Graph
 from ..loop import Loop
 from ..program import depends_on, inner_jaxprs, is_var, users
+from ..record import record
 from .chain import find_chain
 from .hoist import Outside, constant_equations, move_out
 from .hoistable import crossing_seconds, is_dear, is_heavy, refusal, stacked_inputs, steps_saved
@@ -60,7 +61,7 @@ FREE_STEPS = 64 << 10
 SUMS = frozenset("add add_any mul convert_element_type broadcast_in_dim reshape squeeze".split())
 
 
-@dataclass(frozen=True)
+@record
 class Terms:
     """What the plan may rest on."""
 
@@ -71,7 +72,7 @@ class Terms:
     without_windows: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr  # sums of windows made of slices (`windows.py`)
 
 
-@dataclass(frozen=True)
+@record
 class Beside:
     """What the other loops of a gradient are to one of them.
 
@@ -84,6 +85,9 @@ class Beside:
     residual_bytes: int = 0
     seconds: float = 0.0
     room: Callable[[], float] = lambda: inf
+
+
+ALONE = Beside()
 
 
 @dataclass
@@ -130,7 +134,7 @@ def _flat(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
             yield from _flat(one)
 
 
-def plan_before(loop: Loop, terms: Terms, beside: Beside = Beside(), *, small_draws: bool = False) -> Plan:
+def plan_before(loop: Loop, terms: Terms, beside: Beside = ALONE, *, small_draws: bool = False) -> Plan:
     """What reads no carry and is cheaper for all steps at once than step by step.
 
     With `small_draws` also random numbers of which a step draws only a few.
@@ -145,7 +149,7 @@ def plan_before(loop: Loop, terms: Terms, beside: Beside = Beside(), *, small_dr
     return _plan(loop, free, heavy, fixed, terms, beside, after=False) if heavy else Plan()
 
 
-def plan_after(loop: Loop, terms: Terms, beside: Beside = Beside()) -> Plan:
+def plan_after(loop: Loop, terms: Terms, beside: Beside = ALONE) -> Plan:
     """What only stacked outputs read, and is cheaper for all steps at once than step by step."""
     eqns = loop.body.eqns
     fixed = constant_equations(loop)

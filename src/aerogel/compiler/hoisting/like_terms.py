@@ -6,7 +6,6 @@ the sum in its place among zeros.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 from jax import lax
 
@@ -17,11 +16,12 @@ from ..cost import Machine
 from ..loop import Loop, with_body
 from ..normalize import drop_dead
 from ..program import Builder, copy_equation, is_var
+from ..record import record
 from ..same import literal_key, param_key
 from .linear_sums import Body, added, step_seconds
 
 
-@dataclass(frozen=True)
+@record
 class LikeTerms:
     """A carry some of whose terms are made alike.
 
@@ -38,7 +38,7 @@ class LikeTerms:
     seconds_saved: float
 
 
-@dataclass(frozen=True)
+@record
 class _Total:
     """The sum of `plain` and, for each of `made`, of what an equation makes of a sum in place of its input at `k`."""
 

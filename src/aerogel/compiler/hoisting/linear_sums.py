@@ -22,6 +22,7 @@ from ..cost import Machine, equation_cost, equation_seconds, nbytes
 from ..cut import SINK, SOURCE, Graph
 from ..loop import Loop, holds
 from ..program import Readers, copy_equation, is_var, substitute, users
+from ..record import record
 from ..streams.stream_plan import sizes_of
 from .gathered import gathered
 from .hoist import LoopCopy, Replacement, constant_equations
@@ -31,7 +32,7 @@ MUCH_SMALLER = 8
 SHAPING = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose copy neg convert_element_type pad".split())
 
 
-@dataclass(frozen=True)
+@record
 class LinearSum:
     """A carry to which each step adds, and nothing else.
 

@@ -7,7 +7,6 @@ all steps at hand (mostly they are inputs of the loop already), the sum is one p
 import functools
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
@@ -19,6 +18,7 @@ from ..axes.rebind import bind
 from ..cost import Machine, equation_seconds, nbytes
 from ..loop import Loop, holds
 from ..program import Builder, Readers, copy_equation, is_var, substitute, users
+from ..record import record
 from .gathered import Gathered, gathered
 from .hoist import LoopCopy, Replacement, constant_equations
 from .hoistable import crossing_seconds
@@ -37,7 +37,7 @@ SECONDS_AFTERWARDS = 3e-5
 SHAPING = frozenset("transpose reshape squeeze expand_dims neg convert_element_type".split())
 
 
-@dataclass(frozen=True)
+@record
 class Sum:
     """A term that a carry gathers, and that nothing else is done with. A carry may gather several.
 

@@ -5,7 +5,6 @@ points that do not move, which every step then reads from memory. In blocks a st
 """
 
 from collections.abc import Callable, Collection, Container, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Var
@@ -16,6 +15,7 @@ from ..level import Level
 from ..loop import as_loop, is_float
 from ..normalize import drop_dead
 from ..program import copy_equation, inner_jaxprs, is_var, with_equations
+from ..record import record
 from ..streams.stream_growth import COMPARISONS
 from ..streams.streams import is_cheap
 from .hoist import LoopCopy
@@ -24,7 +24,7 @@ from .hoist import LoopCopy
 FEW_TERMS = 8
 
 
-@dataclass(frozen=True)
+@record
 class Sunk:
     """A level with constants in its loops.
 

@@ -20,6 +20,7 @@ from ..known.picks import is_zeros
 from ..level import After, Edit, Level
 from ..loop import Loop, as_loop
 from ..program import Builder, copy_equation, is_var, users
+from ..record import record
 from .gathered import Gathered, gathered
 from .hoist import LoopCopy
 from .sunk_constants import is_made_again
@@ -28,7 +29,7 @@ ADDS = ("add", "add_any")
 NUMBER = 4  # bytes
 
 
-@dataclass(frozen=True)
+@record
 class Wanted:
     """What is wanted of a sum, and how it is made.
 

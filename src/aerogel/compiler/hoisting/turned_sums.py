@@ -7,7 +7,6 @@ it is turned once, after the loop.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jax import lax
@@ -18,6 +17,7 @@ from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 from ..cost import nbytes
 from ..loop import Loop, LoopBuilder
 from ..program import copy_equation, is_var, producers, substitute, users
+from ..record import record
 
 # To turn an entry of a left operand took 0.4 to 2 ns in sums up to 256 kB (jaxlib 0.10.2, one core of an Intel Xeon).
 TURNED_SECONDS = 5e-10
@@ -28,7 +28,7 @@ LEAST_SECONDS = 1e-6  # of a step
 WHY_LARGE = "the sum and what is added to it do not fit into the cache"
 
 
-@dataclass(frozen=True)
+@record
 class TurnedSum:
     """A sum that the steps of a loop add a product to.
 

@@ -5,7 +5,6 @@ contracts a few numbers, and of several products a sum of such.
 """
 
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -19,11 +18,12 @@ from ..axes.rebind import shape_of
 from ..known.linear_values import is_zero
 from ..level import Level
 from ..program import is_var
+from ..record import record
 
 MOST_OUTER = 8  # of a level that are looked at: gradients come last
 
 
-@dataclass(frozen=True)
+@record
 class Outer:
     """A value whose row b, along `dim`, is the sum over r of w[r, b] u[r].
 

@@ -5,7 +5,6 @@ derivative is taken at, its rows meet their products there, and each is a push o
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,13 +19,14 @@ from ..level import Edit
 from ..loop import why_left
 from ..loops.trips import most_trips
 from ..program import Builder, is_var, substitute, with_equations
+from ..record import record
 from .basis_maps import behind, in_its_place, reads, through
 from .basis_rows import BasisRows, is_short
 
 Rewrite = Callable[[Jaxpr], Jaxpr]
 
 
-@dataclass(frozen=True)
+@record
 class Inside:
     """A loop with rows in its steps.
 
@@ -39,7 +39,7 @@ class Inside:
     later: float
 
 
-@dataclass(frozen=True)
+@record
 class _Steps:
     """A `scan` or `while`: its body, and which operands are the body's constants."""
 

@@ -5,7 +5,6 @@ It knows arrays, not passes. Bits that are equal need no more; everything else i
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..exactness import Exactness
+from ..record import record
 from .reference import NoReference as NoReference
 from .reference import Reference as Reference
 from .reference import float64_reference as float64_reference
@@ -29,7 +29,7 @@ _GROWTH, _SLACK_UNITS = 1.1, 1.0
 LazyReference = Reference | NoReference | Callable[[], Reference | NoReference] | None
 
 
-@dataclass(frozen=True)
+@record
 class Difference:
     """One way in which two results differ.
 

@@ -12,7 +12,6 @@ reductions drop NaN, the others keep it: where the two answers differ, the sprea
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from jax import lax
 
 from aerogel import _jax
 
+from ..record import record
 from .convolved import convolved
 from .rounding_noise import perturbed, rounded, summed
 
@@ -29,7 +29,7 @@ _NOISY_PAIRS = 4
 _WHILE_STEPS = 10_000
 
 
-@dataclass(frozen=True)
+@record
 class Reference:
     """Results at float64.
 
@@ -45,7 +45,7 @@ class Reference:
     kept: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
+@record
 class NoReference:
     """Why a program has none, as a sentence."""
 

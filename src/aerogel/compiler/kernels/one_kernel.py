@@ -12,7 +12,7 @@ sums) and larger reductions: a program with one of these would not compile. What
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import jax
@@ -32,6 +32,7 @@ from ..cost.sharing import is_worked_on_by_several
 from ..cost.work import dot_shape
 from ..loop import is_float
 from ..program import Builder, copy_equation, count_equations, inner_jaxprs, inner_levels, is_var, substitute
+from ..record import record
 from . import kernel_products, kernel_scatters
 from .steps_at_once import steps_at_once
 
@@ -74,7 +75,7 @@ FEWEST_STEPS = 4
 MOST_WRITTEN_BYTES = 1 << 17
 
 
-@dataclass(frozen=True)
+@record
 class Price:
     """What one step of a loop costs, in seconds, besides what it costs both ways.
 

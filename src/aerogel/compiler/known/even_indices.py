@@ -14,12 +14,13 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from ..axes.rebind import shape_of
 from ..level import Level
+from ..record import record
 
 DEEPEST = 50  # equations behind each other that are followed
 LARGEST_KNOWN = 1 << 22  # numbers of a constant that are looked at
 
 
-@dataclass(frozen=True)
+@record
 class Even:
     """The numbers `start + sum(steps[d] * index[d])` for all indices of an array of this shape."""
 

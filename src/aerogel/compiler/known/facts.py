@@ -5,17 +5,16 @@ broadcasts are all `scale * t + offset`: with that known, what is read or writte
 once for each step, at a place that is known beforehand.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 from ..loop import Loop, as_loop
 from ..program import is_var
+from ..record import record
 
 
-@dataclass(frozen=True)
+@record
 class Affine:
     """Every element is `scale * t + offset`, t the index of the step."""
 

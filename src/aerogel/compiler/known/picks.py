@@ -4,7 +4,6 @@ Indices that merely count the rows are batch dimensions of the gather, or of the
 form each row is picked from alone, which mapped axes understand, and the loop over the rows need not be written.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,11 @@ from aerogel._jax import Atom, JaxprEqn
 
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 from ..zeros import is_zero
 
 
-@dataclass(frozen=True)
+@record
 class Pick:
     """One entry of each row of an operand: rows lie along dimension `dim`; `place` of the entry, for each row."""
 

@@ -7,7 +7,7 @@ rewrites of the class `finite`.
 
 import cmath
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -16,22 +16,24 @@ import numpy as np
 from aerogel import _jax
 from aerogel._jax import Atom, Literal, Var
 
+from ..record import record
 
-@dataclass(frozen=True)
+
+@record
 class Constant:
     """Every entry is `value`, a Python number."""
 
     value: Any
 
 
-@dataclass(frozen=True)
+@record
 class Repeated:
     """The value does not vary along dimension `dim`."""
 
     dim: int
 
 
-@dataclass(frozen=True)
+@record
 class Counted:
     """Entry `i` along `dim` is the integer `scale * i + offset`, whatever the other places are."""
 
@@ -40,7 +42,7 @@ class Counted:
     offset: int
 
 
-@dataclass(frozen=True)
+@record
 class Identity:
     """1 where the places along dimensions `a` < `b` (of one size) are equal, 0 elsewhere."""
 
@@ -48,7 +50,7 @@ class Identity:
     b: int
 
 
-@dataclass(frozen=True)
+@record
 class Below:
     """1 where the place along dimension `a` is at least `by` more than that along `b`, 0 elsewhere: a triangle."""
 
@@ -57,7 +59,7 @@ class Below:
     by: int
 
 
-@dataclass(frozen=True)
+@record
 class Shifted:
     """`rest` where the places along dimensions `a` < `b` (of one size) differ, `scale` more where they are equal.
 
@@ -70,7 +72,7 @@ class Shifted:
     rest: float
 
 
-@dataclass(frozen=True)
+@record
 class Diagonal:
     """0 where the places along dimensions `a` < `b` (of one size) differ."""
 
@@ -78,7 +80,7 @@ class Diagonal:
     b: int
 
 
-@dataclass(frozen=True)
+@record
 class OneHot:
     """1 where the place along `dim` is `index`, 0 elsewhere; no entry is 1 where `index` is out of bounds.
 
@@ -93,7 +95,7 @@ class OneHot:
     along: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Spread:
     """Another variable, its dimensions moved and repeated: its dimension `d` lies along `along[d]`, -1 if of size 1."""
 
@@ -101,7 +103,7 @@ class Spread:
     along: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Symmetric:
     """Exchanging dimensions `a` < `b` changes nothing but rounding."""
 
@@ -109,7 +111,7 @@ class Symmetric:
     b: int
 
 
-@dataclass(frozen=True)
+@record
 class Separable:
     """A product of a value that does not vary along dimensions `other`, and of one that does not along `one`."""
 
@@ -117,7 +119,7 @@ class Separable:
     other: frozenset[int]
 
 
-@dataclass(frozen=True)
+@record
 class Kronecker:
     """The Kronecker product, along dimensions `a` < `b`, of two values."""
 
@@ -125,7 +127,7 @@ class Kronecker:
     b: int
 
 
-@dataclass(frozen=True)
+@record
 class Said:
     """What a user says of the matrices whose rows lie along `a` and whose columns along `b`, and no other record."""
 
@@ -134,24 +136,24 @@ class Said:
     b: int
 
 
-@dataclass(frozen=True)
+@record
 class Sorted:
     """No entry is smaller than the one before it along `dim`."""
 
     dim: int
 
 
-@dataclass(frozen=True)
+@record
 class NonNegative:
     """No entry is negative, nor NaN."""
 
 
-@dataclass(frozen=True)
+@record
 class Positive:
     """Every entry is larger than 0."""
 
 
-@dataclass(frozen=True)
+@record
 class Finite:
     """No entry is infinite or NaN."""
 

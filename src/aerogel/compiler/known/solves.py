@@ -6,11 +6,11 @@ axes. Reading it off the product covers all of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..._jax import Jaxpr, Var
 from ..program import is_var
+from ..record import record
 
 # What a solve by factors consists of. One that iterates, or that calls another solve, is left to its author.
 _BY_FACTORS = frozenset(
@@ -20,7 +20,7 @@ _BY_FACTORS = frozenset(
 _MOVES = frozenset(("transpose", "copy", "reduce_sum"))
 
 
-@dataclass(frozen=True)
+@record
 class DenseSolve:
     """The solve of M x = b, where M is `matrix` read with its axes `rows` and `columns`.
 

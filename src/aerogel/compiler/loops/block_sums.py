@@ -5,7 +5,6 @@ read and written for it. One product of the rows of all steps after the loop is 
 half of what such a gradient keeps. Of a few steps they stay in the cache, and the product is nearly as good.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
@@ -18,6 +17,7 @@ from ..hoisting.sink import LONGEST_CONTRACTION, Sum, contracted, find_sums, new
 from ..level import Edit
 from ..loop import Loop, LoopBuilder
 from ..program import Builder
+from ..record import record
 from ..residuals.segments import carried_through
 
 # Of an LSTM's gradient (100 steps, batch 32, 128 units) blocks of 5, 10, 20 and 25 steps took 0.85, 0.81, 0.81 and 1.00
@@ -30,7 +30,7 @@ MOST_TERMS = 32
 SMALLEST_SUM = 192 << 10
 
 
-@dataclass(frozen=True)
+@record
 class Blocks:
     """Some sums of a loop, and how they would be made.
 

@@ -6,7 +6,6 @@ the loop. Compilers of Fortran call this predictive commoning.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from aerogel._jax import Atom, JaxprEqn, Literal, Var, new_jaxpr
 
@@ -15,13 +14,14 @@ from ..cost.primitives import KIND, Kind
 from ..hoisting.hoist import LoopCopy
 from ..loop import Loop, strong
 from ..program import copy_equation, is_var, substitute
+from ..record import record
 from ..residuals.made_there import Made
 from ..same import KEPT_APART
 
 MARGIN = 2.0  # times what carrying the values costs that is saved at the least
 
 
-@dataclass(frozen=True)
+@record
 class Commoning:
     """Values of a step that are read from the step before.
 

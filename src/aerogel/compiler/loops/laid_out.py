@@ -11,12 +11,13 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from ..axes.rebind import shape_of
 from ..program import is_var
+from ..record import record
 
 Maker = Callable[[Atom], JaxprEqn | None]
 Constant = Callable[[Atom], int | None]
 
 
-@dataclass(frozen=True)
+@record
 class Stretch:
     """`size` places along a dimension: of `source` from `start` on, or zeros where that is None.
 

@@ -7,7 +7,7 @@ its own first entries, so that no step computes what the program would not.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from ..kernels.long_rows import (
 )
 from ..loop import all_steps
 from ..program import Builder, inner_jaxprs, is_var, substitute
+from ..record import record
 
 # Reductions of all entries that come out the same for entries that are there twice, and in another order.
 SAME_TWICE = frozenset("reduce_max reduce_min reduce_and reduce_or".split())
@@ -42,7 +43,7 @@ WORTH_A_PRODUCT = 8
 LITTLE = range(32, 64)
 
 
-@dataclass(frozen=True)
+@record
 class Rows:
     """How the arrays of one shape in a loop are held.
 
@@ -80,7 +81,7 @@ class Rows:
         return lax.reshape(lax.slice(lax.reshape(x, (x.size,)), (0,), (math.prod(self.shape),)), self.shape)
 
 
-@dataclass(frozen=True)
+@record
 class _Ends:
     """The values of a `scan` or a `while` by kind, as places in its inputs and its body's, and in its outputs."""
 

@@ -20,6 +20,7 @@ from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..axes.rebind import bind
 from ..loop import Loop, LoopBuilder, named
 from ..program import copy_equation, is_var, producers, substitute, users
+from ..record import record
 
 # Fewer numbers in a step are no vectors; fewer steps are no loop.
 SMALLEST_ENTRY = 16
@@ -31,7 +32,7 @@ ENTRYWISE = frozenset(ELEMENTWISE) - {"threefry2x32"}
 Box = tuple[tuple[int, int], ...]  # for each dimension where a piece begins and ends
 
 
-@dataclass(frozen=True)
+@record
 class Pieces:
     """Inputs of a step that only pieces are read of, and what is computed of them before they are cut.
 

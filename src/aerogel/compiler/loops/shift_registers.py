@@ -7,7 +7,6 @@ each to a carry of the size of the array. Both are one sum of windows after the 
 """
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
@@ -17,12 +16,13 @@ from ..known.facts import Affine, fact_of
 from ..level import Level
 from ..loop import Loop
 from ..program import depends_on, is_var, producers, users
+from ..record import record
 from .laid_out import LaidOut, Stretch, is_zero_number
 
 SHAPED = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 
 
-@dataclass(frozen=True)
+@record
 class Register:
     """A carry that each step moves by `move` places along `dim`, to make room for an input of its own.
 
@@ -41,7 +41,7 @@ class Register:
     in_front: bool
 
 
-@dataclass(frozen=True)
+@record
 class Outlet:
     """A carry to which each step adds something, and which it then moves by `move` places along `dim`.
 
@@ -64,7 +64,7 @@ class Outlet:
     out: tuple[Var, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Sum:
     """A carry to which each step adds a window along `dim`, at `place`.
 

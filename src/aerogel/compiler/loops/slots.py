@@ -1,6 +1,5 @@
 """What a loop reads or writes at an index of its own in every step; `tracks.py` finds buffers that it walks along."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,9 +9,10 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from ..known.facts import Affine, fact_of
 from ..loop import Loop
 from ..program import Makers, Readers, is_var
+from ..record import record
 
 
-@dataclass(frozen=True)
+@record
 class Slot:
     """One constant of a loop that the steps read at `place` along dimension `dim`.
 

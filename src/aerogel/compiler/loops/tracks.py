@@ -5,7 +5,6 @@ writes zeros there, and adds to the next one. In both the rows that later steps 
 all others are inputs and outputs of the steps.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
@@ -14,6 +13,7 @@ from aerogel._jax import Atom, DropVar, JaxprEqn, Var
 from ..known.facts import Affine
 from ..loop import Loop
 from ..program import Makers, Readers, is_var
+from ..record import record
 from .slots import added_to, read_of, write_of
 
 # From the first row that a step touches to its last: that many rows less one are carried.
@@ -28,7 +28,7 @@ class How(Enum):
     ADD = "add"
 
 
-@dataclass(frozen=True)
+@record
 class Touch:
     """One equation that touches a row.
 
@@ -49,7 +49,7 @@ class Touch:
     is_fresh: bool
 
 
-@dataclass(frozen=True)
+@record
 class Track:
     """A carried buffer that the steps walk along.
 

@@ -19,6 +19,7 @@ from ..cost.primitives import CALLBACKS, COLLECTIVES
 from ..fusion.once import FUSED
 from ..level import Level
 from ..program import is_var
+from ..record import record
 from ..zeros import is_zero, zeros_made
 
 # Each lane may choose for itself; a mask of more entries than this takes each case somewhere.
@@ -28,7 +29,7 @@ _REPEATING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy")
 _NEVER = CALLBACKS | COLLECTIVES | frozenset("cond shard_map pallas_call optimization_barrier".split())
 
 
-@dataclass(frozen=True)
+@record
 class Case:
     """One case of a selector: where `selector` is `value`."""
 

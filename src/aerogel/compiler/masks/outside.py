@@ -14,6 +14,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 from ..axes import Mapped, Reduced
 from ..known.counters import ENTRYWISE, evaluated
 from ..program import is_var
+from ..record import record
 from .through import Through, Whole
 from .visible import Known
 
@@ -36,7 +37,7 @@ class Outside:
 UNKNOWN = Outside()
 
 
-@dataclass(frozen=True)
+@record
 class Number(Outside):
     """Everywhere the same number."""
 
@@ -49,7 +50,7 @@ class Number(Outside):
         return {"add": 0.0, "min": np.inf, "or": 0.0, "and": 1.0, "mul": 1.0}.get(monoid) == self.value
 
 
-@dataclass(frozen=True)
+@record
 class Low(Outside):
     """No score: another number in each row, so low that its exponential is 0."""
 
@@ -58,7 +59,7 @@ class Low(Outside):
         return monoid == "max"
 
 
-@dataclass(frozen=True)
+@record
 class Own(Outside):
     """What a carry is there."""
 

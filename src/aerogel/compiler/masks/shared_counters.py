@@ -5,7 +5,6 @@ says how many. What a stopped lane's counter is nobody asks, as long as the lane
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
@@ -16,11 +15,12 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ..known.facts import is_integer
 from ..level import Level
 from ..program import Builder, inner_jaxprs, is_var, producers
+from ..record import record
 
 SAME = frozenset("convert_element_type broadcast_in_dim reshape copy".split())
 
 
-@dataclass(frozen=True)
+@record
 class Counter:
     """A carry of a loop: what it starts at, and what each step adds."""
 

@@ -18,6 +18,7 @@ from ..axes import Axis, Reduced, take_block
 from ..cost import nbytes
 from ..level import Edit, Level
 from ..program import Builder, copy_equation, is_var, substitute
+from ..record import record
 from ..streams.streams import groups, is_cheap, scope_of
 from .outside import check_outside, seen_columns
 from .through import Through, Whole, through
@@ -30,7 +31,7 @@ MOST_GROUPS = 8
 NEARLY_AS_LARGE = 2
 
 
-@dataclass(frozen=True)
+@record
 class Around:
     """Equations around a masked value as a program of their own.
 
@@ -49,7 +50,7 @@ class Around:
     results: tuple[Var, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Grouped:
     """Rows in groups.
 

@@ -1,13 +1,13 @@
 """The masks of a loop's steps, and which of its steps should become a loop of their own."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from aerogel._jax import JaxprEqn, Var
 
 from ..loop import Loop
+from ..record import record
 from .outside import seen_columns
 from .visible import Known
 
@@ -19,7 +19,7 @@ LEAST_LEFT_OUT = 0.2
 LEAST_MORE = 0.04
 
 
-@dataclass(frozen=True)
+@record
 class Stretch:
     """Consecutive steps of a loop, and the columns that they see together.
 
@@ -41,7 +41,7 @@ class Stretch:
         return (self.last - self.first) * (self.high - self.low)
 
 
-@dataclass(frozen=True)
+@record
 class Candidate:
     """A mask in a step: what it makes, where its columns are, and which of them each step sees."""
 

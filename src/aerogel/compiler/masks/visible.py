@@ -19,6 +19,7 @@ from ..known.counters import Counters, evaluated
 from ..level import Level
 from ..loop import Loop, as_loop
 from ..program import is_var
+from ..record import record
 
 # A mask of so few entries is looked at as it is.
 FEW = 1 << 12
@@ -30,7 +31,7 @@ _ORDERS: Mapping[str, Any] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
+@record
 class Seen:
     """Where a mask is true along one of its dimensions, all others taken together.
 

@@ -6,7 +6,6 @@ row of `h` and not for each index. Of a product that JAX cuts into pieces each m
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
@@ -18,11 +17,12 @@ from ..cost import Machine
 from ..known.records import Constant, Facts, the
 from ..level import Edit, Level
 from ..program import Builder
+from ..record import record
 from .gathered_rows import added_up, priced
 from .network_reader import FLOATS, is_plain
 
 
-@dataclass(frozen=True)
+@record
 class _Piece:
     """What is read of a product: from `starts` to `limits`; the place and the result of what stands there.
 

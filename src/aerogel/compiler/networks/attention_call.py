@@ -5,7 +5,6 @@ The call has two forms (`_jax.two_forms`), of which cuDNN's is taken where a pro
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from aerogel import _jax
@@ -16,6 +15,7 @@ from ..kept import Kept
 from ..known.records import Facts
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 from ..same import Body
 from ..small_traces import traced
 from ..written_derivatives import READ_ELSEWHERE, Equations, NotWritten, written_derivative
@@ -62,7 +62,7 @@ def _is_read_on_the_way(level: Level, found: Attention) -> bool:
     return any(k not in found.places for place in inside for v in level.eqns[place].outvars for k in level.readers(v))
 
 
-@dataclass(frozen=True)
+@record
 class Call:
     """An attention in two forms.
 

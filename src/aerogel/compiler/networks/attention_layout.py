@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax import lax
 
+from ..record import record
 from .attention import Attention, NotAttention
 from .labelled import Operand
 from .network import Labels, Network
@@ -16,7 +16,7 @@ MOST_DEPTH = 128
 IMPLEMENTATION = "cudnn"
 
 
-@dataclass(frozen=True)
+@record
 class Layout:
     """Which labels make up each dimension.
 
@@ -81,7 +81,7 @@ def _queries(found: Attention, rows: Sequence[int]) -> Labels:
     return queries
 
 
-@dataclass(frozen=True)
+@record
 class Form:
     """A function of the operands of an attention that has its result.
 
@@ -162,7 +162,7 @@ def check_operands(found: Attention, layout: Layout) -> None:
         _check_bias(found.bias, layout, size, found.q)
 
 
-@dataclass(frozen=True)
+@record
 class _Size:
     network: Network
 

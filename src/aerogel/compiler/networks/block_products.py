@@ -6,7 +6,6 @@ gradient by the blocks, a product that is cut into them, the blocks alone are mu
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 
 from jax import lax
@@ -19,6 +18,7 @@ from ..cost import Machine
 from ..known.records import Constant, Facts, the
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 from .network_reader import FLOATS, is_plain
 
 MARGIN = 0.8
@@ -29,7 +29,7 @@ MOST_BLOCKS = 64
 Range = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@record
 class _Block:
     """A value, and where it begins in each of the two dimensions."""
 
@@ -205,7 +205,7 @@ def _in_blocks(level: Level, machine: Machine, place: int) -> Priced | None:
     return _if_it_pays([Edit(place, whole, builder.eqns, results, whole)], before, after)
 
 
-@dataclass(frozen=True)
+@record
 class _Part:
     """What is cut out of a product: `ranges` along its dimensions, which come in another `order`."""
 

@@ -6,7 +6,6 @@ a program many times is planned once.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -16,13 +15,14 @@ import numpy as np
 from ..cost import Machine
 from ..cost.seconds import dot_seconds, merged_seconds, transfer_seconds, transposed_seconds
 from ..cost.work import is_copied
+from ..record import record
 from .network import Labels
 
 # With more factors than these, the cheapest pair is contracted first.
 MOST_BY_SUBSETS = 7
 
 
-@dataclass(frozen=True)
+@record
 class Task:
     """What is to be planned.
 
@@ -43,7 +43,7 @@ class Task:
     order: Labels
 
 
-@dataclass(frozen=True)
+@record
 class Node:
     """A value on the way: a factor (`left` is None), or what two nodes give.
 

@@ -13,6 +13,7 @@ from ..known.records import Facts, Shifted
 from ..level import Edit, Level
 from ..pipeline import Context
 from ..program import is_var, where
+from ..record import record
 from .contraction import Contraction
 from .forms import Form, Forms, Refusal, exactness_of, picks, refusal
 from .network_reader import VIEWS
@@ -33,7 +34,7 @@ PART_OF_READ = 16
 ENTRYWISE = frozenset("mul integer_pow square neg div".split())
 
 
-@dataclass(frozen=True)
+@record
 class Site:
     """A network that is cheaper in another order.
 

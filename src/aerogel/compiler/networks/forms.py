@@ -17,6 +17,7 @@ from ..known.records import Facts
 from ..level import Level
 from ..pipeline import Context
 from ..program import Builder, is_var
+from ..record import record
 from .contraction import Contraction
 from .contraction_plan import Node
 from .network import Network
@@ -26,7 +27,7 @@ from .networks import Sum
 Way = Callable[[Level, Facts, int, frozenset[int], set[int]], Sum | None]
 
 
-@dataclass(frozen=True)
+@record
 class Refusal:
     """A network that stays as it is, and why.
 

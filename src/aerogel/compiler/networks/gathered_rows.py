@@ -6,7 +6,7 @@ edges is added up for each node and multiplied then, and so it is of that by `h`
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..cost import Machine, nbytes
 from ..known.records import Facts
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 from .network_reader import FLOATS, is_plain
 from .picked_products import pays
 
@@ -26,7 +27,7 @@ MOST_PIECES = 16
 PROMISED = lax.GatherScatterMode.PROMISE_IN_BOUNDS
 
 
-@dataclass(frozen=True)
+@record
 class _Rows:
     """Whole rows along dimension `dim` of `array`, which `eqn` gathers; `at` are the dimensions that the indices have.
 

@@ -8,6 +8,7 @@ from aerogel._jax import Atom, JaxprEqn, Literal
 
 from ..known.records import Constant, Facts, the
 from ..level import Level
+from ..record import record
 from .network import Labels, Network
 from .triangle_masks import Dims, stretched
 
@@ -15,7 +16,7 @@ FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 VIEWS = frozenset("transpose broadcast_in_dim reshape squeeze expand_dims copy".split())
 
 
-@dataclass(frozen=True)
+@record
 class Operand:
     """A value, and the labels of its dimensions."""
 

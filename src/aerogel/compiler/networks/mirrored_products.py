@@ -6,7 +6,6 @@ are the tangents of the way forth, whose products are known.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, permutations
 from typing import Any
 
@@ -20,6 +19,7 @@ from ..cost import Machine
 from ..known.records import Facts
 from ..level import Edit, Level
 from ..program import Builder, copy_equation, is_var
+from ..record import record
 from .contraction import product
 from .contraction_plan import bits, product_labels
 from .monomials import ENTRYWISE, VIEWS, Labels, Monomials, Polynomial, TooMany
@@ -30,7 +30,7 @@ from .sums_along import SUMS, labels_of, one_term, out_labels, whole_of
 MOST_CONE = 200  # equations between a product and the sum
 
 
-@dataclass(frozen=True)
+@record
 class Dot:
     """A product at a place, seen from one operand: `side` is the other one's.
 
@@ -47,7 +47,7 @@ class Dot:
     free: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Mirrored:
     """The edit by which a sum does without a product, what both forms are predicted to take, and the new sums."""
 

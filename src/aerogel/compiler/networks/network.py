@@ -11,6 +11,8 @@ from typing import Any
 
 from aerogel._jax import Atom, Var
 
+from ..record import record
+
 Label = int
 Labels = tuple[Label, ...]
 
@@ -23,7 +25,7 @@ def _renumbered(dims: Sequence[Labels], numbers: Mapping[Label, Label]) -> tuple
     return tuple(tuple(numbers[one] for one in dim) for dim in dims)
 
 
-@dataclass(frozen=True)
+@record
 class Picking:
     """That a factor is one-hot: 1 where the place along `label` is `index`, whose dimensions are labelled `at`."""
 
@@ -37,7 +39,7 @@ class Picking:
         return Picking(self.index, _renumbered(self.at, numbers), label)
 
 
-@dataclass(frozen=True)
+@record
 class Factor:
     """A value; each of its dimensions is several labels, the last one fastest (none for a dimension of size 1).
 

@@ -1,7 +1,6 @@
 """The network of a product or a sum: what it is made of, through everything that only multiplies, moves and adds up."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 from aerogel._jax import Atom, JaxprEqn
@@ -9,6 +8,7 @@ from aerogel._jax import Atom, JaxprEqn
 from ..known.records import Facts, Identity, OneHot, Repeated, the
 from ..level import Level
 from ..program import is_var
+from ..record import record
 from .contraction_plan import mixed
 from .network import Network, NotOneNetwork
 from .network_reader import FLOATS, Reader, dot, is_plain
@@ -108,7 +108,7 @@ def _read_whole(read: Callable[[Reader], bool], reader: Callable[[frozenset[int]
         whole |= current.twice
 
 
-@dataclass(frozen=True)
+@record
 class Sum:
     """Networks that are added up, or joined along dimension `dim` of the result."""
 

@@ -9,7 +9,6 @@ cheaper order.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from ..known.records import Constant, Facts, Identity, Repeated, the
 from ..level import Edit, Level, apply_edits
 from ..pipeline import Context
 from ..program import Builder, is_var
+from ..record import record
 from .contractions import sites_of
 from .network_reader import VIEWS, is_plain
 
@@ -32,7 +32,7 @@ FLOATS = frozenset("float32 float64 complex64 complex128".split())
 MOST_TERMS = 8
 
 
-@dataclass(frozen=True)
+@record
 class _Released:
     """An edit, and the products or sums that it is for; or factors, which must then go into one."""
 

@@ -25,6 +25,7 @@ from ..cost.sizes import elements
 from ..known.records import Diagonal, Facts, Repeated, Separable, the
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 from .network_reader import FLOATS, is_plain
 
 MARGIN = 0.8
@@ -34,7 +35,7 @@ MOST_OF_FEW = 32  # terms of a sum of products of few terms, which XLA adds up i
 DEEPEST = 40
 
 
-@dataclass(frozen=True)
+@record
 class _Term:
     """A term of a sum: `core`, times the `scales` in turn.
 

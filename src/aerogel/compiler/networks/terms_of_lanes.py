@@ -8,7 +8,6 @@ computes in a branch that it did not take may be infinite or no number, and zero
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import product
 from typing import Any
@@ -22,6 +21,7 @@ from ..axes.rebind import bind
 from ..known.picks import is_zeros
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 
 DEEPEST = 30
 MOST_TERMS = 16
@@ -29,7 +29,7 @@ MOST_TERMS = 16
 Dims = tuple[int, ...]  # for each dimension of a value, the one of what is summed
 
 
-@dataclass(frozen=True)
+@record
 class _Mask:
     """Where `which` is `kept`, entries are left; `dims` are its dimensions, None for one of size 1 that is repeated."""
 
@@ -43,7 +43,7 @@ class _Mask:
         return tuple(d for d in self.dims if d is not None)
 
 
-@dataclass(frozen=True)
+@record
 class _Term:
     """A product, with the dimensions of its result, a sign, and the masks that it is under."""
 
@@ -53,7 +53,7 @@ class _Term:
     masks: tuple[_Mask, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Lanes:
     """A sum that can be made so.
 

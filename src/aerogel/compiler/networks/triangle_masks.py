@@ -1,7 +1,6 @@
 """Masks that are triangles, however they are spelt: `tril`, a comparison of two counters, several joined."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,12 +8,13 @@ from aerogel._jax import Atom, JaxprEqn, Literal
 
 from ..known.records import Below, Constant, Facts, the
 from ..level import Level
+from ..record import record
 from .network import Labels
 
 Dims = tuple[Labels, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Triangle:
     """True where the place along `a` is at least `by` more than that along `b`."""
 
@@ -28,7 +28,7 @@ class Triangle:
         return Triangle(self.b, self.a, 1 - self.by)
 
 
-@dataclass(frozen=True)
+@record
 class TriangleMasks:
     """Reads masks of a level."""
 

@@ -5,12 +5,13 @@ and a function that makes it of counters, as `jnp.eye` and `jnp.tril` inside of 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from ..record import record
 
 # Below, nothing is won; above, a look at all entries takes longer than a trace should.
 FEWEST = 64
@@ -18,7 +19,7 @@ MOST = 1 << 24
 BFLOAT16 = np.dtype(jnp.bfloat16)  # whose kind says nothing
 
 
-@dataclass(frozen=True)
+@record
 class Pattern:
     """How an array is made.
 

@@ -5,7 +5,6 @@ another form is put back behind them, so that a program never computes what it h
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from ..levels import rewrite_levels
 from ..normalize import drop_dead
 from ..program import Builder, Program, is_var, rename, substitute
+from ..record import record
 from .array_patterns import FEWEST, MOST, Pattern, pattern_of
 from .closed_over import without_closures
 from .computed import Computed
@@ -23,7 +23,7 @@ from .computed import Computed
 LIBRARY = frozenset("dot_general conv_general_dilated".split())
 
 
-@dataclass(frozen=True)
+@record
 class Held:
     """A constant that is written out.
 

@@ -6,12 +6,12 @@ it to their result.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from aerogel._jax import JaxprEqn
 
 from ..cost import nbytes
+from ..record import record
 
 Order = tuple[int, ...]
 
@@ -66,7 +66,7 @@ def _large(order: Order, shape: Any) -> list[int]:
     return [d for d in order if shape[d] != 1]
 
 
-@dataclass(frozen=True)
+@record
 class Carried:
     """The result of an equation whose operand is stored in another order: its order, and the equation's parameters."""
 

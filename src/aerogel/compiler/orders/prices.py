@@ -5,7 +5,7 @@ remembers its answers. Its orders are given in *seats*: first those of operands,
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from aerogel._jax import JaxprEqn
 from ..cost import nbytes
 from ..kept import Kept
 from ..products import Product
+from ..record import record
 from .multiplying import Multiplying
 from .orders import REDUCTIONS, Order, carry, copy_weight, last_large, natural, operand_order, pull, result_order
 from .price import Orders, Price
@@ -117,7 +118,7 @@ class Cumulating(Price):
 P = TypeVar("P", bound=Price)
 
 
-@dataclass(frozen=True)
+@record
 class Prices:
     """Prices, each made once for all equations that are alike."""
 

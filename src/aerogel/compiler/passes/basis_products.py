@@ -25,6 +25,7 @@ from ..levels import rewrite_levels
 from ..normalize import drop_dead, normalize
 from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "basis-products"
@@ -37,7 +38,7 @@ MOST_SUMS = 8  # loops whose cotangents are looked at
 MOST_PULLED = 2000  # equations: the way to each value of short rows is written anew, as it is pulled back alone
 
 
-@dataclass(frozen=True)
+@record
 class BasisProducts:
     """The pass. Bound: up to 8 identities of a level, each followed once through it."""
 

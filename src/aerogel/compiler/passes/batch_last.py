@@ -3,7 +3,6 @@
 See docs/explanation/batch-last.md.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -15,6 +14,7 @@ from ..orders.batch_last import clusters
 from ..orders.in_orders import written_as_they_lie
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "batch-last"
@@ -22,7 +22,7 @@ WHAT = "arrays between convolutions have their images last"
 REASON = "convolutions that go by rows have them so, and else they would be turned for pooling and back"
 
 
-@dataclass(frozen=True)
+@record
 class BatchLast:
     """The pass. Bound: each equation is looked at twice."""
 

@@ -1,6 +1,5 @@
 """Block sums: loops add up products of a few steps at once (see `block_sums.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn
@@ -12,12 +11,13 @@ from ..loop import Loop, as_loop
 from ..loops.block_sums import Blocks, blocks_of, in_blocks
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "block-sums"
 
 
-@dataclass(frozen=True)
+@record
 class BlockSums:
     """The pass. Bound: each loop is looked at once. It runs late: the others know loops by the steps they share."""
 

@@ -19,6 +19,7 @@ from ..loop import as_loop
 from ..masks.guards import Case, Guarded
 from ..pipeline import Context
 from ..program import Builder, Program, copy_equation, depends_on, is_var, substitute, where
+from ..record import record
 from ..report import Decision
 
 NAME = "branch-guard"
@@ -32,7 +33,7 @@ SECONDS = {"cpu": 1e-6}
 SECONDS_ELSEWHERE = 3e-5
 
 
-@dataclass(frozen=True)
+@record
 class BranchGuard:
     """The pass. It runs after those that look at products and loops: they do not see through a branch."""
 

@@ -7,7 +7,6 @@ arithmetic, it is zero.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel import _jax
@@ -19,6 +18,7 @@ from ..levels import rewrite_levels
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Builder, Program, substitute, where
+from ..record import record
 from ..report import Decision
 from ..residuals.cancelling import Cancelling, Terms, total
 from ..zeros import without_zeros
@@ -30,7 +30,7 @@ ARRANGING = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 LONGEST_CHAIN = 30
 
 
-@dataclass(frozen=True)
+@record
 class CancelledExtrema:
     """The pass. Bound: for each extremum, each value is read once for each place in its frame, 400 at most."""
 

@@ -1,7 +1,6 @@
 """Contraction: sums of products are taken in the cheapest order, without multiplying by zeros and ones."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from aerogel._jax import Jaxpr, JaxprEqn
@@ -33,6 +32,7 @@ from ..networks.written_diagonals import written_diagonals
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Program
+from ..record import record
 from ..report import Decision
 
 NAME = "contraction"
@@ -43,7 +43,7 @@ MOST_NESTED = 5  # the gradient of `matrix_power(A, 32) @ v` has five sums, one 
 Prepare = Callable[[Level, Facts, Context], tuple[list[Edit], list[Decision]]]
 
 
-@dataclass(frozen=True)
+@record
 class ContractionOrder:
     """The pass. Bound: a product is looked at once for each network that it may be part of, at most 20 factors each.
 

@@ -3,7 +3,6 @@
 `while_loop(lambda s: s[0] < 50, ...)` says how often it runs as much as `fori_loop(0, 50, ...)` does.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel import _jax
@@ -14,13 +13,14 @@ from ..levels import rewrite_levels
 from ..loops.trips import exact_trips
 from ..pipeline import Context
 from ..program import Program, where, with_equations
+from ..record import record
 from ..report import Decision
 from ..streams.streaming import scan_like
 
 NAME = "counted-loops"
 
 
-@dataclass(frozen=True)
+@record
 class CountedLoops:
     """The pass. Bound: what it makes of a loop is none of its loops."""
 

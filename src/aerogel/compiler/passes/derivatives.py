@@ -19,6 +19,7 @@ from ..loop import Loop, as_loop
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, is_var, substitute, where, with_equations
+from ..record import record
 from ..report import Decision
 from ..residuals.operands_alone import Formula, operands_alone
 from ..residuals.residuals import needed_by_loops, rebuilt
@@ -48,7 +49,7 @@ def is_differentiated(rule: AnyRule) -> TypeGuard[Rule]:
     return rule.derivative is not None or (rule.after is not None and not rule.is_shipped)
 
 
-@dataclass(frozen=True)
+@record
 class _Rules:
     """The rules that are looked for."""
 
@@ -60,7 +61,7 @@ class _Rules:
         return sum(rule.derivative is None for rule in self.all) <= FEW
 
 
-@dataclass(frozen=True)
+@record
 class Derivatives:
     """The pass. Bound: each site of a rule is looked at twice, of one of many without a derivative once."""
 
@@ -152,7 +153,7 @@ def _finds(level: Level, eqn: JaxprEqn, rules: _Rules) -> bool:
     return bool(search.edits)
 
 
-@dataclass(frozen=True)
+@record
 class _Found:
     """What stands for a pattern and its derivative, and the equations that the pattern was found in."""
 

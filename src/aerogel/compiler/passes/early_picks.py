@@ -4,7 +4,6 @@ Their derivative puts entries into zeros, one in each row: sums of such rows are
 linear in them is done for the entries alone (`late_entries.py`).
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -20,13 +19,14 @@ from ..levels import rewrite_levels
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "early-picks"
 MOST_ROUNDS = 2  # a scatter whose indices count its rows first becomes one that does not need them
 
 
-@dataclass(frozen=True)
+@record
 class EarlyPicks:
     """The pass. Bound: each gather is looked at twice, with at most 12 equations before it."""
 

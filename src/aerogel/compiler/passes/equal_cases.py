@@ -4,7 +4,6 @@
 gradient elsewhere. What all lanes share, the weights that a branch closes over, is repeated for each lane for that.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
@@ -15,6 +14,7 @@ from ..levels import rewrite_levels
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, is_var, rename, substitute, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "equal-cases"
@@ -22,7 +22,7 @@ ARRANGING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose
 LONGEST_CHAIN = 30
 
 
-@dataclass(frozen=True)
+@record
 class EqualCases:
     """The pass. It waits for differentiation: before it, the cases have different gradients."""
 
@@ -64,7 +64,7 @@ def _only_case(level: Level, select: JaxprEqn, env: dict[Var, Atom]) -> Var | No
     return value if is_var(value) and value.aval == select.outvars[0].aval else None
 
 
-@dataclass(frozen=True)
+@record
 class _Free:
     """What a value is without the walls for its gradient: a source, how that is arranged, and how many walls."""
 

@@ -1,7 +1,6 @@
 """Excerpts: of a value of which only a part is read, only that part is made."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn
@@ -20,6 +19,7 @@ from ..loop import SHAPING
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "excerpts"
@@ -32,7 +32,7 @@ LEAST_SECONDS = 1e-6
 MOST_ROUNDS = 4  # one for each dimension that is cut
 
 
-@dataclass(frozen=True)
+@record
 class Excerpts:
     """The pass. Bound: each equation is looked at in at most `MOST_ROUNDS` rounds."""
 

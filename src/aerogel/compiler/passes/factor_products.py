@@ -12,7 +12,6 @@ of n^2 operations each in place of 2 n^3. What stands above the diagonal of the 
 import functools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -29,6 +28,7 @@ from ..levels import rewrite_levels
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
+from ..record import record
 from ..report import Decision
 
 NAME = "factor-products"
@@ -40,7 +40,7 @@ SUMS = ("add", "add_any", "sub")
 ENTRYWISE = ("div", "mul", "neg", "convert_element_type")
 
 
-@dataclass(frozen=True)
+@record
 class FactorProducts:
     """The pass. Bound: each product is looked at once, each cotangent taken apart into at most 16 terms."""
 
@@ -58,7 +58,7 @@ class FactorProducts:
         return (program if new is program else normalize(new)[0]), decisions
 
 
-@dataclass(frozen=True)
+@record
 class _Outer:
     """`sign` times u w^T, where u and w are matrices, or the transposes of those given.
 
@@ -79,7 +79,7 @@ class _Outer:
         return self.u.aval.shape[self.along[0]]
 
 
-@dataclass(frozen=True)
+@record
 class _Diagonal:
     """`sign` times the matrix with the vector d on its diagonal."""
 
@@ -118,7 +118,7 @@ def _is_candidate(eqn: JaxprEqn) -> bool:
     return square and alike and is_var(a) and is_var(b) and a is not b and jnp.issubdtype(a.aval.dtype, jnp.floating)
 
 
-@dataclass(frozen=True)
+@record
 class _Reader:
     """Takes products with the transpose of one factor apart."""
 

@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
@@ -17,6 +16,7 @@ from ..networks.polynomials import SUMMED, Expansion, Polynomial
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where
+from ..record import record
 from ..report import Decision
 from ..streams.whole_rows import is_in_one_call
 
@@ -29,7 +29,7 @@ LEAST_SECONDS = 2e-6
 FEWEST = 1024  # entries of each sum; below, starting a kernel is what it costs
 
 
-@dataclass(frozen=True)
+@record
 class FullSums:
     """The pass. Bound: each value is read once for each shape of sums that it may be part of, at most 100 deep."""
 
@@ -43,7 +43,7 @@ class FullSums:
         return (program if new is program else normalize(new)[0]), decisions
 
 
-@dataclass(frozen=True)
+@record
 class _Family:
     """Sums over the same dimensions of polynomials of the same values.
 

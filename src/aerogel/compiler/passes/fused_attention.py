@@ -22,6 +22,7 @@ from ..networks.unread_results import with_unread_results
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, inner_jaxprs, is_var, where, with_equations
+from ..record import record
 from ..report import Decision
 from ..residuals.operands_alone import Formula, operands_alone
 from ..residuals.residuals import rebuilt
@@ -34,7 +35,7 @@ EXACTNESS = Exactness.REASSOCIATES
 NAMES = frozenset(("dot_general", "exp", "div"))
 
 
-@dataclass(frozen=True)
+@record
 class FusedAttention:
     """The pass. Bound: each product is looked at once, in loops of layers and their gradients twice."""
 

@@ -1,6 +1,5 @@
 """Half spectra: transforms of real numbers, and back to real numbers, make and read one half of each spectrum."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from aerogel._jax import Jaxpr
@@ -14,6 +13,7 @@ from ..levels import rewrite_levels
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "half-spectra"
@@ -21,7 +21,7 @@ WHAT = "spectra of real numbers"
 MARGIN = 0.8
 
 
-@dataclass(frozen=True)
+@record
 class HalfSpectra:
     """The pass. Bound: from each transform upwards, each equation is looked at once.
 

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jax import lax
 
@@ -19,6 +18,7 @@ from ..masks.lanes import written_out
 from ..masks.updates import WRITES, covered, masked, written
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "in-place"
@@ -27,7 +27,7 @@ SMALLEST = 32
 LEAST_RATIO = 4
 
 
-@dataclass(frozen=True)
+@record
 class InPlace:
     """The pass. Bound: each round makes a selection less."""
 
@@ -85,7 +85,7 @@ class _Walk:
         return jaxpr if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)) else with_equations(jaxpr, eqns)
 
 
-@dataclass(frozen=True)
+@record
 class _Chain:
     """Writes one after the other, first to last, that nothing else reads."""
 

@@ -8,7 +8,6 @@ numbers.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -28,6 +27,7 @@ from ..levels import Around, rewrite_nested
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Builder, Program, depends_on, is_var, where
+from ..record import record
 from ..report import Decision
 from ..rules import small_linalg, small_solves
 
@@ -45,7 +45,7 @@ WIDEST_OF_SEVERAL = 1
 FEW_ROWS = 8
 
 
-@dataclass(frozen=True)
+@record
 class InverseProducts:
     """The pass. Bound: each inverse is looked at once."""
 
@@ -99,7 +99,7 @@ def _varying(jaxpr: Jaxpr, around: Around) -> Callable[[Atom], bool]:
     return lambda x: is_var(x) and x in late
 
 
-@dataclass(frozen=True)
+@record
 class _Inverse:
     """The inverse M^-1 that an equation makes: `solve.along` counts its rows, `columns` its columns."""
 

@@ -1,6 +1,5 @@
 """Lane terms: what many lanes give to what they share is summed up in one product, masks and all."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -11,12 +10,13 @@ from ..levels import rewrite_levels
 from ..networks.terms_of_lanes import terms_of_lanes
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "lane-terms"
 
 
-@dataclass(frozen=True)
+@record
 class LaneTerms:
     """The pass. Bound: from each sum upwards, 16 products at most. Contraction does the same to one product alone."""
 

@@ -3,7 +3,6 @@
 See docs/explanation/late-values.md.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -15,6 +14,7 @@ from ..levels import rewrite_levels
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 from ..residuals.late_values import MadeAgain, made_again, with_made_again
 from ..residuals.recompute import Lives
@@ -25,7 +25,7 @@ REASON = "computing them where they are read costs less than writing and reading
 LEAST_OF_SAVED = 0.25
 
 
-@dataclass(frozen=True)
+@record
 class LateValues:
     """The pass. Bound: one minimum cut for each level."""
 

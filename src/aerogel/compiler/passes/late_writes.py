@@ -1,6 +1,5 @@
 """Late writes: what takes the place of an argument is made behind all who read that (see `late_writes.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Atom, Jaxpr, Var
@@ -12,6 +11,7 @@ from ..levels import Around, rewrite_nested
 from ..loop import as_loop
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 from ..residuals.late_fills import filled_late, late_fills
 from ..residuals.late_writes import LateWrite, late_writes, ordered, updates
@@ -23,7 +23,7 @@ FILL = "what a loop begins with is filled when it begins"
 HELD = "it would be held from the start"
 
 
-@dataclass(frozen=True)
+@record
 class LateWrites:
     """The pass. Bound: around each argument few equations are looked at. Rules do not see through what it writes."""
 

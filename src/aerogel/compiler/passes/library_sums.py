@@ -9,7 +9,6 @@ along an axis it may add up too often (`repeated_sums.py`): one entry is, times 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
@@ -28,6 +27,7 @@ from ..readers.own_broadcasts import ROOTS, TYPES
 from ..readers.repeated_sums import repeated_axes
 from ..readers.sums_apart import goes_on
 from ..readers.weighted_sums import is_faster_apart, is_product, is_weighted
+from ..record import record
 from ..report import Decision
 
 NAME = "library-sums"
@@ -40,7 +40,7 @@ NO_MORE = (
 ONCE = "what is repeated is added up once, times its number", "{} is one over fewer entries"
 
 
-@dataclass(frozen=True)
+@record
 class LibrarySums:
     """The pass. Bound: each sum is looked at once. CPUs only. It runs behind those that decide what a sum reads."""
 

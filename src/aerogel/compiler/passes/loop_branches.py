@@ -21,13 +21,14 @@ from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 from .loop_linear import paying_sums
 
 NAME = "loop-branches"
 
 
-@dataclass(frozen=True)
+@record
 class LoopBranches:
     """The pass. Bound: each loop with branches is looked at once. `LoopLinear` and `LoopHoist` take what it frees."""
 

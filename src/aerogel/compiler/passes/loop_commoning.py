@@ -1,7 +1,5 @@
 """Loop commoning: what the step before has computed is not computed again (see `commoning.py`)."""
 
-from dataclasses import dataclass
-
 from aerogel._jax import JaxprEqn
 
 from ..exactness import Exactness
@@ -10,12 +8,13 @@ from ..loop import Loop
 from ..loops.commoning import commoned, find_commoning
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-commoning"
 
 
-@dataclass(frozen=True)
+@record
 class LoopCommoning:
     """The pass. Bound: each loop is looked at once."""
 

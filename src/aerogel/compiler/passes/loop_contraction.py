@@ -7,7 +7,7 @@ loop goes away if they then cost less and keep little more in memory.
 It follows the choice of residuals: before it, the two loops of a gradient hand on what they both could make.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
@@ -23,6 +23,7 @@ from ..loop import Loop, as_loop
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, depends_on, is_var, rename, substitute, where, with_equations
+from ..record import record
 from ..report import Decision
 from .contraction import ContractionOrder
 
@@ -33,7 +34,7 @@ LARGEST_SHARE = 0.8
 PRODUCTS = frozenset(("mul", "dot_general"))
 
 
-@dataclass(frozen=True)
+@record
 class LoopContraction:
     """The pass. Bound: each loop is looked at once."""
 

@@ -1,6 +1,5 @@
 """Loop ends: what a loop reads of a longer array or adds to one is read and written there (see `loop_ends.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -13,6 +12,7 @@ from ..loop import Loop, as_loop
 from ..loops.loop_ends import Ends, ends_of, has_home, in_place
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 from .loop_kernel import becomes_one
 
@@ -25,7 +25,7 @@ ONE_KERNEL = "its steps become one kernel, which takes less than the copies"
 LONGEST_COPIED, MOST_COPIED = 1 << 10, 24 << 20
 
 
-@dataclass(frozen=True)
+@record
 class LoopEnds:
     """The pass. Bound: each loop is looked at once. It runs late: the others know inputs and outputs of steps."""
 

@@ -30,6 +30,7 @@ from ..loop import Loop, as_loop, is_float, why_left
 from ..normalize import LOOPS_AND_BRANCHES
 from ..pipeline import Context
 from ..program import Program, bodies, is_var, where
+from ..record import record
 from ..report import Decision
 from .loop_kernel import becomes_one, lose_their_kernels
 
@@ -53,7 +54,7 @@ MORE = "with it, the program would move more bytes and hold more at once"
 MOST_TIMES = 4
 
 
-@dataclass(frozen=True)
+@record
 class LoopFusion:
     """The pass. Bound: each loop is fused a few times; what it then stacks is what others read."""
 

@@ -37,6 +37,7 @@ from ..levels import rewrite_levels
 from ..loop import MANY_STEPS, Loop, as_loop
 from ..pipeline import Context
 from ..program import Program, is_var, where
+from ..record import record
 from ..report import Decision
 from ..residuals.residuals import cheapest, is_light, needed_by_loops
 from .short_calls import becomes_short
@@ -49,7 +50,7 @@ NAME = "loop-hoist"
 SHORT_LOOP = 3e-4
 
 
-@dataclass(frozen=True)
+@record
 class LoopHoist:
     """The pass. Bound: each loop is looked at once."""
 

@@ -1,7 +1,6 @@
 """Loop kernel: a loop whose steps are many small kernels is compiled as one (see `one_kernel.py`)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel import _jax
@@ -25,6 +24,7 @@ from ..kernels.steps_at_once import steps_at_once
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, count_equations, inner_jaxprs, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-kernel"
@@ -34,7 +34,7 @@ NAME = "loop-kernel"
 MANY_OPERATIONS, MANY_VALUES = 40, 6
 
 
-@dataclass(frozen=True)
+@record
 class LoopKernel:
     """The pass. Bound: each loop is looked at once. It runs after all rules: what it writes is opaque to them."""
 

@@ -1,6 +1,5 @@
 """What a loop's steps add up is added up before what is linear and the same in every step is done to it: once."""
 
-from dataclasses import dataclass
 from functools import partial
 
 from aerogel._jax import Jaxpr
@@ -14,12 +13,13 @@ from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Program, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-linear"
 
 
-@dataclass(frozen=True)
+@record
 class LoopLinear:
     """The pass. Bound: each loop is looked at once. It runs before `LoopHoist`, which takes sums of products out.
 

@@ -1,6 +1,5 @@
 """Loop once: what a step makes for several arrays is computed once a step (see `once.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import JaxprEqn
@@ -12,12 +11,13 @@ from ..levels import rewrite_loops
 from ..loop import Loop
 from ..pipeline import Context
 from ..program import Program, producers, where
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-once"
 
 
-@dataclass(frozen=True)
+@record
 class LoopOnce:
     """The pass. Bound: each loop is looked at once. It runs last: the others do not see through what it writes."""
 

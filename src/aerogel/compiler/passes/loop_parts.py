@@ -3,7 +3,6 @@
 `concatenate([x0[None], ys]).mean(0)` and `cumsum(ys, 0).max(0)` need no array of all steps.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn, Var
@@ -21,6 +20,7 @@ from ..loop import as_loop
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
+from ..record import record
 from ..report import Decision
 from ..views import with_slices
 from .loop_fusion import fused, stacked_bytes_of
@@ -30,7 +30,7 @@ NAME = "loop-parts"
 SMALLEST = 16_384  # elements
 
 
-@dataclass(frozen=True)
+@record
 class LoopParts:
     """The pass. Bound: each round takes away at least one concatenation of a level, and makes none."""
 

@@ -1,6 +1,5 @@
 """Loop pieces: what a step reads of its inputs in pieces is read piece by piece (see `pieces.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import JaxprEqn
@@ -11,12 +10,13 @@ from ..loop import Loop
 from ..loops.pieces import Pieces, find_pieces, read_pieces
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-pieces"
 
 
-@dataclass(frozen=True)
+@record
 class LoopPieces:
     """The pass. Bound: each loop is looked at once. It runs late: the others know steps by the entries they read."""
 

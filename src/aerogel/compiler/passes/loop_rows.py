@@ -1,6 +1,5 @@
 """Loop rows: a loop's carries and outputs with short rows, or unlike halves, are long rows (see `loop_rows.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn
@@ -10,12 +9,13 @@ from ..levels import rewrite_levels
 from ..loops.loop_rows import Rows, in_long_rows
 from ..pipeline import Context
 from ..program import Program, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-rows"
 
 
-@dataclass(frozen=True)
+@record
 class LoopRows:
     """The pass. Bound: each loop is looked at once for each shape that it hands on. CPUs only, one device."""
 

@@ -19,6 +19,7 @@ from ..levels import rewrite_levels
 from ..loop import as_loop
 from ..pipeline import Context, broken_limit
 from ..program import Program, is_var, where
+from ..record import record
 from ..report import Decision
 from ..residuals.derived import derived_carries
 from ..residuals.residuals import compared, needed_by_loops
@@ -35,7 +36,7 @@ WORTH_OF_HUGE = 1.7
 FEWEST_STEPS = 4
 
 
-@dataclass(frozen=True)
+@record
 class LoopSegments:
     """The pass. Bound: a pair of loops is looked at once. What the loops store that stay whole is chosen finally.
 

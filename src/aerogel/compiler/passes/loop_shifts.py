@@ -1,6 +1,5 @@
 """Loop shifts: what a step rolls is written once with its ends, and rolls are slices of that (see `shifts.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr, Var, scan_counts
@@ -9,13 +8,14 @@ from ..exactness import Exactness
 from ..levels import Around, rewrite_nested
 from ..pipeline import Context
 from ..program import Program, depends_on, where
+from ..record import record
 from ..report import Decision
 from ..rolled.shifts import Shifts, shifted, shifts
 
 NAME = "loop-shifts"
 
 
-@dataclass(frozen=True)
+@record
 class LoopShifts:
     """The pass. Bound: each equation of a loop's body is looked at once. CPUs only."""
 

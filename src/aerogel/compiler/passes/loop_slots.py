@@ -6,7 +6,7 @@ what it does.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,12 +25,13 @@ from ..loops.track_rows import TrackRows, read_in_turn
 from ..loops.tracks import Track, find_tracks
 from ..pipeline import Context
 from ..program import Program, copy_equation, is_var, producers, substitute, users, where
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-slots"
 
 
-@dataclass(frozen=True)
+@record
 class LoopSlots:
     """The pass."""
 

@@ -4,7 +4,6 @@ The last output, the last few, every k-th one: the natural program computes and 
 such a program feeds its backward loop zeros for all other steps.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Builder, Program, count_equations, where
+from ..record import record
 from ..report import Decision
 from .residual_choice import choose_residuals
 
@@ -33,7 +33,7 @@ QUIET_SHARE = 0.5
 SMALLEST_OUTPUT = 65_536  # bytes
 
 
-@dataclass(frozen=True)
+@record
 class LoopSplit:
     """The pass. Exact: each step computes what it did, or nothing that is read; zeros times values are zeros."""
 
@@ -85,7 +85,7 @@ def _level(jaxpr: Jaxpr, decisions: list[Decision], context: Context) -> Jaxpr:
     return jaxpr
 
 
-@dataclass(frozen=True)
+@record
 class _Needs:
     """Why a loop can be split: the full steps, the slices that read outputs, the pads that make inputs."""
 

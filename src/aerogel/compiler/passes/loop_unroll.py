@@ -4,7 +4,6 @@ See docs/explanation/loop-unroll.md.
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn, Var
@@ -17,6 +16,7 @@ from ..levels import rewrite_levels
 from ..loop import Loop, as_loop
 from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-unroll"
@@ -34,7 +34,7 @@ COMPUTED_ONCE = DEAR | {"div"}
 LONG_KERNEL = 2e-5
 
 
-@dataclass(frozen=True)
+@record
 class LoopUnroll:
     """The pass. Bound: each loop is looked at once. It runs after all rules, which would read steps many times."""
 

@@ -1,6 +1,5 @@
 """Loop windows: what a loop shifts, or adds to at places in turn, are windows of an array (`shift_registers.py`)."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from ..loops.shift_registers import Carried, Carries, Outlet, Register, Sum
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Builder, Program, copy_equation, is_var, substitute, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-windows"
@@ -41,7 +41,7 @@ WHAT: dict[type[Carried], str] = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class LoopWindows:
     """The pass. Bound: each carry of each loop is looked at once, along each of its dimensions."""
 

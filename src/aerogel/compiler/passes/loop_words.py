@@ -4,7 +4,6 @@ See docs/explanation/loop-words.md.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,13 +22,14 @@ from ..loop import Loop, LoopBuilder, as_loop
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, is_var, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "loop-words"
 LEAST_SECONDS = 1e-6
 
 
-@dataclass(frozen=True)
+@record
 class LoopWords:
     """The pass. Bound: each loop is looked at once. It runs after all rules, which would see through no bits."""
 

@@ -28,6 +28,7 @@ from ..masks.visible import Known, compares_counters, step_of
 from ..normalize import LOOPS_AND_BRANCHES, drop_dead, map_inner
 from ..pipeline import Context
 from ..program import Program, where, with_equations
+from ..record import record
 from ..report import Decision
 from ..views import with_counters_cut
 
@@ -38,7 +39,7 @@ MOST_LEFT = 0.8
 MOST_SECONDS = 0.92
 
 
-@dataclass(frozen=True)
+@record
 class MaskedColumns:
     """The pass. Bound: each mask of a loop is looked at once in each of its steps, each of a level once for its groups.
 

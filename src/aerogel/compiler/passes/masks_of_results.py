@@ -4,7 +4,6 @@ The gradient of `relu` reads the sign of what went in, that of the next layer re
 What came out has the same sign, and then what went in need not be. See docs/explanation/masks-of-results.md.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from ..exactness import Exactness
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, inner_jaxprs, is_var, producers, rename, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "masks-of-results"
@@ -26,7 +26,7 @@ SCATTERED = "what a scatter makes is in memory, and is compared as it is"
 WHAT = "whether a number is above 0 is asked of the larger one of it and 0"
 
 
-@dataclass(frozen=True)
+@record
 class MasksOfResults:
     """The pass. Bound: each equation is looked at once. NaN is above nothing, before and behind `max`."""
 

@@ -1,6 +1,5 @@
 """A limit on memory: a program that takes more computes some of its values twice (see `recompute.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import ClosedJaxpr
@@ -11,6 +10,7 @@ from ..cost.vector_code import with_vector_code
 from ..exactness import Exactness
 from ..pipeline import Context, broken_limit
 from ..program import Program
+from ..record import record
 from ..report import Decision
 from ..residuals.recompute import recomputed
 
@@ -18,7 +18,7 @@ NAME = "memory-limit"
 SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24)
 
 
-@dataclass(frozen=True)
+@record
 class MemoryLimit:
     """The pass. Bound: as many forms as `SEGMENTS` has numbers, without dear operations and, if need be, with them.
 

@@ -3,7 +3,6 @@
 `sum(a * (x @ B.T))` is `sum((a @ B) * x)`: see `networks/mirrored_products.py`.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -18,6 +17,7 @@ from ..networks.sums_along import summed_along_first
 from ..normalize import normalize
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "mirrored-products"
@@ -25,7 +25,7 @@ WHAT = "a sum takes the product of its weights, not of what it weights"
 MOST_ROUNDS = 32  # a product for each layer
 
 
-@dataclass(frozen=True)
+@record
 class MirroredProducts:
     """The pass. Bound: 32 sums of a level, with at most 200 entrywise equations below each."""
 

@@ -1,7 +1,6 @@
 """Needless sorts: what sums up a sort, or takes few entries of it, needs no order (see `in_order.py`)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import log2, prod
 from typing import Any, ClassVar
 
@@ -28,6 +27,7 @@ from ..program import (
     where,
     with_equations,
 )
+from ..record import record
 from ..report import Decision
 from ..sorts.in_order import InOrder
 from ..sorts.order_plan import FEWEST, FEWEST_OF_ENDS, FEWEST_OF_LONG, LONG, SEARCH, SORT, Plan, is_selected, plan_of
@@ -39,7 +39,7 @@ MOST = 64  # sorts of a level
 LARGEST = 4000  # equations of a level, of which calls are written out
 
 
-@dataclass(frozen=True)
+@record
 class NeedlessSorts:
     """The pass. Bound: each equation is looked at once for each sort before it, of which 64 are looked at."""
 

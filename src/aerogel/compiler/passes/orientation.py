@@ -6,8 +6,6 @@ operand order and dimension numbers, and one before or after an entrywise equati
 values are stored in which order is chosen for all products of a level together (`orient.py`).
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 
 from aerogel._jax import Jaxpr, JaxprEqn, Var
@@ -25,6 +23,7 @@ from ..orders.reorder import reorder
 from ..orders.terms import Group, Term, groups_of, terms_of
 from ..pipeline import Context
 from ..program import Makers, Program, Readers, is_var, producers, users, where
+from ..record import record
 from ..report import Decision
 from ..same import Body
 
@@ -43,7 +42,7 @@ SEVERAL_STEPS = 8
 AGAINST_ROWS = "without it, thin products would read their left operands against the rows, which takes longer"
 
 
-@dataclass(frozen=True)
+@record
 class Orientation:
     """The pass. A product's sums are the same in another order, so exactness is that of another gemm call."""
 

@@ -3,7 +3,6 @@
 So does what reads parts of bfloat16 numbers that a sum reads make float32 of them for itself (`own_conversions.py`).
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -15,12 +14,13 @@ from ..pipeline import Context
 from ..program import Program, where
 from ..readers.own_broadcasts import ELSEWHERE, Shared, Sums, set_apart
 from ..readers.own_conversions import Picked, picked_apart, picked_of_summed
+from ..record import record
 from ..report import Decision
 
 NAME = "own-broadcasts"
 
 
-@dataclass(frozen=True)
+@record
 class OwnBroadcasts:
     """The pass. Bound: each equation is looked at a few times. It runs last: others do not see through its barriers."""
 

@@ -5,7 +5,6 @@ gradient reads all levels. A processor with few cores gains nothing from them.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -20,6 +19,7 @@ from ..prefixes.prefix_loops import PrefixLoop, in_their_places
 from ..prefixes.prefix_matches import Found, Matches
 from ..prefixes.prefix_trees import Tree, Trees
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "prefix-loops"
@@ -27,7 +27,7 @@ EXACTNESS = Exactness.FINITE
 READ = "its levels are read by more than its gradient"
 
 
-@dataclass(frozen=True)
+@record
 class PrefixLoops:
     """The pass. Bound: for each number of entries, what may be a tree is traced once, and its gradient 16 times."""
 

@@ -22,6 +22,7 @@ from ..levels import rewrite_nested
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, rename, substitute, users, where, with_equations
+from ..record import record
 from ..report import Decision
 from ..rolled.kernels import Kernels
 from ..rolled.repeats import Run, runs
@@ -36,7 +37,7 @@ EXACTNESS = Exactness.REASSOCIATES  # of sums in a step, which XLA may compile o
 OFFSETS = 16  # equations among which a step may begin
 
 
-@dataclass(frozen=True)
+@record
 class Reroll:
     """The pass. Bound: each level is read once, and each of its stretches is tried from a few beginnings."""
 

@@ -3,8 +3,6 @@
 See docs/explanation/residual-choice.md.
 """
 
-from dataclasses import dataclass
-
 from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..cost import Machine
@@ -15,13 +13,14 @@ from ..loop import as_loop
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, where, with_equations
+from ..record import record
 from ..report import Decision
 from ..residuals.residuals import Residuals, cheapest, rebuilt
 
 NAME = "residual-choice"
 
 
-@dataclass(frozen=True)
+@record
 class ResidualChoice:
     """The pass. The time predicted for storing and recomputing decreases strictly with each loop that changes."""
 

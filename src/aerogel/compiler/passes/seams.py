@@ -1,6 +1,5 @@
 """Seams: what paddings and rolls read is computed once, and not for each side of a seam (see `seams.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -10,12 +9,13 @@ from ..levels import Around, rewrite_nested
 from ..pipeline import Context
 from ..program import Program, where
 from ..readers.seams import seams, stored
+from ..record import record
 from ..report import Decision
 
 NAME = "seams"
 
 
-@dataclass(frozen=True)
+@record
 class Seams:
     """The pass. Bound: what each value is made of is gone through once for each value that seams read. CPUs only."""
 

@@ -1,6 +1,5 @@
 """Shared chains: what several read at the end of a long chain is computed once (see `shared_chains.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -11,12 +10,13 @@ from ..pipeline import Context
 from ..program import Program, where
 from ..readers.seams import stored
 from ..readers.shared_chains import shared_chains
+from ..record import record
 from ..report import Decision
 
 NAME = "shared-chains"
 
 
-@dataclass(frozen=True)
+@record
 class SharedChains:
     """The pass. Bound: each equation is looked at twice, with the arrays that it is computed from. CPUs only."""
 

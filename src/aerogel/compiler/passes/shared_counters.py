@@ -1,6 +1,5 @@
 """Shared counters: lanes of a loop that stop one by one have counted the same (see `masks/shared_counters.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -12,13 +11,14 @@ from ..masks.shared_counters import with_shared_counters
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, where, with_equations
+from ..record import record
 from ..report import Decision
 
 NAME = "shared-counters"
 WHAT = "a loop of many lanes counts its steps once"
 
 
-@dataclass(frozen=True)
+@record
 class SharedCounters:
     """The pass. Bound: a loop that has lost its counters has one condition for all lanes: there is no next time."""
 

@@ -7,7 +7,6 @@ among have woken.
 """
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel import _jax
@@ -18,6 +17,7 @@ from ..exactness import Exactness
 from ..kernels.counted import NOT_SHORT, counted
 from ..pipeline import Context
 from ..program import Program
+from ..record import record
 from ..report import Decision
 from ..streams.lane_loops import InLanes, in_lanes
 from ..streams.short_calls import Shortened, shortened
@@ -29,7 +29,7 @@ LONGEST = 3e-5
 MOST_EQUATIONS = 300
 
 
-@dataclass(frozen=True)
+@record
 class ShortCalls:
     """The pass. Bound: a stream is grown once along each axis for each equation of at most 300, and cut four times."""
 

@@ -1,6 +1,5 @@
 """Short rows: what is done to the entries of arrays with short rows is done to long rows (see `short_rows.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -9,13 +8,14 @@ from ..exactness import Exactness
 from ..levels import Around, rewrite_nested
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 from ..short_axes.short_rows import Rows, lengthened
 
 NAME = "short-rows"
 
 
-@dataclass(frozen=True)
+@record
 class ShortRows:
     """The pass. Bound: every equation is looked at once. CPUs only; it runs last, as nothing sees into its branches.
 

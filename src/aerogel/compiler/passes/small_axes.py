@@ -1,13 +1,12 @@
 """Small axes: a reduction over, or beside, a short last axis is made entry by entry (`short_axes.py`)."""
 
-from dataclasses import dataclass
-
 from aerogel._jax import Jaxpr
 
 from ..exactness import Exactness
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 from ..short_axes.short_axes import Site, acts, entry_by_entry
 from ..streams.odd_rows import OddRows, rows_apart
@@ -15,7 +14,7 @@ from ..streams.odd_rows import OddRows, rows_apart
 NAME = "small-axes"
 
 
-@dataclass(frozen=True)
+@record
 class SmallAxes:
     """The pass. Bound: every reduction is looked at once. CPUs only."""
 

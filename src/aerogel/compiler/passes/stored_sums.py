@@ -1,7 +1,6 @@
 """Stored sums: what XLA would store for a sum alone is made block by block (see `stored_sums.py`)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel import _jax
@@ -14,6 +13,7 @@ from ..level import Level
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 from ..streams.stored_sums import LEAST_BYTES, MOVES, ROOTS, StoredSum, in_blocks, stored_sums, together
 
@@ -29,7 +29,7 @@ FRESH_BYTES = 1 << 25
 MOST_OPERATIONS = 8
 
 
-@dataclass(frozen=True)
+@record
 class StoredSums:
     """The pass. Bound: each sum is looked at once, with at most 24 operations before it. It runs late, on CPUs."""
 

@@ -22,6 +22,7 @@ from ..levels import rewrite_levels
 from ..normalize import drop_dead
 from ..pipeline import Context, broken_limit
 from ..program import Program, inner_jaxprs, is_var, where
+from ..record import record
 from ..report import Decision
 from ..streams.direct_broadcasts import with_direct_broadcasts
 from ..streams.filled_diagonals import with_filled_diagonals
@@ -47,7 +48,7 @@ LESS_OF_MASKS = 16
 NEARLY_AS_FAST = 1.1
 
 
-@dataclass(frozen=True)
+@record
 class Streaming:
     """The pass. Bound: a level is looked at once, each large value of it once along each of its axes.
 

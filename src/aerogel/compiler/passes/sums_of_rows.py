@@ -1,6 +1,5 @@
 """Sums of rows: what XLA adds up entry by entry along an axis is added up row by row (see `sums_of_rows.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr
@@ -11,12 +10,13 @@ from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
 from ..readers.sums_of_rows import SumOfRows, in_rows, sums_of_rows
+from ..record import record
 from ..report import Decision
 
 NAME = "sums-of-rows"
 
 
-@dataclass(frozen=True)
+@record
 class SumsOfRows:
     """The pass. Bound: each reduction is looked at once, with at most 12 operations before it. CPUs only."""
 

@@ -1,6 +1,5 @@
 """Turned constants: what every step reads against its rows is turned before the loop (see `turned_constants.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr, JaxprEqn
@@ -13,13 +12,14 @@ from ..loop import Loop
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "turned-constants"
 WHAT = "a constant of the loop is read along its rows, and turned before it"
 
 
-@dataclass(frozen=True)
+@record
 class TurnedConstants:
     """The pass. Bound: each loop is looked at once. CPUs only: a product in another order is another call there."""
 

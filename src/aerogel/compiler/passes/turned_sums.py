@@ -1,6 +1,5 @@
 """Turned sums: loops add up products the way round in which less has to be turned (see `turned_sums.py`)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import JaxprEqn
@@ -11,13 +10,14 @@ from ..levels import rewrite_loops
 from ..loop import Loop
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "turned-sums"
 WHAT = "the sum of products over the steps is made as its transpose"
 
 
-@dataclass(frozen=True)
+@record
 class TurnedSums:
     """The pass. Bound: each loop is looked at once. CPUs only: a product in another order is another call there."""
 

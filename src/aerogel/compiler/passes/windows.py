@@ -1,7 +1,6 @@
 """Windows that indices read: their sums and slices are made of slices of the array, what is left is read row by row."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aerogel._jax import Jaxpr, Var
@@ -12,6 +11,7 @@ from ..level import Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Program, where
+from ..record import record
 from ..report import Decision
 from ..windows.window_rows import window_rows
 from ..windows.window_slices import window_slices
@@ -23,7 +23,7 @@ ROWS = "windows are read row by row"
 SLICES = "slices of windows are read from their array"
 
 
-@dataclass(frozen=True)
+@record
 class WindowsOfArrays:
     """The pass. Bound: each reduction, product, gather and scatter is looked at once."""
 

@@ -1,7 +1,7 @@
 """Which values of a program are prefixes of a tree, or the cotangents of its leaves."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice, product
 from typing import Any
 
@@ -13,6 +13,7 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from ..level import Level
 from ..normalize import normalize
 from ..program import is_var, rename
+from ..record import record
 from ..residuals.made_there import Made
 from ..small_traces import traced
 from ..views import simplest_slice
@@ -21,7 +22,7 @@ from .prefix_trees import Tree
 MOST_COTANGENTS = 16  # arrays that are tried
 
 
-@dataclass(frozen=True)
+@record
 class Total:
     """A cotangent of a leaf in the program, the terms of it that the tree makes, and what else is added to these."""
 
@@ -30,7 +31,7 @@ class Total:
     others: tuple[Atom, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class Found:
     """What a program computes of a tree.
 

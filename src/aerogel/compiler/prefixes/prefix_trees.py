@@ -7,7 +7,7 @@ equations must stand in the program.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -21,6 +21,7 @@ from aerogel._jax import ClosedJaxpr, JaxprEqn, Var
 from ..axes import Axis, Mapped, jaxpr_along
 from ..level import Level
 from ..program import depends_on, is_var
+from ..record import record
 
 SHORTEST = 8  # entries: with fewer, the slices of the levels are too short to tell an element from a sum
 LARGEST_COMBINE = 256  # equations
@@ -28,7 +29,7 @@ MOST_ELEMENTS = 4
 FIRST, SECOND = 0, 1
 
 
-@dataclass(frozen=True)
+@record
 class Combine:
     """What joins two neighbours, the first one on the left.
 
@@ -60,7 +61,7 @@ class Combine:
         return frozenset(found)
 
 
-@dataclass(frozen=True)
+@record
 class Tree:
     """What may be a tree: its leaves, and what joins them.
 

@@ -31,6 +31,7 @@ from ..cost.seconds import transfer_seconds
 from ..level import Level
 from ..normalize import drop_dead
 from ..program import Builder, copy_equation, is_var, with_equations
+from ..record import record
 from ..same import literal_key
 
 ROOTS = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
@@ -61,7 +62,7 @@ ELSEWHERE: Home = -1
 Homes = frozenset[Home]
 
 
-@dataclass(frozen=True)
+@record
 class Shared:
     """A value that is repeated within several sums, or within one and elsewhere.
 

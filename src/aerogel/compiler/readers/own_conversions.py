@@ -6,8 +6,6 @@ gathers and slices read `float32(x)`. The library that makes the sums takes that
 entries that are picked from it (jaxlib 0.10.2). Behind a barrier each has its own.
 """
 
-from dataclasses import dataclass
-
 from jax import lax
 
 from aerogel._jax import Jaxpr, JaxprEqn, Var
@@ -16,6 +14,7 @@ from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..axes.rebind import dtype_name
 from ..level import Level
 from ..program import Builder, is_var, rename, with_equations
+from ..record import record
 from .own_broadcasts import LEAST_ENTRIES, LONGEST_CHAIN, ROOTS, TAKEN, TRIVIAL
 
 PARTS = ("gather", "slice", "dynamic_slice")
@@ -23,7 +22,7 @@ PARTS = ("gather", "slice", "dynamic_slice")
 SMALLER = 2
 
 
-@dataclass(frozen=True)
+@record
 class Picked:
     """A value that a sum reads, and parts of which are read by others.
 

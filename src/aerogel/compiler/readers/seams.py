@@ -19,6 +19,7 @@ from ..cost.primitives import DEAR
 from ..cost.seconds import transfer_seconds
 from ..fusion.once import FUSED, READERS
 from ..program import Builder, Makers, Readers, is_var, producers, rename, substitute, users, with_equations
+from ..record import record
 from ..rules.once import once
 
 # Dear, and not known to XLA as such.
@@ -34,7 +35,7 @@ LEAST_SECONDS = 5e-6
 FLOATS = (np.float32, np.float64)
 
 
-@dataclass(frozen=True)
+@record
 class Seam:
     """A value that several paddings or rolls read.
 

@@ -18,6 +18,7 @@ from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost.primitives import DEAR, REDUCE
 from ..fusion.once import FUSED
 from ..program import Makers, Readers, is_var, producers, users
+from ..record import record
 
 FLOATS = (np.float32, np.float64)
 # For an entry of an array that a kernel adds up: 0.06 to 0.7 ns were measured of kernels of 100 to 230 arrays, and 0.5
@@ -33,7 +34,7 @@ MOST_ARRAYS = 256  # of longer chains the end alone is looked at, so that a prog
 Kernels = dict[int, bool]
 
 
-@dataclass(frozen=True)
+@record
 class Shared:
     """A value that is computed in several kernels, from several arrays.
 

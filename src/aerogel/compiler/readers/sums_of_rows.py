@@ -10,7 +10,6 @@ found by trying all axes of some twenty shapes, from one side of the bound to th
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..axes.rebind import bind
 from ..joins import joined_axis
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 
 # Each with what joins two rows, and what it begins with.
 REDUCERS: dict[str, tuple[Any, float]] = {
@@ -47,7 +47,7 @@ LONGEST_CHAIN = 12
 ROWS_PER_STEP = 4
 
 
-@dataclass(frozen=True)
+@record
 class SumOfRows:
     """A sum or extremum over `axes` of the last of `chain`, equations that nobody else reads.
 
@@ -179,7 +179,7 @@ def in_rows(level: Level, one: SumOfRows) -> Edit:
     return Edit(one.place, gone, builder.eqns, {eqn.outvars[0]: result}, gone)
 
 
-@dataclass(frozen=True)
+@record
 class Factor:
     """What a chain reads: `source`, whose dimensions are those `at` of the product; it repeats along all others.
 

@@ -4,18 +4,17 @@ Passes look at both together; but a caller that takes a gradient wants the resul
 never. What the second half reads of the first is what has to be kept in between.
 """
 
-from dataclasses import dataclass
-
 from aerogel import _jax
 from aerogel._jax import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from ..program import Program, is_var
+from ..record import record
 
 # Made again where they are read, they cost nothing; kept, they are as large as what they are spread to.
 FREE = frozenset({"broadcast_in_dim", "iota"})
 
 
-@dataclass(frozen=True)
+@record
 class Halves:
     """The two halves of a program.
 

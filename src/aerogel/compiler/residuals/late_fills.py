@@ -4,7 +4,6 @@ A loop adds up from zeros. They depend on nothing, so XLA fills them before anyt
 runs: beside all that the forward part keeps. See docs/explanation/late-writes.md.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from ..cost import nbytes
 from ..level import Level
 from ..program import Builder, is_var, rename, with_equations
+from ..record import record
 from .late_writes import APART, behind_all, stands_for_all
 
 LEAST_BYTES = 1 << 16  # of what is filled
@@ -23,7 +23,7 @@ LOOPS = ("scan", "while")
 VIEWS = ("transpose", "reshape")  # of what is the same everywhere
 
 
-@dataclass(frozen=True)
+@record
 class LateFill:
     """Operands of a loop that are filled when another one is there.
 

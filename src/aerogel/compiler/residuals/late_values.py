@@ -27,6 +27,7 @@ from ..cost.primitives import DEAR
 from ..cut import SINK, SOURCE, Graph
 from ..orders.orders import REDUCTIONS
 from ..program import Builder, is_var, rename, with_equations
+from ..record import record
 from ..short_axes.short_sums import VECTOR
 from .recompute import Lives, is_true
 from .residuals import AGAIN, DRIVEN_OUT, arithmetic
@@ -47,7 +48,7 @@ VIEWS = frozenset("slice pad reshape squeeze expand_dims transpose rev broadcast
 LIGHT = ENTRYWISE | VIEWS | REDUCTIONS  # between products, a layer's own equations
 
 
-@dataclass(frozen=True)
+@record
 class MadeAgain:
     """What is computed again.
 

@@ -8,7 +8,6 @@ value is not computed: so XLA copies them at every step of a training. See docs/
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from ..fusion.site_seconds import UNFUSED
 from ..level import Level
 from ..orders.orders import REDUCTIONS
 from ..program import Builder, Cyclic, is_var, rename, schedule, with_equations
+from ..record import record
 
 LEAST_BYTES = 1 << 14  # of an argument: less is copied in the time that a kernel takes to start
 LEAST_WEIGHTS = 1 << 17  # the same, of a carry
@@ -37,7 +37,7 @@ FUSED = frozenset(NAMES) | VIEWS  # XLA may make these again wherever their resu
 APART = UNFUSED | {"one_kernel", "select_and_scatter_add", "reduce_window", "reduce_window_max", "reduce_window_sum"}
 
 
-@dataclass(frozen=True)
+@record
 class LateWrite:
     """An argument that is to be overwritten behind its last reader.
 

@@ -5,7 +5,6 @@ not JAX's own reads none of these.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aerogel import _jax
 from aerogel._jax import Atom, Var
@@ -14,10 +13,11 @@ from ..cost import nbytes
 from ..level import Level
 from ..loop import Loop, all_steps
 from ..program import is_var
+from ..record import record
 from .residuals import Residuals, needed_by_loops
 
 
-@dataclass(frozen=True)
+@record
 class Formula:
     """What a step computes of some values.
 

@@ -25,6 +25,7 @@ from ..cost import Machine, equation_seconds, nbytes
 from ..cut import SINK, SOURCE, Graph
 from ..normalize import drop_dead
 from ..program import Builder, copy_equation, is_var, rename, with_equations
+from ..record import record
 from .residuals import AGAIN
 
 # What is smaller is kept.
@@ -33,7 +34,7 @@ SMALLEST = 1 << 14
 SECONDS_PER_BYTE = 1e-7
 
 
-@dataclass(frozen=True)
+@record
 class Lives:
     """Where the values of a level are made and read, and the place at which most bytes are in use."""
 

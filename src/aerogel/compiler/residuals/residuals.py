@@ -8,7 +8,7 @@ anyway, it is read from there.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from ..kernels.kernel_products import why_not
 from ..level import Level
 from ..loop import Loop, LoopBuilder, as_loop
 from ..program import copy_equation, is_var, rename, substitute
+from ..record import record
 from ..short_axes.short_sums import row_by_row
 from .at_shifts import behind_shifts, entries_at_shifts, shifted_seconds
 from .made_there import Made, made_there
@@ -55,7 +56,7 @@ SMALLEST_OF_KERNELS = 2**12
 WORTH = 0.95
 
 
-@dataclass(frozen=True)
+@record
 class Residuals:
     """A loop whose stacked outputs other loops read step by step, and what is best done about them.
 
@@ -111,7 +112,7 @@ def _calls_library(loop: Loop) -> bool:
     return any(eqn.primitive.name == "dot_general" and why_not(eqn) is not None for eqn in loop.body.eqns)
 
 
-@dataclass(frozen=True)
+@record
 class _Choice:
     """What a choice is made of: `kept` and `before` are stacked anyway, `carries` may be read of the step before.
 

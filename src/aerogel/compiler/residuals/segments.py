@@ -19,13 +19,14 @@ from ..cost import nbytes
 from ..level import Edit
 from ..loop import Loop, LoopBuilder
 from ..program import Builder, copy_equation, is_var
+from ..record import record
 from .derived import in_order
 
 # A divisor of the number of steps is taken that is so near to the length of segments which takes least memory.
 NEAR = 1.5
 
 
-@dataclass(frozen=True)
+@record
 class Pair:
     """A loop, and the only one that reads some of its outputs, `residuals`, step by step.
 

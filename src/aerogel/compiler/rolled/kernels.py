@@ -7,7 +7,6 @@ one array with many are one product, where each stands for itself.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
@@ -17,6 +16,7 @@ from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost.sizes import elements
 from ..joins import AXES as JOINS
 from ..joins import joined_axis
+from ..record import record
 from .rolled_steps import FUSED, LOOKS, PRODUCTS, Carried, Entries, Inner, Operand, Place, Steps
 
 # Entries of a value up to which a loop was faster (docs/explanation/reroll.md): where steps keep it for a derivative or
@@ -40,7 +40,7 @@ LINEAR = LOOKS | frozenset("convert_element_type copy neg reduce_sum".split())
 TIMES = PRODUCTS | {"mul"}
 
 
-@dataclass(frozen=True)
+@record
 class Kernels:
     """What XLA makes of steps that stay as they are.
 

@@ -1,18 +1,18 @@
 """Where a sequence of equations repeats itself: loops that were written in Python and unrolled by tracing."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Literal
 
+from ..record import record
 from ..same import KEPT_APART, Body, param_key
 
 LONGEST = 400  # equations of one step
 NEAREST = 3  # of the places before it where an equation's like stands, those that are tried as the step before
 
 
-@dataclass(frozen=True)
+@record
 class Run:
     """`count` steps of `period` equations each, from `start` on, and perhaps a part of a step more."""
 

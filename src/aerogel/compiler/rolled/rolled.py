@@ -1,7 +1,6 @@
 """A stretch of repeated equations as one loop."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,14 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
 from ..loop import LoopBuilder
 from ..program import copy_equation, is_var
+from ..record import record
 from ..streams.streaming import scan_like
 from .rolled_steps import Carried, Entries, Inner, Numbers, Operand, Part, Place, Starts, Steps
 from .rolled_sums import Sum, sums
 from .strips import Strip, strip_of
 
 
-@dataclass(frozen=True)
+@record
 class Rolled:
     """The loop that stands for steps.
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ from aerogel._jax import Atom, DropVar, JaxprEqn, Literal, Var
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost.sizes import elements
 from ..program import is_var
+from ..record import record
 from ..rules.spelling import PLUMBING, different_param
 from ..same import literal_key
 from ..zeros import is_zero
@@ -51,14 +52,14 @@ class Settled(Refused):
     """The reason why they are none wherever the first begins."""
 
 
-@dataclass(frozen=True)
+@record
 class Inner:
     """What the same step has made."""
 
     place: Place
 
 
-@dataclass(frozen=True)
+@record
 class Carried:
     """What the step before has made; in the first step, `init`."""
 
@@ -66,7 +67,7 @@ class Carried:
     init: Atom
 
 
-@dataclass(frozen=True)
+@record
 class Numbers:
     """Literals, one for each step."""
 
@@ -74,7 +75,7 @@ class Numbers:
     like: Literal
 
 
-@dataclass(frozen=True)
+@record
 class Entries:
     """Parts of one array, one for each step, at places that move on by the same distance.
 
@@ -129,7 +130,7 @@ class Entries:
 Operand = Inner | Carried | Numbers | Entries | Var | Literal
 
 
-@dataclass(frozen=True)
+@record
 class Part:
     """A value that is a part of an array: `shape` is the part's without some dimensions of size 1."""
 

@@ -5,7 +5,6 @@ would be gone over in every step; what is added, stacked by the steps, is put in
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from jax import lax
 
@@ -13,6 +12,7 @@ from aerogel import _jax
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
 from ..program import Builder, is_var, producers, users
+from ..record import record
 from ..zeros import is_zero
 from .rolled_steps import ADDS, Carried, Inner, Place, Steps
 from .strips import Strip, strip_of
@@ -22,7 +22,7 @@ MOST_LAYERS = 4
 Read = tuple[type[Inner] | type[Carried], Place]
 
 
-@dataclass(frozen=True)
+@record
 class Sum:
     """A carry to which steps add windows.
 

@@ -8,7 +8,6 @@ next value can take its place.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ..cost.seconds import transfer_seconds
 from ..fusion.once import LEAST_SECONDS, READERS
 from ..normalize import drop_dead
 from ..program import Builder, Makers, Readers, is_var, producers, rename, substitute, users, with_equations
+from ..record import record
 from ..rules.once import once
 from ..zeros import is_zero
 
@@ -36,7 +36,7 @@ SHORTEST_ROW = 128
 FLOATS = (np.float32, np.float64)
 
 
-@dataclass(frozen=True)
+@record
 class Roll:
     """An equation whose result is `base`, rolled along its last axis by `by` places: negative ones go to the left.
 
@@ -51,7 +51,7 @@ class Roll:
     of_negative: bool
 
 
-@dataclass(frozen=True)
+@record
 class Shifts:
     """The rolls of one value.
 
@@ -112,7 +112,7 @@ def _roll(jaxpr: Jaxpr, makers: Makers, place: int, eqn: JaxprEqn) -> Roll | Non
     return Roll(place, maker.invars[0], by, not joins, True)
 
 
-@dataclass(frozen=True)
+@record
 class _Part:
     """Entries `start` to `stop` of a value along its last axis, and where they are put."""
 

@@ -1,11 +1,12 @@
 """Windows of an array at even distances: as one array of windows, and added up where they lie."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+
+from ..record import record
 
 
 def strip_of(first: Sequence[int], move: Sequence[int], sizes: Sequence[int], count: int) -> "Strip | None":
@@ -17,7 +18,7 @@ def strip_of(first: Sequence[int], move: Sequence[int], sizes: Sequence[int], co
     return Strip(count, start, tuple(sizes), moving[0], abs(move[moving[0]]))
 
 
-@dataclass(frozen=True)
+@record
 class Strip:
     """`count` windows of `sizes`, the first at `start`, each `move` > 0 further along `dim` than the one before."""
 

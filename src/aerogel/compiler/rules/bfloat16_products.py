@@ -5,7 +5,6 @@ float32 and the left operand's terms are the last axis: then its library takes t
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..cost import Machine
 from ..products import place_of_terms
+from ..record import record
 from .on import on
 from .site import Site
 
@@ -64,7 +64,7 @@ def multiplies_bfloat16(machine: Machine) -> bool:
     return machine.multiplies_bfloat16
 
 
-@dataclass(frozen=True)
+@record
 class _Operand:
     """An operand as matrices of `free` rows or columns.
 
@@ -113,7 +113,7 @@ class _Operand:
         return with_layout_constraint(rows, Layout(tuple(range(rows.ndim))))
 
 
-@dataclass(frozen=True)
+@record
 class _Sides:
     """The operands of a product."""
 

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jax import lax
 
+from ..record import record
+
 Sizes = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Convolution:
     """What one `conv_general_dilated` computes.
 

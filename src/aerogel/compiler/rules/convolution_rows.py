@@ -14,12 +14,13 @@ are long runs of memory, which are copied as they are. Three products do for a n
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from jax import lax
 
+from ..record import record
 from .convolution import Convolution, Sizes
 from .on import on
 
@@ -36,7 +37,7 @@ LARGEST_STEP = 1 << 20  # entries that a row's windows or products have: they st
 MOST_PRODUCTS_OF_FEW = 160  # at a place: so few terms are one loop
 
 
-@dataclass(frozen=True)
+@record
 class _Plan:
     """One of the three forms with what its time depends on.
 

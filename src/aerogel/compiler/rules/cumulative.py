@@ -6,7 +6,6 @@ passes over memory. Two other ways take fewer.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jax import lax
 
 from aerogel import _jax
 
+from ..record import record
 from .on import PrimitiveRule, on
 from .once import once
 from .places import spread
@@ -36,7 +36,7 @@ COSTLY = frozenset(("erf_inv", "lgamma", "digamma", *_jax.OURS))
 MOST_REVERSED = 64  # rows: XLA fuses the reversed form along the last axis better
 
 
-@dataclass(frozen=True)
+@record
 class Cumulation:
     """What is accumulated: an associative operation, and the value that changes nothing."""
 

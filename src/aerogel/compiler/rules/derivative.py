@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from ..record import record
 
-@dataclass(frozen=True)
+
+@record
 class Derivative:
     """The derivative of what a rule writes, in JAX's own terms.
 

@@ -1,12 +1,12 @@
 """The exact match: whether a pattern, traced at the very types of its operands, is what stands in a program."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..._jax import Atom, JaxprEqn, Literal, Var
 from ..program import is_var
+from ..record import record
 from .graph import Graph, Node, shown, told
 from .loose import NoMatch, each, same_atom
 from .spelling import different_param, operands, operation, orders
@@ -15,7 +15,7 @@ from .traces import Pattern
 MOST_STEPS = 5000
 
 
-@dataclass(frozen=True)
+@record
 class Found:
     """A pattern that is there.
 
@@ -29,7 +29,7 @@ class Found:
     results: tuple[Var, ...]
 
 
-@dataclass(frozen=True)
+@record
 class _State:
     made: dict[int, JaxprEqn]
     nodes: tuple[Node, ...]

@@ -1,12 +1,12 @@
 """Whether a rule fires where its pattern is: all that may be said against it, and what it writes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ... import _jax
 from ..._jax import Atom, Var
 from ..known.spread import is_entrywise
 from ..program import is_var
+from ..record import record
 from .errors import RuleError
 from .exact import ExactSearch, Found
 from .graph import Graph, Node
@@ -24,7 +24,7 @@ from .stage import not_allowed
 from .traces import REFUSALS, Pattern, Refused, mistake, pattern_of
 
 
-@dataclass(frozen=True)
+@record
 class Match:
     """A rule that fires.
 

@@ -6,13 +6,13 @@ whether they are is for the exact match.
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..._jax import Atom, JaxprEqn, Literal, Var
 from ..program import is_var
+from ..record import record
 from ..same import literal_key
 from .graph import Graph, Node, Readers, shown, told
 from .skeleton import Climb, Skeleton, result_index
@@ -22,7 +22,7 @@ MOST_STEPS = 2000  # of one attempt, orders of operands tried included
 MOST_WAYS = 4
 
 
-@dataclass(frozen=True)
+@record
 class Candidate:
     """Where a pattern could stand.
 

@@ -2,13 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..._jax import Atom, Var
 from ..levels import Around
 from ..pipeline import Context
 from ..program import is_var
+from ..record import record
 from .exact import ExactSearch, Found
 from .graph import Graph, Node
 from .loose import Candidate, NoMatch, candidates
@@ -22,7 +22,7 @@ from .traces import Pattern, Reading, Refused, pattern_of
 MOST_PLAIN, MOST_BATCHED = 48, 24
 
 
-@dataclass(frozen=True)
+@record
 class Level:
     """Where a rule looks: one level of a program, what it stands in, and what is known of the whole."""
 
@@ -31,7 +31,7 @@ class Level:
     around: Around = ()
 
 
-@dataclass(frozen=True)
+@record
 class Bound:
     """A pattern that is there.
 

@@ -1,7 +1,7 @@
 """The derivative of what a rule writes, in the place of that of its pattern."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..._jax import Atom, ClosedJaxpr, JaxprEqn, Var
 from ..differentiated import Differentiated, Mode, differentiated
 from ..level import Edit
 from ..program import Builder, is_var
+from ..record import record
 from ..small_traces import traced
 from ..written_derivatives import Equations, NotWritten, ReadElsewhere, Written, places_before, written_derivative
 from .kept_values import modes_of
@@ -21,7 +22,7 @@ from .traces import operands_given
 from .written import fitted, inlined
 
 
-@dataclass(frozen=True)
+@record
 class Way:
     """One way of differentiating a pattern.
 
@@ -40,7 +41,7 @@ class Way:
     many: int = 0
 
 
-@dataclass(frozen=True)
+@record
 class Differentiable:
     """A pattern at a site, and what a rule writes there.
 

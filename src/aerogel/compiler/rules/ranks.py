@@ -5,7 +5,6 @@ An entry's rank is its place in a stable sort: of equal entries those in front h
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..record import record
 from .anywhere import anywhere
 from .places import has_several, number_of, taken
 
 
-@dataclass(frozen=True)
+@record
 class Ranked:
     """The entries of one rank: of each row along an axis, which stays with a length of one."""
 

@@ -16,6 +16,7 @@ from ..known.counters import Counters
 from ..levels import Around
 from ..pipeline import Context
 from ..program import inner_jaxprs, where
+from ..record import record
 from .facts import facts_at
 from .graph import Graph
 from .spelling import PLUMBING
@@ -408,7 +409,7 @@ class Site:
         return tuple(Enclosing(name, n if name == "scan" and isinstance(n, int) else None) for name, n in found)
 
 
-@dataclass(frozen=True)
+@record
 class _Makers:
     """Who makes a value, inside of calls too."""
 

@@ -15,6 +15,7 @@ from ... import _jax
 from ..._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ..normalize import inline_call, is_plain_call, normalize
 from ..program import Makers, producers, rename, substitute, with_equations
+from ..record import record
 from ..same import literal_key
 from .anywhere import axis_name
 from .errors import RuleError
@@ -27,7 +28,7 @@ LIBRARIES = tuple(os.path.dirname(str(module.__file__)) for module in (jax, np))
 Map = tuple[tuple[int | None, ...], tuple[int, ...]]
 
 
-@dataclass(frozen=True)
+@record
 class Reading:
     """How the operands of a site are given to a rule that is written for one example.
 

@@ -1,7 +1,6 @@
 """Products of a wide operand with a narrow one, made the way round in which the wide one is read along its rows."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from aerogel import _jax
 
 from ..cost import Machine
 from ..products import may_swap, place_of_terms
+from ..record import record
 from .on import on
 from .site import Site
 
@@ -74,7 +74,7 @@ def turned_product(a: Any, b: Any, *, site: Site, dimension_numbers: Any, **para
     return reason or lax.optimization_barrier(_product(a, b, False, dimension_numbers, params))
 
 
-@dataclass(frozen=True)
+@record
 class _Sides:
     """The operands of a product: how many terms and columns they have, where the terms are, and which is the wide one.
 

@@ -7,7 +7,6 @@ is large.
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -27,6 +26,7 @@ from ..level import Edit, Level, apply_edits
 from ..pipeline import Context
 from ..program import Builder, is_var
 from ..readers.weighted_sums import is_product_of_matrices
+from ..record import record
 from ..rules.once import once
 from ..windows.components import ELEMENTWISE, FUSED, MOST_EQUATIONS, Components, asks_for_equals
 from .beside import fills_registers, pays_at_once, sums_matrices
@@ -62,7 +62,7 @@ IN_CACHE = 8 << 20  # bytes up to which storing what all entries read costs litt
 ENTRYWISE = "the innermost loop is a long one"
 
 
-@dataclass(frozen=True)
+@record
 class Site:
     """A reduction with a short last axis: the edit that makes it entry by entry, or none, and why.
 

@@ -11,7 +11,7 @@ makes long rows, the last is worked on by itself (`peeled.py`).
 
 import math
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from ..kernels.opaque import always
 from ..kernels.peeled import at_shape, in_two_parts, is_run
 from ..normalize import drop_dead, with_calls_open
 from ..program import Builder, is_var, producers, users, with_equations
+from ..record import record
 from ..rules.once import is_once_alone
 from .beside_products import refusal_beside
 
@@ -46,7 +47,7 @@ from .beside_products import refusal_beside
 ROWS_HANDED_ON = range(9, 32)
 
 
-@dataclass(frozen=True)
+@record
 class Rows:
     """Equations that work on the entries of arrays of one shape, and none of which waits for another in between.
 

@@ -19,13 +19,14 @@ from ..axes.rebind import shape_of
 from ..known.picks import counts_along
 from ..level import Level
 from ..program import inner_jaxprs, is_var
+from ..record import record
 
 LONGEST_CHAIN = 8
 # Views of the places at which entries stood.
 _VIEWS = frozenset("broadcast_in_dim reshape squeeze expand_dims transpose convert_element_type copy".split())
 
 
-@dataclass(frozen=True)
+@record
 class Ordered:
     """A value that holds entries in the order of a sort.
 

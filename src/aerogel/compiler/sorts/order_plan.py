@@ -12,6 +12,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 from ..axes import Reduced
 from ..axes.rebind import shape_of
 from ..program import is_var
+from ..record import record
 from .folded import folded
 from .in_order import InOrder, Ordered, is_even
 
@@ -27,7 +28,7 @@ FEWEST = 8192
 FEWEST_OF_ENDS, FEWEST_OF_LONG, LONG = 1 << 15, 1024, 32
 
 
-@dataclass(frozen=True)
+@record
 class Term:
     """A summand of what goes back to the places that entries came from.
 

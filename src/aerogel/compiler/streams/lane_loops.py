@@ -7,7 +7,6 @@ the lanes at the end. A sum of each block in the step costs more than all else: 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -29,6 +28,7 @@ from ..level import Edit, Level, apply_edits
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Builder, is_var, substitute, with_equations
+from ..record import record
 
 # What may be counted, and how often of what stands around the loop; in it, XLA computes anew for each result.
 MOST_LEFT = int(0.95 * NOT_SHORT)
@@ -46,7 +46,7 @@ MOST_CACHES = 2
 MOST_EQUATIONS = 60
 
 
-@dataclass(frozen=True)
+@record
 class InLanes:
     """The program, and what became of it.
 

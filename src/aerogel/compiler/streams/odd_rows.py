@@ -21,6 +21,7 @@ from ..kernels.long_rows import UNROLLED, is_halved
 from ..kernels.opaque import by_itself
 from ..level import Edit, Level, apply_edits
 from ..program import Builder, is_var
+from ..record import record
 from .stream_growth import grow
 from .streams import LIGHT, Stream
 
@@ -29,7 +30,7 @@ FEW_DEAR = 2  # a logsumexp has so many, which is as fast where it is joined
 ROW_BY_ROW = LIGHT | {"pad", "concatenate", "rev", "gather", "scatter-add"}
 
 
-@dataclass(frozen=True)
+@record
 class OddRows:
     """Work on rows, of which a reduction with a short last axis is part.
 

@@ -1,7 +1,6 @@
 """A short program in loops over blocks, so that JAX's CPU client counts few operations in it (see `counted.py`)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 
@@ -16,6 +15,7 @@ from ..kernels.one_kernel import as_one_kernel, refusal, reorders_sums
 from ..level import Edit, Level, apply_edits
 from ..pipeline import Context
 from ..program import is_var, with_equations
+from ..record import record
 from .stream_growth import grow
 from .streaming import stream_loops
 from .streams import ORDERLESS, Stream, made_whole, read_outside
@@ -36,7 +36,7 @@ MOST_LOOPS = 4
 FEW_EQUATIONS = 3
 
 
-@dataclass(frozen=True)
+@record
 class Shortened:
     """The program, and what became of it.
 

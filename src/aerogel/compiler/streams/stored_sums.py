@@ -8,7 +8,6 @@ gradient does, has XLA compute them for itself, also before.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import jax.numpy as jnp
 
@@ -22,6 +21,7 @@ from ..cost.primitives import KIND, Kind
 from ..level import Edit, Level, apply_edits
 from ..program import is_var
 from ..readers.own_broadcasts import COMPARISONS, LONG_ROW, ROOTS, TAKEN
+from ..record import record
 from .stream_growth import grow
 from .streaming import stream_loops
 from .streams import Stream, is_cheap, made_whole
@@ -43,7 +43,7 @@ EXACT = MOVES | frozenset("select_n abs neg max min clamp".split())
 INSIDE = COMPARISONS | TAKEN | frozenset("select_n and or not xor is_finite clamp sign add_any".split())
 
 
-@dataclass(frozen=True)
+@record
 class StoredSum:
     """One such sum.
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
@@ -20,6 +20,7 @@ from ..loop import is_float
 from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import is_var
+from ..record import record
 from ..short_axes.short_axes import LONGEST_AMPLIFIED, acts, entry_by_entry, is_in_no_memory
 from .reduced_products import is_reduced_at_once, is_stored_by_none
 from .stream_growth import WHOLE, grow
@@ -71,7 +72,7 @@ FEWER_EXAMPLES = 1.3
 SLOWER_EXAMPLES = 1.1
 
 
-@dataclass(frozen=True)
+@record
 class Sizes:
     """From which sizes on values are large, by what their stream holds, and how large blocks are.
 
@@ -126,7 +127,7 @@ def sizes_of(machine: Machine, memory_limit: int | None = None) -> Sizes:
     return Sizes(min(least, memory_limit // 4), at_any_price=True)
 
 
-@dataclass(frozen=True)
+@record
 class Form:
     """What a stream becomes."""
 
@@ -138,7 +139,7 @@ class Form:
     looked_at: frozenset[Var]
 
 
-@dataclass(frozen=True)
+@record
 class Left:
     """Why nothing is done around a value, and the values of which that is known now."""
 
@@ -373,7 +374,7 @@ def _is_written_for(stream: Stream, v: Var) -> bool:
     return _fuses(level.eqns[level.made_by[v]]) and not any(_reads_memory(level, k) for k in others)
 
 
-@dataclass(frozen=True)
+@record
 class _Cost:
     seconds: float
     peak_bytes: int

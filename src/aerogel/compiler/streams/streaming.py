@@ -21,6 +21,7 @@ from ..fusion.window import Window
 from ..level import Edit
 from ..loop import LoopBuilder
 from ..program import Builder, copy_equation, is_var
+from ..record import record
 from .streams import Search, Stream, made_again, needed, results_of
 from .unit_batches import without_unit_batches
 
@@ -250,7 +251,7 @@ class _Phase:
         self.whole.results[var] = self.new.after.as_weak_as(var, atom)
 
 
-@dataclass(frozen=True)
+@record
 class Turned:
     """A product whose operands are transposed beforehand: the orders, by operand, and the product of these."""
 

@@ -18,6 +18,7 @@ from ..disjoint import DisjointSets
 from ..exactness import Exactness
 from ..level import Level
 from ..program import is_var
+from ..record import record
 
 # Monoids whose result does not depend on the order.
 ORDERLESS = ("max", "min", "and", "or", "xor", "argmax", "argmin")
@@ -29,7 +30,7 @@ NEARLY = 2
 MOVES = frozenset("broadcast_in_dim reshape squeeze expand_dims".split())
 
 
-@dataclass(frozen=True)
+@record
 class Search:
     """A comparison that looks for the places of a minimum or maximum over the blocks, which an earlier loop found.
 

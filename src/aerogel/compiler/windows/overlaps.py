@@ -4,7 +4,6 @@ A scatter adds number by number. At one place of the windows what is added is an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -19,6 +18,7 @@ from ..exactness import Exactness
 from ..known.picks import is_zeros
 from ..level import Edit, Level
 from ..program import Builder, is_var
+from ..record import record
 from ..rules.folds import folded
 from ..rules.once import once
 from .components import Components
@@ -41,7 +41,7 @@ def is_plain(x: Atom) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "fiu" and dtype.itemsize >= 4
 
 
-@dataclass(frozen=True)
+@record
 class WindowSum:
     """A sum over windows, or of windows: the edit that makes it of slices, or None, and why."""
 

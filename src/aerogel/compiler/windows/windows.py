@@ -5,7 +5,7 @@ the place in a window, what is left is a slice.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,9 +16,10 @@ from aerogel._jax import Atom, JaxprEqn
 from ..axes.rebind import shape_of
 from ..known.even_indices import Even, EvenIndices
 from ..known.picks import columns_of
+from ..record import record
 
 
-@dataclass(frozen=True)
+@record
 class Windows:
     """A value whose entry at `index` is that of an array at `start + steps[:, index]`, dimension by dimension.
 
@@ -128,7 +129,7 @@ class Windows:
         return lax.pad(y, lax.full((), 0, y.dtype), around) if any(map(any, around)) else y
 
 
-@dataclass(frozen=True)
+@record
 class Slide:
     """Windows that move by one along one dimension of an array, either way, and hold neighbours along it.
 
