@@ -64,6 +64,7 @@ APART: dict[str, tuple[Function, Any]] = {
     "written by hand": (lambda r: (1 / r**6) * (1 / r**6) - 1 / r**6, r),
     "of two arrays": (lambda r: r**-2 - (r + 1) ** -3, r),
     "of few numbers": (lennard_jones, r[:4]),
+    "of rows' sums": (lambda x: x * x.sum(1, keepdims=True) ** -2 + 1 / x.sum(1, keepdims=True), jnp.ones((70, 30))),
     "above one": (lambda r: 3 / r - r**-2, r),
     "of bfloat16": (lennard_jones, r.astype("bfloat16")),
     "of complex numbers": (lennard_jones, r + 0j),
