@@ -31,7 +31,7 @@ FEWEST = 2  # divisions
 FEWEST_ENTRIES = 16
 # Of a larger power the rounding grows with it, and float32 holds it near one alone.
 LARGEST_POWER = 32
-# The divisions of an array that is smaller than this part of others are no price beside these, and what is shared may be
+# The divisions of an array that is smaller than this part of others cost little beside these, and what is shared may be
 # a kernel more (500 rows of 200 over their norms, value and gradient: 1.05 of plain JAX's time, 0.92 without).
 SMALLEST_PART = 8
 
