@@ -101,6 +101,7 @@ ELSEWHERE = {
     "seams",
     "shared-chains",
     "shared-counters",
+    "shared-reciprocals",
     "short-calls",
     "short-rows",
     "softmax-gradient",

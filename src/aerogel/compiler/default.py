@@ -52,6 +52,7 @@ from .passes.residual_choice import ResidualChoice
 from .passes.seams import Seams
 from .passes.shared_chains import SharedChains
 from .passes.shared_counters import SharedCounters
+from .passes.shared_reciprocals import SharedReciprocals
 from .passes.short_calls import ShortCalls
 from .passes.short_rows import ShortRows
 from .passes.small_axes import SmallAxes
@@ -70,6 +71,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     Reroll(),
     EqualCases(),
     CancelledExtrema(),
+    SharedReciprocals(),
     LaneTerms(),
     Excerpts(),
     FullSums(),

@@ -29,6 +29,7 @@ from ..normalize import drop_dead
 from ..pipeline import Context
 from ..program import Builder, is_var, substitute, with_equations
 from ..record import record
+from .narrow_lanes import seconds_more_in
 
 # What may be counted, and how often of what stands around the loop; in it, XLA computes anew for each result.
 MOST_LEFT = int(0.95 * NOT_SHORT)
@@ -38,8 +39,6 @@ TWICE = 2
 FEWEST_LANES, MOST_LANES = 32, 128
 # Handing over takes no less, on one core: what the code of the kernel may take longer.
 MOST_SECONDS_MORE = 1e-5
-# For each array of a step of less than 64 entries (an Adam step: 56 ns for 32 entries and seven arrays).
-NARROW, SECONDS_PER_NARROW = 64, 4e-9
 # Arrays of more are read from memory: on one core 1.0 to 1.8 of XLA's time, on two 0.7.
 MOST_CACHES = 2
 # Of a row of entries, as XLA's kernel for a branch of one level; more is a program of many parts.
@@ -85,7 +84,7 @@ def in_lanes(jaxpr: Jaxpr, context: Context) -> InLanes | str:
     arrays = {v for k in group for v in _arrays(level, group, k, size)}
     if sum(nbytes(v.aval) for v in arrays) > MOST_CACHES * context.machine.cache_bytes:
         return "it waits for memory, in one thread longer than in several"
-    more += SECONDS_PER_NARROW * (size // lanes) * len(arrays) if lanes < NARROW else 0.0
+    more += seconds_more_in(lanes, size // lanes, len(arrays), [level.eqns[k] for k in group])
     if more > MOST_SECONDS_MORE:
         return f"so few entries in a step take {more * 1e6:.0f} us longer"
     if not any(level.eqns[k].primitive.name in SUMS for k in group):
