@@ -72,6 +72,7 @@ ELSEWHERE = {
     "counted-loops",
     "early-picks",
     "factor-products",
+    "flat-draws",
     "fused-attention",
     "lane-terms",
     "late-values",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import aerogel as ag
+from aerogel import _jax
 from aerogel._jax import ClosedJaxpr
 from aerogel.compiler.cost import program_cost
 from aerogel.compiler.normalize import normalize
@@ -119,3 +120,28 @@ def test_of_few_rows_each_is_scaled_by_sums() -> None:
     close(run(after, H, S, g), run(before, H, S, g))
     assert passed(f, H, S, g, context=STRICT)[2] == []
     assert ag.explain(f)(H, S, g).fired
+
+
+@pytest.mark.parametrize(
+    ("edges", "width", "cpus", "act", "fires"),
+    [
+        (703, 16, 2, jax.nn.silu, False),
+        (703, 16, 2, lambda y: jax.nn.sigmoid(y + 1.0), False),
+        (703, 16, 2, jnp.tanh, True),  # scalar code as it stands
+        (704, 16, 2, jax.nn.silu, True),  # two like halves
+        (703, 32, 2, jax.nn.silu, True),  # longer rows
+        (703, 16, 1, jax.nn.silu, True),  # one thread
+    ],
+)
+def test_logistic_functions_of_an_odd_number_of_short_rows(
+    monkeypatch: pytest.MonkeyPatch, edges: int, width: int, cpus: int, act: Callable[..., Any], fires: bool
+) -> None:
+    """They would become scalar code in one kernel with the rows that are picked, on two threads."""
+    monkeypatch.setattr(_jax, "usable_cores", lambda: cpus)
+    args = values(NODES, width), indices(edges), indices(edges, seed=1), values(edges, 1), values(2 * width + 1, width)
+    f = lambda h, s, r, e, w: act(jnp.concatenate([h[s], h[r], e], -1) @ w)  # noqa: E731
+    before, after, did = passed(f, *args)
+    assert (PICKED in did) == fires
+    close(run(after, args), run(before, args))
+    gradient = jax.grad(lambda h, s, r, e, w: f(h, s, r, e, w).sum(), (0, 4))
+    assert PICKED in passed(gradient, *args)[2]

@@ -393,6 +393,12 @@ def curvature(x: Any, t: Any) -> Any:
     return jax.hessian(lambda x: jnp.sum(jnp.sin(x[1:]) * x[:-1] ** 2))(x) @ t
 
 
+def kicked(seed: Any, x: Any) -> Any:
+    """Noise in short rows, and an odd number of draws."""
+    own, other = jax.random.split(jax.random.key(seed))
+    return jnp.tanh(x + jax.random.normal(own, x.shape)), jax.random.uniform(other, (1025,)) * x[0, 0]
+
+
 def mirrored(a: Any, b: Any, x: Any) -> Any:
     """A product that is summed up with weights, and the product of these."""
     return jnp.sum(a * jnp.einsum("ij,kj->ik", x, b), 1), a @ b
@@ -464,6 +470,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["prefixes"] = prefixes, (normal(0, 40, 6) / 8, normal(1, 40, 6))
     found["attention"] = attention, tuple(normal(n, 64, 16).astype(jnp.bfloat16) for n in range(3))
     found["mirrored"] = mirrored, (normal(0, 128, 96), normal(1, 96, 80), normal(2, 128, 80))
+    found["kicked"] = kicked, (jnp.asarray(3), normal(0, 31, 6))
     found["curvature"] = curvature, (normal(0, 128), normal(1, 128))
     found["causal"] = causal, tuple(normal(n, 4, 512, 8) for n in range(3))
     found["unrolled"] = unrolled, (normal(0, 20, 4),)

@@ -11,6 +11,7 @@ from .passes.early_picks import EarlyPicks
 from .passes.equal_cases import EqualCases
 from .passes.excerpts import Excerpts
 from .passes.factor_products import FactorProducts
+from .passes.flat_draws import FlatDraws
 from .passes.full_sums import FullSums
 from .passes.fused_attention import FusedAttention
 from .passes.half_spectra import HalfSpectra
@@ -118,6 +119,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     Seams(),
     SharedChains(),
     ShortRows(),
+    FlatDraws(),
     ShortCalls(),
     LoopUnroll(),
     LoopWords(),

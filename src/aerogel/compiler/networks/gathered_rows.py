@@ -12,9 +12,11 @@ from typing import Any
 
 from jax import lax
 
+from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..apart import Priced, cost_of
+from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, nbytes
 from ..known.records import Facts
 from ..level import Edit, Level
@@ -24,6 +26,13 @@ from .network_reader import FLOATS, is_plain
 from .picked_products import pays
 
 MOST_PIECES = 16
+# A logistic function of few entries is vector code. With the rows that are picked in its kernel XLA shares it among
+# two threads, and of an odd number of short rows its code is scalar then: 2 to 6 ns for each entry more (301 to 2,501
+# rows of 8 and 16), none for rows of 32, an even number, or tanh, which is scalar anyway. 256 kB are shared anyway. A
+# gradient, whose weights read the joined rows too, gains all the same (0.85 of plain JAX's time, 703 rows of 16).
+SCALAR_SECONDS = 4e-9
+SCALAR_BYTES = 1 << 18
+SCALAR_ROW = 16
 PROMISED = lax.GatherScatterMode.PROMISE_IN_BOUNDS
 
 
@@ -95,7 +104,27 @@ def _multiplied(level: Level, machine: Machine, x: Var) -> Priced | None:
         results.append(result)
     gone |= {k for k in (level.made_by.get(v, -1) for v in pieces if is_var(v)) if k >= 0 and _dies(level, k, gone)}
     old = [level.eqns[k] for k in sorted(gone)]
-    return priced(level, machine, edits, old, [level.eqns[e.place].outvars[0] for e in edits], new, results)
+    found = priced(level, machine, edits, old, [level.eqns[e.place].outvars[0] for e in edits], new, results)
+    more = _scalar_seconds(level, level.eqns[edits[0].place].outvars[0]) if len(edits) == 1 else 0.0
+    return found if found is not None and found.seconds_after + more < found.seconds_before else None
+
+
+def _scalar_seconds(level: Level, x: Var) -> float:
+    """What is lost where a logistic function of picked rows becomes scalar code."""
+    shape = x.aval.shape
+    is_odd = len(shape) == 2 and shape[0] % 2 == 1 and shape[1] <= SCALAR_ROW
+    if not is_odd or nbytes(x.aval) >= SCALAR_BYTES or _jax.usable_cores() == 1:
+        return 0.0
+    waiting, seen = [x], {x}
+    while waiting:
+        for k in level.readers(waiting.pop()):
+            eqn = level.eqns[k] if k >= 0 else None
+            if eqn is not None and eqn.primitive.name == "logistic":
+                return SCALAR_SECONDS * x.aval.size
+            if eqn is not None and eqn.primitive.name in ELEMENTWISE and eqn.outvars[0] not in seen:
+                seen.add(eqn.outvars[0])
+                waiting.append(eqn.outvars[0])
+    return 0.0
 
 
 def _products_of(level: Level, x: Var) -> list[tuple[int, JaxprEqn]] | None:
