@@ -6,7 +6,6 @@ docs/explanation/flat-draws.md.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jax import lax
@@ -20,6 +19,7 @@ from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..pipeline import Context
 from ..program import Builder, Program, where
+from ..record import record
 from ..report import Decision
 
 NAME = "flat-draws"
@@ -31,7 +31,7 @@ SHORT_ROWS = "XLA compiles one row in a half to a tenth of the time of short one
 ODD = "XLA's code for an odd number of entries is scalar"
 
 
-@dataclass(frozen=True)
+@record
 class FlatDraws:
     """The pass. Bound: each draw is looked at once. It runs behind those that draw and work in one kernel."""
 
