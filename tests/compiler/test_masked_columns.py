@@ -14,6 +14,7 @@ from jax import lax
 import aerogel as ag
 from aerogel.compiler import DEFAULT_PASSES
 from aerogel.compiler.level import Level
+from aerogel.compiler.masks import split_rows
 from aerogel.compiler.masks.visible import Known, Part
 from aerogel.compiler.normalize import normalize
 from aerogel.compiler.passes.masked_columns import NAME, MaskedColumns
@@ -373,6 +374,25 @@ def test_cut_counters_cost_nothing() -> None:
         jax.make_jaxpr(ag.optimize(f, passes=passes, on_report=reports.append))(*args)
         assert any(d.rule == NAME for d in reports[0].fired)
         check(f, *args)
+
+
+@pytest.mark.parametrize("diagonal", [-jnp.inf, 1e6])
+def test_a_diagonal_is_found_out_soon(diagonal: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs but the own one: of seven groups two are written, and the reason is said. A large number is no mask."""
+    written: list[tuple[int, int]] = []
+    run = split_rows._Group.run
+    monkeypatch.setattr(split_rows._Group, "run", lambda self, *ends: (written.append(ends), run(self, *ends))[1])
+
+    def others(x: jax.Array) -> jax.Array:
+        own = jnp.where(jnp.eye(len(x), dtype=bool), diagonal, 0.0)
+        return jnp.exp(own + x[:, None] * x).sum(1)
+
+    x = jnp.linspace(0, 3, 1000)
+    reasons = [d.reason for d in ag.explain(others)(x).decisions if d.rule == "masked-columns"]
+    assert set(reasons) == ({"its first rows and its last ones see all columns"} if diagonal < 0 else set())
+    assert {first for first, _ in written} == ({0, 1000 * 6 // 7} if diagonal < 0 else set())
+    assert len(written) == 2 * len(reasons)
+    check(others, x)
 
 
 @pytest.mark.parametrize("shape", [(1024, 64), (700, 32), (2, 520, 48)])

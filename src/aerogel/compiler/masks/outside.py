@@ -71,6 +71,12 @@ def _leaves(number: np.ndarray) -> Any:
     return number.astype(np.float64) > LOWEST
 
 
+def leaves_out(known: Known, x: Atom) -> bool:
+    """Whether a value is known, and leaves out some entries of what it is added to."""
+    number = _real(known, x)
+    return number is not None and number.size > 1 and not _leaves(number).all()
+
+
 def _real(known: Known, x: Atom) -> np.ndarray | None:
     """A value that is known, of real numbers."""
     number = known.counters.of(x)

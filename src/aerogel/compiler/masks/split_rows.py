@@ -129,7 +129,7 @@ def in_groups(level: Level, known: Known, seed: Var, rows: int, columns: int, ap
     """The equations around a masked value in groups of its rows; in one group, if they are not to be put `apart`.
 
     Raises:
-        Whole: something needs all rows at once, or what a mask leaves out.
+        Whole: something needs all rows at once, or what a mask leaves out; or a mask leaves nothing out at both ends.
     """
     whole = around(level, seed, alone=not apart)
     inside = whole.made[seed]
@@ -138,19 +138,20 @@ def in_groups(level: Level, known: Known, seed: Var, rows: int, columns: int, ap
     reduced = _reduced(whole, across)
     length = across.length
     count = max(2, min(MOST_GROUPS, length // FEWEST_ROWS)) if apart else 1
-    bounds = [length * k // count for k in range(count + 1)]
-    eqns: list[JaxprEqn] = []
-    groups: list[list[list[Atom]]] = []
-    work = 0
-    for first, last in pairwise(bounds):
-        made, outs, width = _Group(whole, across, reduced, known, inside, columns).run(first, last)
-        eqns += made
-        groups.append(outs)
-        work += width * (last - first)
+    bounds = list(pairwise(length * k // count for k in range(count + 1)))
+    run = _Group(whole, across, reduced, known, inside, columns).run
+    made = {ends: run(*ends) for ends in (bounds[0], bounds[-1])}
+    # Of a diagonal that is masked all rows see all columns, and to write each group takes its time.
+    if apart and all(width == seed.aval.shape[columns] for *_, width in made.values()):
+        raise Whole("its first rows and its last ones see all columns")
+    made |= {ends: run(*ends) for ends in bounds if ends not in made}
+    groups = [made[ends] for ends in bounds]
+    eqns = [eqn for new, _, _ in groups for eqn in new]
+    work = sum(width * (last - first) for (first, last), (_, _, width) in zip(bounds, groups, strict=True))
     end = Builder(level.eqns[level.made_by[seed]])
     results: dict[Var, Atom] = {}
     for k, v in enumerate(whole.results):
-        parts = [outs[k] for outs in groups]
+        parts = [outs[k] for _, outs, _ in groups]
         results[v] = end.as_weak_as(v, _joined(end, across, whole.jaxpr.outvars[k], reduced, parts))
     edit = Edit(min(whole.places), whole.places, [*eqns, *end.eqns], results, whole.places)
     return Grouped(edit, whole, count, work / (length * seed.aval.shape[columns]))

@@ -20,7 +20,7 @@ from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..loop import Loop, as_loop, is_float
 from ..masks.narrowed import columns_of, in_stretches
-from ..masks.outside import seen_columns
+from ..masks.outside import leaves_out, seen_columns
 from ..masks.split_rows import in_groups
 from ..masks.stretches import candidates, may_mask_columns, stretched
 from ..masks.through import Whole
@@ -197,5 +197,4 @@ class _Walk:
             return False
         if eqn.primitive.name == "select_n":
             return len(eqn.invars) == 3 and compares_counters(known, eqn.invars[0])
-        floating = is_float(eqn.outvars[0].aval.dtype)
-        return floating and any((number := known.counters.of(x)) is not None and number.size > 1 for x in eqn.invars)
+        return is_float(eqn.outvars[0].aval.dtype) and any(leaves_out(known, x) for x in eqn.invars)
