@@ -188,6 +188,16 @@ def kurtosis(x):
     return jnp.mean(((x - x.mean(-1, keepdims=True)) / jnp.std(x, -1, keepdims=True)) ** 4, -1)
 
 
+def energy(r):
+    """Of Lennard and Jones: two divisions of each entry."""
+    return 4 * (r**-12 - r**-6)
+
+
+def energy_of_one_division(r):
+    sixth = 1 / r**6
+    return 4 * (sixth * sixth - sixth)
+
+
 CASES = (
     case("soft targets of 8,192 rows", soft_targets, soft_targets, (8192, 1000), (8192, 1000)),
     case("entropies of 40,000 rows", entropy, entropy, (40_000, 150)),
@@ -225,5 +235,11 @@ CASES = (
         functools.partial(exchange, two_peaks_by_hand),
         (16, 200, 2),
         (16, 200),
+    ),
+    case(
+        "energy of two negative powers",
+        lambda x: energy(0.8 + jnp.abs(x)),
+        lambda x: energy_of_one_division(0.8 + jnp.abs(x)),
+        (300_000,),
     ),
 )

@@ -81,6 +81,16 @@ def cell(row):
     )
 
 
+def kicks(keys, x):
+    """Random kicks for each key, drawn in the shape of what is kicked."""
+    return x + jax.vmap(lambda key: jax.random.normal(key, x.shape))(keys)
+
+
+def flat_kicks(keys, x):
+    """The same numbers: each is made of its key and its place."""
+    return x + jax.vmap(lambda key: jax.random.normal(key, (x.size,)))(keys).reshape(-1, *x.shape)
+
+
 CASES = (
     case("quotient", lambda x: 1 / (1 + x * x)),
     case("exponential", lambda x: jnp.exp(-x * x)),
@@ -101,6 +111,13 @@ CASES = (
         {"plain": convolutions_gradient},
         lambda: (normal(1, 16, 3, 3, 3) / 5, normal(2, 16, 16, 3, 3) / 10, normal(0, 8, 3, 32, 32)),
         bounds=Bounds(over_hand=None, over_natural=1.03),
+    ),
+    Case(
+        "random numbers in rows of 10 for 200 keys",
+        kicks,
+        {"drawn in one row": flat_kicks},
+        lambda: (jax.random.split(jax.random.key(0), 200), normal(0, 40, 10)),
+        bounds=Bounds(over_hand=1.1, memory_over_hand=None),
     ),
     carry(28),
     carry(48),
