@@ -55,6 +55,20 @@ def in_scan(xs: Any) -> Any:
     return jax.lax.scan(lambda c, x: (c + jnp.linalg.norm(x * c[:, None], axis=-1), c), xs[0, :, 0], xs)
 
 
+def padded(p: Any) -> Any:
+    """What a gradient makes of two entries of each pair, which it adds up over one of the points."""
+    d = jnp.tanh(p[:, 0][:, None] - p[:, 1][None])[..., None]
+    both = jnp.pad(d, ((0, 0), (0, 0), (1, 0))) + jnp.pad(d * d, ((0, 0), (0, 0), (0, 1)))
+    return jnp.sum(both * (p[:, None] - p[None]), 1)
+
+
+def padded_in_front(p: Any) -> Any:
+    """The same with the short axis in front."""
+    d = jnp.tanh(p[:, 0][:, None] - p[:, 1][None])[None]
+    both = jnp.pad(d, ((1, 0), (0, 0), (0, 0))) + jnp.pad(d * d, ((0, 1), (0, 0), (0, 0)))
+    return jnp.sum(both * (p.T[:, :, None] - p.T[:, None]), 2)
+
+
 SITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "squares": (lambda x: jnp.sum(x * x, -1), (normal(N, 3),)),
     "norm": (lambda x: jnp.linalg.norm(x, axis=-1), (normal(N, 8),)),
@@ -89,6 +103,10 @@ SITES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "of pairs, with one for all": (lambda p, c: (p[:, None] - p[None]) @ c, (normal(64, 7), normal(7))),
     "of pairs, beside": (lambda p: jnp.sum((p[:, None] - p[None]) ** 3, 0), (normal(64, 3),)),
     "of shifted arguments": (shifted_and_squared, (normal(N, 3),)),
+    "a gradient that pads": (padded, (normal(64, 2),)),
+    "a gradient that pads, axes in front": (padded_in_front, (normal(64, 2),)),
+    "an entry of pairs": (lambda p: jnp.tanh(p[:, None] - p[None])[:, :, 1], (normal(64, 3),)),
+    "an entry of pairs, in front": (lambda p: jnp.tanh(p[:, :, None] - p[:, None])[1:2], (normal(3, 64),)),
     "stacked": (lambda x, y: jnp.sum(jnp.stack([x, y, x * y], -1) ** 2, -1), (normal(N), normal(N))),
 }
 
@@ -98,6 +116,36 @@ def test_it_fires(name: str) -> None:
     """Each spelling is found, and its results stay what they were."""
     f, args = SITES[name]
     assert len(report_of(f, *args).fired) == 1
+
+
+@pytest.mark.parametrize(
+    ("f", "shape"),
+    [
+        (lambda x: jnp.tanh(x)[:, 1], (N, 3)),  # what it is cut from is as large
+        (lambda p: jnp.tanh(p[:, None] - p[None])[:, :, :2] * 2, (64, 3)),  # two entries
+        (lambda p: jnp.tanh(p[:, :, None] - p[:, None])[:, 1:2], (3, 64)),  # of a long axis
+        (lambda p: jnp.tanh(p[:, :, None] - p[:, None]).sum(2), (3, 64)),  # nothing is put together of pieces
+        (lambda p: jnp.pad(p, ((1, 1), (0, 0))).sum(1), (3, N)),  # of what is there
+    ],
+)
+def test_other_cuts_and_pieces_are_left(f: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    """Near misses."""
+    assert not report_of(f, normal(*shape)).fired
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+def test_an_entry_beyond_all_pieces_is_the_number(index: int) -> None:
+    """Where an array is continued with a number."""
+    p = normal(64, 2).at[3, 1].set(jnp.inf).at[5, 0].set(-0.0)
+
+    def f(p: Any) -> Any:
+        pairs = jnp.pad(p[:, None] * p[None], ((0, 0), (0, 0), (1, 1)), constant_values=-2.0)
+        return pairs[:, :, index]
+
+    assert len(report_of(f, p.at[3, 1].set(1.0)).fired) == 1
+    got, want = jax.jit(ag.optimize(f, rules=[], passes=(SmallAxes(),)))(p), jax.jit(f)(p)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
 
 
 def softmax_by_hand(x: Any) -> Any:

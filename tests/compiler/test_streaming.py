@@ -426,12 +426,28 @@ def test_a_mask_that_heads_share(dear: bool) -> None:
     close(out, jax.jit(f)(*args), in_float64(f, args))
 
 
+WITHOUT_GRADIENT: dict[str, Callable[..., Any]] = {
+    # A maximum alone could read its mask in smaller blocks, but what is summed up behind it would store it again.
+    "those at risk": lambda x, t: jnp.sum(jax.nn.logsumexp(jnp.where(t[None] >= t[:, None], x[None], -jnp.inf), 1)),
+    "sines": lambda x, t: jnp.sum((t + jnp.mean(jnp.sin(x[None] - x[:, None]), 1)) ** 2),
+    "cosines": lambda x, t: jnp.sum(jnp.cos(x[None] - t[:, None]), 1),
+}
+
+
 def test_memory() -> None:
     """The temporary memory of value and gradient falls to a fifteenth and less."""
     f, args = SMOOTH["broadcast"]
     large = [jax.ShapeDtypeStruct((4096, *x.shape[1:]), x.dtype) for x in args]
     for g, share in ((f, 30), (jax.value_and_grad(squares(f), argnums=(0, 1, 2)), 15)):
         assert share * temporary_bytes(ag.optimize(g), large) <= temporary_bytes(g, large)
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_memory_of_values(name: str) -> None:
+    """What XLA's library for sums does not compute in its call goes in blocks, gradient or not."""
+    x = jax.ShapeDtypeStruct((4096,), jnp.float32)
+    f = WITHOUT_GRADIENT[name]
+    assert 30 * temporary_bytes(ag.optimize(f), [x, x]) <= temporary_bytes(f, [x, x])
 
 
 def temporary_bytes(f: Formula, args: Any) -> int:

@@ -28,9 +28,11 @@ SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "rows at constant places": ("gather", lambda x: x[np.array([1, 3, 5])]),
     "reversed broadcast": ("rev", lambda x: jnp.broadcast_to(x[0], (5, 4))[::-1]),
     "a row of what was written": ("scatter", lambda x: x.at[3].set(x[0])[3:4]),
+    "a reshape that turns": ("reshape", lambda x: lax.reshape(x, (4, 6), (1, 0)) * 2),
     "rows beside what was written": ("scatter", lambda x: x.at[0].set(7.0)[1:]),
 }
 KEPT: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "a reshape that turns nothing": ("reshape", lambda x: lax.reshape(x, (2, 12))),
     "rows backwards": ("gather", lambda x: x[jnp.arange(5, 0, -2)]),
     "rows that are added to others": ("scatter-add", lambda x: x.at[jnp.arange(1, 6, 2)].add(1.0)),
     "the gradient of rows that repeat": (

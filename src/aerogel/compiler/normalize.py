@@ -22,6 +22,7 @@ from .normal_form.closed_over import asks_nothing, without_closures
 from .normal_form.equal_constants import equal_constants_once
 from .normal_form.identities import simplify_equation
 from .normal_form.mapped_axes import reduced_here
+from .normal_form.quotients import chosen_quotient
 from .normal_form.tidy import stacked_once, tidy_loop
 from .normal_form.ties import Ties
 from .normal_form.unread_payloads import without_unread_payloads
@@ -161,7 +162,8 @@ class Normalizer:
         views, ties = Views(self.known), Ties()
         for old in jaxpr.eqns:
             for eqn in views.simplest(rename(old, env)):
-                self._add(ties.simplest(eqn), env, seen, eqns, views.makers)
+                for one in chosen_quotient(ties.simplest(eqn), views.makers):
+                    self._add(one, env, seen, eqns, views.makers)
         self.decisions += (
             Decision("views", SLICED, where(eqn), True, "they are evenly spaced") for eqn in views.sliced
         )

@@ -1,7 +1,8 @@
 """Equations that only show a part of a value, in their simplest form: a `slice`.
 
 A `split` is its slices; a `gather` at indices that are known and evenly spaced is a slice; a slice of a broadcast is a
-smaller broadcast, that of a reversed array a reversed slice. The passes then have one form to know.
+smaller broadcast, that of a reversed array a reversed slice. A reshape that turns an array is a `transpose`. The passes
+then have one form to know.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,8 @@ class Views:
 
     def _simplest(self, eqn: JaxprEqn) -> list[JaxprEqn]:
         name = eqn.primitive.name
+        if name == "reshape":
+            return _of_turned(eqn)
         if name not in ("split", "gather", "scatter-add", "slice", "rev") or any(
             _jax.explicit_mesh(v.aval) for v in eqn.outvars
         ):
@@ -131,6 +134,15 @@ def _named(eqn: JaxprEqn, var: Var, fun: Any, *xs: Atom) -> list[JaxprEqn] | Non
         return None
     builder.eqns[-1] = builder.eqns[-1].replace(outvars=[var])
     return builder.eqns
+
+
+def _of_turned(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """A reshape that reads dimensions in another order, as in the derivative of `prod`: a transpose, then a reshape."""
+    order, out = eqn.params["dimensions"], eqn.outvars[0]
+    if order is None or len(eqn.invars) > 1 or eqn.params["sharding"] is not None or _jax.explicit_mesh(out.aval):
+        return [eqn]
+    (x,) = eqn.invars
+    return _named(eqn, out, lambda x: lax.reshape(lax.transpose(x, order), out.aval.shape), x) or [eqn]
 
 
 @record

@@ -45,6 +45,7 @@ def _apart(found: OddRows) -> Decision:
 
 
 def _decision(site: Site) -> Decision:
-    entries = site.eqn.invars[0].aval.shape[-1]
-    what = f"`{site.eqn.primitive.name}` with a last axis of {entries} is made entry by entry"
+    x = site.eqn.invars[0].aval
+    which = "a last axis" if site.axis in (-1, x.ndim - 1) else "an axis"
+    what = f"`{site.eqn.primitive.name}` with {which} of {x.shape[site.axis]} is made entry by entry"
     return Decision(NAME, what, where(site.eqn), site.edit is not None, site.reason, exactness=Exactness.REASSOCIATES)

@@ -53,10 +53,12 @@ class StoredSums:
 
 
 def stored_for_sums(level: Level, context: Context) -> frozenset[Var]:
-    """What the pass will make in blocks, of a level that is no longer differentiated."""
+    """What the pass will make in blocks, of a level that is no longer differentiated, and nothing else reads."""
     groups = together(list(stored_sums(level, False)), level)
     chosen = [one for sums in groups if _refused(level, sums, _exactness(level, sums), context) is None for one in sums]
-    return frozenset(v for one in chosen for k in one.chain for v in level.eqns[k].outvars)
+    own = {k for one in chosen for k in (*one.chain, one.place)}
+    made = (v for k in own for v in level.eqns[k].outvars)
+    return frozenset(v for v in made if own.issuperset(level.readers(v)))
 
 
 def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision], outermost: bool) -> Jaxpr:

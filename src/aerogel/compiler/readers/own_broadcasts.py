@@ -36,17 +36,17 @@ from ..same import literal_key
 
 ROOTS = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
 TYPES = ("float32", "float64", "bfloat16")
-# What the library computes, and what XLA makes of these: it has no comparisons and no selection.
+# What the library computes, and what XLA makes of these: it has no comparisons, no selection, and no sine.
 CHEAP = frozenset("add sub mul max min neg abs square integer_pow".split())
 TAKEN = CHEAP | frozenset(
-    """div pow ceil floor exp expm1 log log1p logistic cos sin tanh tan sqrt rsqrt sign erf convert_element_type
+    """div pow ceil floor exp expm1 log log1p logistic tanh sqrt rsqrt sign erf convert_element_type
     broadcast_in_dim reshape squeeze expand_dims""".split()
 )
 # What else XLA fuses with its readers, so that what it reads need not be stored.
 COMPARISONS = frozenset("eq ne lt le gt ge".split())
 LINEAR = frozenset("mul div neg reduce_sum".split())
 TRIVIAL = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims"))
-FUSED = TAKEN | COMPARISONS | frozenset("select_n and or not is_finite".split())
+FUSED = TAKEN | COMPARISONS | frozenset("select_n and or not is_finite sin cos tan".split())
 # The library goes row by row: a value repeated in rows of one entry takes it three times as long as when it is written,
 # in rows of three 1.0 to 1.15 times, of 16 0.6. Sums of short rows XLA keeps.
 LEAST_ROW = 16

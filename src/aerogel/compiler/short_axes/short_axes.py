@@ -23,6 +23,7 @@ from ..exactness import Exactness
 from ..fusion.once import SHIFTED_SECONDS
 from ..kernels.shifted import flops_again
 from ..level import Edit, Level, apply_edits
+from ..loop import is_float
 from ..pipeline import Context
 from ..program import Builder, is_var
 from ..readers.weighted_sums import is_product_of_matrices
@@ -68,12 +69,14 @@ class Site:
 
     Attributes:
         leaves: what its entries are cut from.
+        axis: the short one.
     """
 
     eqn: JaxprEqn
     edit: Edit | None
     reason: str
     leaves: frozenset[Var] = frozenset()
+    axis: int = -1
 
 
 def entry_by_entry(jaxpr: Jaxpr, context: Context) -> tuple[Jaxpr, list[Site]]:
@@ -100,13 +103,23 @@ def acts(context: Context) -> bool:
 
 
 def _sites(jaxpr: Jaxpr, context: Context) -> Iterator[Site]:
-    places = [place for place, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in FOLDS and _is_short(eqn)]
+    places = [
+        place
+        for place, eqn in enumerate(jaxpr.eqns)
+        if _is_one_entry(eqn) or (eqn.primitive.name in FOLDS and (_is_short(eqn) or _axes_beside(eqn)))
+    ]
     if not places:
         return
     level = Level(jaxpr)
     for place in places:
         eqn = jaxpr.eqns[place]
-        if _reduced(eqn).aval.shape[-1] <= LONGEST[eqn.primitive.name] or is_in_no_memory(level, eqn):
+        if _is_one_entry(eqn):
+            edit = _one_entry(level, place)
+            if edit is not None:
+                yield Site(eqn, edit, ENTRYWISE, axis=_cut_axes(eqn)[0])
+        elif not _is_short(eqn):
+            yield from _beside_pieces(level, place)
+        elif _reduced(eqn).aval.shape[-1] <= LONGEST[eqn.primitive.name] or is_in_no_memory(level, eqn):
             edit, reason = _edit(level, place, context)
             leaves = frozenset(v for x in eqn.invars for v in _components(level, x).leaves)
             yield Site(eqn, edit, reason, leaves)
@@ -179,6 +192,37 @@ def _is_rowwise(product: JaxprEqn) -> bool:
         and contracted == ((x.ndim - 1,), (y.ndim - 1,))
         and tuple(batch) == tuple(same) == tuple(range(min(x.ndim, y.ndim) - 1))
     )
+
+
+def _is_one_entry(eqn: JaxprEqn) -> bool:
+    """Whether an equation cuts one entry of a short axis from all rows."""
+    if eqn.primitive.name != "slice" or eqn.invars[0].aval.size < FEWEST or eqn.outvars[0].aval.ndim < 2:
+        return False
+    cut = _cut_axes(eqn)
+    lengths = (eqn.invars[0].aval.shape[axis] for axis in cut)
+    return (
+        len(cut) == 1
+        and all(2 <= n <= LONGEST["reduce_sum"] for n in lengths)
+        and eqn.outvars[0].aval.shape[cut[0]] == 1
+    )
+
+
+def _cut_axes(eqn: JaxprEqn) -> list[int]:
+    """The axes of which a slice leaves a part."""
+    return [axis for axis, n in enumerate(eqn.outvars[0].aval.shape) if n != eqn.invars[0].aval.shape[axis]]
+
+
+def _one_entry(level: Level, place: int) -> Edit | None:
+    """An entry that is computed alone, where what it is made of is much smaller."""
+    eqn = level.eqns[place]
+    (operand,), (axis,) = eqn.invars, _cut_axes(eqn)
+    found = Components(level, operand, axis)
+    if not found.amplify(AMPLIFIED) or found.stores(IN_CACHE):
+        return None
+    builder = Builder(eqn)
+    entry = found.entry(builder, eqn.params["start_indices"][axis])
+    (out,) = builder.call(lambda x: lax.expand_dims(x, [axis]), entry)
+    return _replacing(place, eqn, builder, out)
 
 
 def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]:
@@ -374,14 +418,39 @@ def _read_through(level: Level, result: Var, through: Collection[str]) -> Iterat
                 seen.update(eqn.outvars)
 
 
+def _axes_beside(eqn: JaxprEqn) -> list[int]:
+    """The short axes in front that a reduction keeps."""
+    if "axes" not in eqn.params or eqn.invars[0].aval.size < FEWEST or not is_float(eqn.invars[0].aval.dtype):
+        return []
+    shape = eqn.invars[0].aval.shape
+    longest = LONGEST[eqn.primitive.name]
+    return [axis for axis, n in enumerate(shape[:-1]) if 2 <= n <= longest and axis not in eqn.params["axes"]]
+
+
+def _beside_pieces(level: Level, place: int) -> Iterator[Site]:
+    """A reduction beside a short axis in front, along which what it reads is put together of pieces.
+
+    XLA asks for each number which piece it is from; where an axis is last, the loop over it is short besides.
+    """
+    eqn = level.eqns[place]
+    for axis in _axes_beside(eqn):
+        found = Components(level, eqn.invars[0], axis)
+        pieces = (one.primitive.name in ("pad", "concatenate") for one in found.inside.values())
+        if any(pieces) and found.amplify(AMPLIFIED) and not found.stores(IN_CACHE):
+            yield Site(eqn, _beside(place, eqn, found), ENTRYWISE, axis=axis)
+            return
+
+
 def _beside(place: int, eqn: JaxprEqn, found: Components) -> Edit:
     """A reduction over other axes, which keeps the short one."""
     builder = Builder(eqn)
     totals: list[Atom] = []
-    for k in range(eqn.invars[0].aval.shape[-1]):
-        totals += builder.call(lambda x: bind(eqn, [x], eqn.params), found.entry(builder, k))
-    last = totals[0].aval.ndim
-    (out,) = builder.call(lambda *xs: lax.concatenate([lax.expand_dims(x, [last]) for x in xs], last), *totals)
+    before = sum(axis < found.axis for axis in eqn.params["axes"])
+    params = eqn.params | {"axes": tuple(axis - (axis > found.axis) for axis in eqn.params["axes"])}
+    for k in range(eqn.invars[0].aval.shape[found.axis]):
+        totals += builder.call(lambda x: bind(eqn, [x], params), found.entry(builder, k))
+    at = found.axis - before
+    (out,) = builder.call(lambda *xs: lax.concatenate([lax.expand_dims(x, [at]) for x in xs], at), *totals)
     return _replacing(place, eqn, builder, out)
 
 

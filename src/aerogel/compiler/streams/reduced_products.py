@@ -10,7 +10,7 @@ from ..readers.own_broadcasts import ROOTS, TAKEN
 from .streams import MOVES, Stream
 
 # What of that it does not take along from a product.
-ENTRYWISE = TAKEN - {"sin", "cos", "tan", "convert_element_type", *MOVES}
+ENTRYWISE = TAKEN - {"convert_element_type", *MOVES}
 # Of square results the library writes what it reduces, if an operand takes more (jaxlib 0.10.2, minima along rows):
 # 5,000 x 5,000 by 3 numbers of float64 take 0.25 ns an entry, by 4 numbers 3.7 ns, 8,000 x 4,160 by 4 again 0.2 ns.
 MOST_OF_SQUARE = 128 << 10

@@ -121,6 +121,8 @@ class Components:
             return eqn
         if name in ("concatenate", "iota"):
             return eqn if eqn.params["dimension"] == axis else None
+        if name == "pad":
+            return eqn if _lengthens(eqn, axis) else None
         if name == "dot_general":
             return eqn if self.windows is not None and _is_outer(eqn) else None
         if name in ("reshape", "tile"):
@@ -179,8 +181,8 @@ class Components:
         elif name == "squeeze":
             rest = [d for d in range(len(shape_of(operand))) if d not in eqn.params["dimensions"]]
             yield operand, rest[axis]
-        elif name == "concatenate":
-            for piece in eqn.invars:
+        elif name in ("concatenate", "pad"):
+            for piece in eqn.invars[:1] if name == "pad" else eqn.invars:
                 yield piece, None if shape_of(piece)[axis] == 1 else axis
         elif name == "dot_general":
             of_first = len(shape_of(operand))
@@ -238,8 +240,9 @@ class Components:
 
     def _computed(self, builder: Builder, eqn: JaxprEqn, axis: int, index: int) -> Atom:
         name = eqn.primitive.name
-        if name == "concatenate":
-            return self._piece(builder, eqn, axis, index)
+        if name in ("concatenate", "pad"):
+            put_together = self._piece if name == "concatenate" else self._piece_or_number
+            return put_together(builder, eqn, axis, index)
         if name == "iota":
             return self._repeated(builder, eqn, axis, _jax.literal(index, _number_type(eqn)))
         if self.windows is not None and self._is_window(eqn.outvars[0], axis):
@@ -311,6 +314,16 @@ class Components:
             index -= size
         raise AssertionError("an index beyond all pieces")
 
+    def _piece_or_number(self, builder: Builder, eqn: JaxprEqn, axis: int, index: int) -> Atom:
+        """An entry of a padded array: of the array, or the number around it."""
+        ((piece, at),) = self._operands(eqn, axis)
+        place = index - eqn.params["padding_config"][axis][0]
+        if 0 <= place < shape_of(piece)[axis]:
+            return self._taken(builder, piece, at, axis, place)
+        number = eqn.invars[1]
+        assert isinstance(number, Literal), "others are not seen through"
+        return self._repeated(builder, eqn, axis, number)
+
     def _taken(self, builder: Builder, x: Atom, at: int | None, unit: int | None, index: int) -> Atom:
         """An operand's entry; where a unit dimension stands in place of our axis, it goes."""
         if at is not None:
@@ -341,6 +354,14 @@ def _keeps_last(eqn: JaxprEqn, axis: int) -> bool:
     """Whether a reshape, or a repetition, leaves the last dimension as it is, and that is our axis."""
     shape, before = shape_of(eqn.outvars[0]), shape_of(eqn.invars[0])
     return len(eqn.invars) == 1 and axis == len(shape) - 1 > 0 and len(before) > 1 and before[-1] == shape[-1]
+
+
+def _lengthens(pad: JaxprEqn, axis: int) -> bool:
+    """Whether an array is continued with a number along one axis alone."""
+    config = pad.params["padding_config"]
+    low, high, between = config[axis]
+    others = (size for at, sizes in enumerate(config) if at != axis for size in sizes)
+    return low >= 0 <= high and not between and not any(others) and isinstance(pad.invars[1], Literal)
 
 
 def _where_as_long(operand: Atom, at: int | None, eqn: JaxprEqn, axis: int) -> int | None:
