@@ -226,6 +226,16 @@ def test_what_would_lose_stays(f: Callable[..., Any], shape: tuple[int, ...], re
     assert [d.reason for d in report.refused] == [reason]
 
 
+@pytest.mark.parametrize("points", [64, 300])
+def test_cross_products_of_pairs_stay_one_loop(points: int) -> None:
+    """Each of three sums would read two of six differences, which XLA would store."""
+    report = report_of(lambda p: jnp.cross(p[:, None] - p[None], 2 * p[:, None] - p[None]).sum(1), normal(points, 3))
+    assert all("`slice`" in d.what for d in report.fired)
+    assert [d.reason for d in report.refused] == [
+        "its entries are made of the same cheap values, which would be stored"
+    ]
+
+
 @pytest.mark.parametrize("points", [1000, 1178, 1250])
 def test_no_size_lies_between_whole_and_blocks(points: int) -> None:
     """Forces between points are made entry by entry up to the size from which on they are streamed."""

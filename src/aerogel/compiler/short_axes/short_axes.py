@@ -238,6 +238,8 @@ def _edit(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
         return None, "what it reads is there, and read as it is"
     if found.stores(IN_CACHE):
         return None, "all entries would read a large value that is not stored now"
+    if _share_cheap(level, found):
+        return None, "its entries are made of the same cheap values, which would be stored"
     if eqn.outvars[0].aval.size == operand.aval.shape[-1] and not pays_at_once(operand.aval, LONGEST["reduce_sum"]):
         return None, "all rows are summed at once: XLA's loop along them is as fast"
     if fills_registers(operand.aval) or sums_matrices(eqn, found):
@@ -436,9 +438,38 @@ def _beside_pieces(level: Level, place: int) -> Iterator[Site]:
     for axis in _axes_beside(eqn):
         found = Components(level, eqn.invars[0], axis)
         pieces = (one.primitive.name in ("pad", "concatenate") for one in found.inside.values())
-        if any(pieces) and found.amplify(AMPLIFIED) and not found.stores(IN_CACHE):
+        if any(pieces) and found.amplify(AMPLIFIED) and not found.stores(IN_CACHE) and not _share_cheap(level, found):
             yield Site(eqn, _beside(place, eqn, found), ENTRYWISE, axis=axis)
             return
+
+
+def _share_cheap(level: Level, found: Components) -> bool:
+    """Whether entries are put together of values that are made of the same ones, by nothing dear.
+
+    One loop over them all computes these again for each; sums of their own have XLA store them. (Cross products of 300
+    and 1,500 points with each other took 2.3 and 6 times as long.)
+    """
+    seen: set[Var] = set()
+    for piece in found.shared:
+        waiting, own = [piece], set[Var]()
+        while waiting and len(own) <= MOST_EQUATIONS:
+            v = waiting.pop()
+            maker = level.maker(v)
+            if (
+                v in own
+                or maker is None
+                or v.aval.size < piece.aval.size
+                or maker.primitive.name not in FUSED | {"slice"}
+            ):
+                continue
+            if maker.primitive.name in DEAR:
+                return False
+            own.add(v)
+            waiting += filter(is_var, maker.invars)
+        if own & seen:
+            return True
+        seen |= own
+    return False
 
 
 def _beside(place: int, eqn: JaxprEqn, found: Components) -> Edit:
