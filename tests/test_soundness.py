@@ -75,6 +75,8 @@ ELSEWHERE = {
     "flat-draws",
     "fused-attention",
     "lane-terms",
+    "last-of-cummax",
+    "last-of-cummin",
     "late-values",
     "late-writes",
     "library-sums",

@@ -11,11 +11,13 @@ from jax import lax
 import aerogel as ag
 from aerogel.compiler.rules.lookups import FEWEST, FEWEST_OF_MORE, MANY
 from aerogel.compiler.rules.powers import POWERS
+from aerogel.compiler.rules.reductions import MANY as MANY_EXTREMA
 from rules.rules_under_test import fired, normal, refusals
 from rules.specials import bits_with, integers, rules_fired, specials
 
 END, SEARCH, POWER = ag.rules.last_of_cumsum, ag.rules.searched_short, ag.rules.root_power
 AT_ONCE = ag.rules.searched_at_once
+HIGHEST, LOWEST = ag.rules.last_of_cummax, ag.rules.last_of_cummin
 X = normal(0, 20, 30)
 TABLE = jnp.sort(normal(2, 20))
 
@@ -27,6 +29,11 @@ SPELLINGS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "end of a count": (END, lambda x: jnp.cumsum(x > 0, 0)[-1], (X,)),
     "end in bfloat16": (END, lambda x: jnp.cumsum(x)[-1], (abs(X.astype("bfloat16")),)),
     "end in a scan": (END, lambda x: lax.scan(lambda c, r: (c + jnp.cumsum(r)[-1], c), 0.0, x), (X,)),
+    "end of maxima": (HIGHEST, lambda x: lax.cummax(x)[-1], (X,)),
+    "end of maxima of rows, backward": (HIGHEST, lambda x: lax.cummax(x, 1, reverse=True)[:, 0], (X,)),
+    "end of minima under vmap": (LOWEST, jax.vmap(lambda x: lax.cummin(x)[-1]), (X,)),
+    "end of minima in float16": (LOWEST, lambda x: lax.cummin(x, 1)[:, -1:], (X.astype("float16"),)),
+    "end of maxima in a scan": (HIGHEST, lambda x: lax.scan(lambda c, r: (c + lax.cummax(r)[-1], c), 0.0, x), (X,)),
     "power": (POWER, lambda x: x**1.5, (abs(X),)),
     "power below": (POWER, lambda x: jnp.power(x, -0.5), (abs(X),)),
     "power in a loop": (POWER, lambda x: lax.fori_loop(0, 2, lambda _, x: x**2.5, x), (abs(X) / 2,)),
@@ -44,6 +51,41 @@ def test_spellings(name: str, wide: bool) -> None:
     rule, f, args = SPELLINGS[name]
     with jax.enable_x64(wide):
         assert fired(f, rule, *args) == 1
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 2), (7, 33), (2 * MANY_EXTREMA,), (3, MANY_EXTREMA)])
+@pytest.mark.parametrize("odd", [(), (np.nan,), (-np.nan,), (np.inf, -np.inf), (3e38, 3e38), (np.inf, np.nan)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int32"])
+def test_ends_of_extrema(shape: tuple[int, ...], odd: tuple[float, ...], dtype: str) -> None:
+    """The same numbers, and nan in the rows that have one: a reduction on CPU drops it."""
+    axis = len(shape) - 1
+    with jax.enable_x64(dtype == "float64"):
+        x = normal(1, *shape).astype("float64" if dtype == "float64" else "float32")
+        x = x * 100 if dtype == "int32" else x.at[(*[0] * axis, slice(0, len(odd)))].set(jnp.array(odd[: shape[-1]]))
+        x = x.astype(dtype)
+        for rule, f in (
+            (HIGHEST, lambda x: lax.cummax(x, axis)[..., -1]),
+            (LOWEST, lambda x: lax.cummin(x, axis)[..., -1]),
+        ):
+            ours = ag.optimize(f, rules=[rule], passes=())
+            assert "cum" not in str(jax.make_jaxpr(ours)(x))
+            np.testing.assert_array_equal(*(np.asarray(jax.jit(g)(x), np.float64) for g in (ours, f)))
+
+
+def test_ends_of_extrema_under_vmap_take_one_branch() -> None:
+    """A row with nan does not make both sides for all."""
+    x = normal(0, 3, MANY_EXTREMA).at[1, 5].set(jnp.nan)
+    f = jax.vmap(lambda x: lax.cummax(x)[-1])
+    ours = ag.optimize(f, rules=[HIGHEST], passes=())
+    assert "cond" in {eqn.primitive.name for eqn in jax.make_jaxpr(ours)(x).eqns}
+    np.testing.assert_array_equal(jax.jit(ours)(x), jax.jit(f)(x))
+
+
+def test_gradients_of_ends_of_extrema_are_those_of_jax() -> None:
+    """Ties share it in another way by a maximum: nothing is written before the derivative is taken."""
+    x = jnp.round(normal(0, 200)).at[3].set(9).at[100:103].set(9)
+    f = lambda x: lax.cummax(x)[-1]  # noqa: E731
+    np.testing.assert_array_equal(ag.grad(f)(x), jax.grad(f)(x))
 
 
 def spread_out(x: Any, *shape: int) -> Any:
@@ -114,6 +156,9 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
     "before the end": (END, lambda x: jnp.cumsum(x)[-2], (X,), "start_indices"),
     "the others are needed": (END, lambda x: (jnp.cumsum(x)[-1], jnp.cumsum(x)), (X,), "in the middle"),
     "the wrong end": (END, lambda x: lax.cumsum(x, 1, reverse=True)[:, -1], (X,), "`"),
+    "before the end of maxima": (HIGHEST, lambda x: lax.cummax(x)[-2], (X,), "start_indices"),
+    "the other end of minima": (LOWEST, lambda x: lax.cummin(x, 1, reverse=True)[:, -1], (X,), "`"),
+    "all maxima are needed": (HIGHEST, lambda x: (lax.cummax(x)[-1], lax.cummax(x)), (X,), "in the middle"),
     "a third": (POWER, lambda x: x ** (1 / 3), (abs(X),), "an exponent of 0.333"),
     "many roots": (POWER, lambda x: x**7.5, (abs(X),), "an exponent of 7.5"),
     "a root": (POWER, lambda x: x**0.5, (abs(X),), "an exponent of 0.5"),

@@ -31,6 +31,8 @@ from .on_loop import on_loop as on_loop
 from .operand import Operand as Operand
 from .pooling import max_pool_gradient as max_pool_gradient
 from .powers import root_power as root_power
+from .reductions import last_of_cummax as last_of_cummax
+from .reductions import last_of_cummin as last_of_cummin
 from .reductions import last_of_cumsum as last_of_cumsum
 from .rule import Rule as Rule
 from .rule import rule as rule
