@@ -69,7 +69,8 @@ def test_ends_of_extrema(shape: tuple[int, ...], odd: tuple[float, ...], dtype: 
         ):
             ours = ag.optimize(f, rules=[rule], passes=())
             assert "cum" not in str(jax.make_jaxpr(ours)(x))
-            np.testing.assert_array_equal(*(np.asarray(jax.jit(g)(x), np.float64) for g in (ours, f)))
+            got, want = (np.asarray(jax.jit(g)(x), np.float64) for g in (ours, f))
+            np.testing.assert_array_equal(got, want)
 
 
 def test_ends_of_extrema_under_vmap_take_one_branch() -> None:
