@@ -129,6 +129,7 @@ _OUT: tuple[tuple[Any, str, Any], ...] = (
     (hoist_plan, "_summed_over_time", lambda *_: False),
     (loop_hoist, "LEAST_SECONDS", -1.0),
     (loop_hoist, "SHORT_LOOP", 0.0),
+    (loop_hoist, "SHORT_LOOP_OF_CALLS", 0.0),
     (loop_hoist, "moves_few", lambda *_: False),
     (loop_hoist, "SHORTEST_LOOP", 0.0),
     (loop_contraction, "LARGEST_SHARE", 1e9),
