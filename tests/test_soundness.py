@@ -102,6 +102,7 @@ ELSEWHERE = {
     "one-of-sorted",
     "prefix-loops",
     "seams",
+    "searched-evenly",
     "shared-chains",
     "shared-counters",
     "shared-reciprocals",

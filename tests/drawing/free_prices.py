@@ -167,6 +167,7 @@ _SIZES: tuple[tuple[Any, str, Any], ...] = (
     (hoistable, "LEAST_GAIN_OF_LOOPS", 0.0),
     (lookups, "FEWEST", 1),
     (lookups, "FEWEST_OF_MORE", 1),
+    (lookups, "FEWEST_EVENLY", 1),
     (lookups, "MANY", 1),
     (lookups, "SHORT", 4),
     (selection, "FEWEST", 1),

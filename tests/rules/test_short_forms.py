@@ -9,14 +9,14 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.rules.lookups import FEWEST, FEWEST_OF_MORE, MANY
+from aerogel.compiler.rules.lookups import FEWEST, FEWEST_EVENLY, FEWEST_OF_MORE, MANY, _is_even
 from aerogel.compiler.rules.powers import POWERS
 from aerogel.compiler.rules.reductions import MANY as MANY_EXTREMA
 from rules.rules_under_test import fired, normal, refusals
 from rules.specials import bits_with, integers, rules_fired, specials
 
 END, SEARCH, POWER = ag.rules.last_of_cumsum, ag.rules.searched_short, ag.rules.root_power
-AT_ONCE = ag.rules.searched_at_once
+AT_ONCE, EVENLY = ag.rules.searched_at_once, ag.rules.searched_evenly
 HIGHEST, LOWEST = ag.rules.last_of_cummax, ag.rules.last_of_cummin
 X = normal(0, 20, 30)
 TABLE = jnp.sort(normal(2, 20))
@@ -140,6 +140,49 @@ def test_searches_at_once(right: bool, size: int) -> None:
         assert rules_fired(bits_with(f, [AT_ONCE], *args)) == [AT_ONCE.name]
 
 
+EVEN = jnp.linspace(-3.0, 3.0, 601)
+NOISE = 0.4 * jnp.sin(jnp.arange(300.0) ** 2)
+TABLES = {
+    "even": (EVEN, True),
+    "even by sums": (jnp.cumsum(jnp.full(200, 0.1)), True),
+    "close to even": (jnp.arange(300.0) + NOISE, True),
+    "one unit apart": (jnp.linspace(1, 1 + 129 * 2.0**-23, 130), True),
+    "powers": (jnp.geomspace(1, 1e3, 400), False),
+    "farther from even": (jnp.arange(300.0) + 6 * NOISE, False),
+    "equal": (jnp.ones(300), False),
+    "backward": (EVEN[::-1], False),
+    "infinite": (EVEN.at[-1].set(jnp.inf), False),
+    "with nan": (EVEN.at[7].set(jnp.nan), False),
+    "ending in nan": (EVEN.at[-3:].set(jnp.nan), False),
+    "too large a step": (EVEN / 3 * 3.4e38, False),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", TABLES)
+def test_searches_in_even_tables(name: str, dtype: str) -> None:
+    """The same places: at the entries, next to them, beyond the ends, of nan; whatever the table is."""
+    table, even = TABLES[name]
+    assert bool(_is_even(table)) == even
+    with jax.enable_x64(dtype == "float64"):
+        table = table.astype(dtype)
+        near = [jnp.nextafter(table, jnp.full_like(table, side)) for side in (-jnp.inf, jnp.inf)]
+        few = jnp.concatenate([*near, table, specials(1, 40, dtype=dtype), (X.ravel() * 100).astype(dtype)])
+        x = spread_out(few, max(FEWEST_EVENLY, few.size) + 1)
+        for side in ("left", "right"):
+            search = lambda t, x, side=side: jnp.searchsorted(t, x, side=side)  # noqa: E731
+            assert rules_fired(bits_with(search, [EVENLY], table, x)) == [EVENLY.name]
+            assert rules_fired(bits_with(jax.vmap(search, (None, 0)), [EVENLY], table, x.reshape(1, -1)))
+
+
+def test_what_is_interpolated_on_an_even_grid_is_the_same() -> None:
+    """Values and gradients by what was given, bit for bit."""
+    y, x = jnp.sin(EVEN), spread_out(normal(5, 300), FEWEST_EVENLY)
+    f = lambda y: jnp.interp(x, EVEN, y)  # noqa: E731
+    assert EVENLY.name in rules_fired(bits_with(f, [EVENLY], y))
+    assert EVENLY.name in rules_fired(bits_with(jax.grad(lambda y: jnp.sum(f(y) ** 2)), [EVENLY], y))
+
+
 @pytest.mark.parametrize(("rule", "size"), [(SEARCH, 20), (SEARCH, 100), (AT_ONCE, 200)])
 def test_an_odd_number_is_looked_up_as_an_even_one_and_one(rule: Any, size: int) -> None:
     """XLA looks up an odd number one by one."""
@@ -192,6 +235,21 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
     ),
     "a longer table": (AT_ONCE, jnp.searchsorted, (jnp.arange(1025.0), spread_out(X, MANY)), "1025 entries"),
     "not so many numbers": (AT_ONCE, jnp.searchsorted, (TABLE, spread_out(X, FEWEST)), "4096 numbers are fewer"),
+    "few numbers for an even table": (EVENLY, jnp.searchsorted, (EVEN, X), "600 numbers are fewer than 8192"),
+    "fewer numbers than a long table is worth": (
+        EVENLY,
+        jnp.searchsorted,
+        (jnp.arange(4096.0), spread_out(X, FEWEST_EVENLY)),
+        "8192 numbers are fewer than 16384",
+    ),
+    "a short even table": (EVENLY, jnp.searchsorted, (EVEN[:128], spread_out(X, FEWEST_EVENLY)), "128 entries"),
+    "whole numbers": (EVENLY, jnp.searchsorted, (jnp.arange(200), integers(0, FEWEST_EVENLY)), "int32"),
+    "an even table for each": (
+        EVENLY,
+        jax.vmap(jnp.searchsorted),
+        (jnp.stack([EVEN] * 2), normal(3, 2, FEWEST_EVENLY)),
+        "a table for each example",
+    ),
     "another way": (SEARCH, lambda t, x: jnp.searchsorted(t, x, method="sort"), (TABLE, X), ""),
 }
 

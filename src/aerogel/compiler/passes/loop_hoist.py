@@ -45,9 +45,9 @@ from .short_calls import becomes_short
 from .windows import with_sums_of_slices
 
 NAME = "loop-hoist"
-# A loop over numbers is one kernel, and what stands for it several, which cost little to start on the thread that calls
-# (`short_calls.py`). Of the time as one kernel, outside: 300 numbers 0.5 to 1.05 (in a loop around it 0.2 to 0.7), 1,000
-# 0.45 to 1.2, 3,000 and more 0.13 to 0.86. The bounds are of predicted seconds; a step is predicted at 5 to 50 ns.
+# A loop over numbers is one kernel, and what stands for it several, which start fast on the thread that calls
+# (`short_calls.py`). Of the time as one kernel, outside: 300 numbers 0.5 to 1.05 (in a loop around it 0.2 to 0.7),
+# 1,000 0.45 to 1.2, 3,000 and more 0.13 to 0.86. The bounds are of predicted seconds, 5 to 50 ns a step.
 SHORT_LOOP = 1e-6
 # Few sines and powers are calls of the C library outside as well: 3,000 took 1.3 times as long there, 6,000 1.2 to 1.6,
 # 10,000 0.5 to 0.7.

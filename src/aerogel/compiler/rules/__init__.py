@@ -22,6 +22,7 @@ from .folds import window_sum as window_sum
 from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
 from .lookups import searched_at_once as searched_at_once
+from .lookups import searched_evenly as searched_evenly
 from .lookups import searched_short as searched_short
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on
