@@ -183,6 +183,24 @@ def test_what_is_interpolated_on_an_even_grid_is_the_same() -> None:
     assert EVENLY.name in rules_fired(bits_with(jax.grad(lambda y: jnp.sum(f(y) ** 2)), [EVENLY], y))
 
 
+@pytest.mark.parametrize(("rule", "size", "numbers"), [(SEARCH, 20, FEWEST), (EVENLY, 601, 8192), (AT_ONCE, 200, MANY)])
+def test_searches_for_what_a_gradient_is_taken_by(rule: Any, size: int, numbers: int) -> None:
+    """JAX then does a part of each step in front of the search's loop, which is another spelling of it."""
+    x, table, y = spread_out(specials(3, 301), numbers), jnp.linspace(-2.0, 2.0, size), normal(1, size)
+
+    def loss(x: Any, table: Any, y: Any) -> Any:
+        return jnp.sum(jnp.interp(x, table, y) ** 2)
+
+    mapped = jax.grad(lambda x: jnp.sum(jax.vmap(lambda x: jnp.interp(x, table, y))(x)))
+    gradients = [(jax.value_and_grad(loss, which), (x, table, y)) for which in (0, 1, (0, 1, 2))]
+    for f, args in [*gradients, (mapped, (x.reshape(2, -1),))]:
+        reports: list[Any] = []
+        ours = ag.optimize(f, rules=[rule], passes=(), on_report=reports.append)
+        for got, want in zip(*(jax.tree.leaves(jax.jit(g)(*args)) for g in (ours, f)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+        assert rules_fired(reports[-1]) == [rule.name]
+
+
 @pytest.mark.parametrize(("rule", "size"), [(SEARCH, 20), (SEARCH, 100), (AT_ONCE, 200)])
 def test_an_odd_number_is_looked_up_as_an_even_one_and_one(rule: Any, size: int) -> None:
     """XLA looks up an odd number one by one."""

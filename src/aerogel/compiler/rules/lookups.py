@@ -6,6 +6,7 @@ Measured in docs/reference/catalogue-order.md.
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -132,12 +133,24 @@ def _(table: Operand, x: Operand, *, right: bool) -> bool | str:
     return numbers >= MANY or f"{numbers} numbers are fewer than {MANY}"
 
 
+def _differentiated(table: Any, x: Any, *, right: bool) -> Any:
+    """A search for numbers by which a gradient is taken: JAX does a part of each step once, in front of the loop."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.searchsorted(table, x, side=_side(right))
+    return jax.linearize(lambda x: jnp.searchsorted(table, x, side=_side(right)), x)[0]
+
+
 def _may_search(eqn: JaxprEqn) -> bool:
-    """Whether a loop takes what that of a search does: the table, the numbers, and between what each is still to be."""
+    """Whether a loop takes what that of a search does: the table, the numbers, and between what each is still to be.
+
+    In a gradient also the half, and what stands for zero and nan.
+    """
     unsigned = [getattr(x.aval.dtype, "kind", "") == "u" for x in eqn.invars]
-    return len(unsigned) == 4 and sum(unsigned) >= 2
+    return len(unsigned) in (4, 6, 7) and sum(unsigned) >= 2
 
 
+for _one in (searched_short, searched_evenly, searched_at_once):
+    _one.also(_differentiated)
 searched_short.begins = searched_evenly.begins = searched_at_once.begins = {"scan": _may_search}
 
 
