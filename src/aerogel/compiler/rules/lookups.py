@@ -143,10 +143,10 @@ def _differentiated(table: Any, x: Any, *, right: bool) -> Any:
 def _may_search(eqn: JaxprEqn) -> bool:
     """Whether a loop takes what that of a search does: the table, the numbers, and between what each is still to be.
 
-    In a gradient also the half, and what stands for zero and nan.
+    In a gradient the half is one too, and what stands for zero and nan. Between what each is still to be comes last.
     """
     unsigned = [getattr(x.aval.dtype, "kind", "") == "u" for x in eqn.invars]
-    return len(unsigned) in (4, 6, 7) and sum(unsigned) >= 2
+    return 4 <= len(unsigned) <= 7 and all(unsigned[-2:])
 
 
 for _one in (searched_short, searched_evenly, searched_at_once):
