@@ -745,12 +745,30 @@ def test_the_gradient_of_a_sum_in_a_loop_needs_no_loop() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("steps", "stays"), [(10_000, True), (80_000, False)])
-def test_short_loops_over_numbers_stay(steps: int, stays: bool) -> None:
-    """One kernel is done before the threads for several have woken."""
-    total = lambda x: lax.scan(lambda c, x: (c + jnp.sin(x), None), 0.0, x)[0]  # noqa: E731
-    fired = {d.rule for d in ag.explain(total)(jnp.ones(steps)).fired}
-    assert ("loop-hoist" not in fired) == stays
+@pytest.mark.parametrize(
+    ("f", "steps", "stays"),
+    [
+        (jnp.sin, 5_000, True),
+        (jnp.sin, 80_000, False),
+        (jnp.square, 150, True),
+        (jnp.square, 3_000, False),
+        (lambda x: jnp.tanh(x) * jnp.exp(-x * x), 1_000, False),
+        (lambda x: x**1.3, 5_000, True),
+    ],
+)
+def test_short_loops_over_numbers_stay(f: Any, steps: int, stays: bool) -> None:
+    """One kernel is done before several have started, and few sines and powers are calls outside as well."""
+
+    def total(x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, steps, lambda i, c: c + f(x[i]), 0.0)
+
+    for one in (total, jax.value_and_grad(total)):
+        x = jnp.linspace(0.1, 1.0, steps)
+        decisions = [d for d in ag.explain(one)(x).decisions if d.rule == "loop-hoist" and " no loop" in d.what]
+        assert decisions
+        assert any(d.fired for d in decisions) != stays
+        for got, want in zip(*(jax.tree.leaves(jax.jit(g)(x)) for g in (ag.optimize(one), one)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
 def blocks(q: jax.Array, k: jax.Array, v: jax.Array, size: int = 128) -> jax.Array:

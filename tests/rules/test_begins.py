@@ -63,7 +63,7 @@ def test_another_spelling_is_looked_for_where_that_begins() -> None:
     assert [d.rule for d in report_of(lambda x: jnp.tan(jnp.arctan(x)), [rule], X).fired] == ["back-again"]
 
 
-@pytest.mark.parametrize("name", ["searched-short", "searched-at-once"])
+@pytest.mark.parametrize("name", ["searched-short", "searched-evenly", "searched-at-once"])
 def test_loops_that_are_no_search_are_refused_without_a_trace(name: str) -> None:
     """A loop with other operands is no site, and `before` is not traced at its types."""
     (rule,) = (one for one in SHIPPED if one.name == name)
@@ -83,7 +83,7 @@ def test_loops_that_are_no_search_are_refused_without_a_trace(name: str) -> None
         rule.begins = begins
 
 
-@pytest.mark.parametrize("name", ["searched-short", "searched-at-once"])
+@pytest.mark.parametrize("name", ["searched-short", "searched-evenly", "searched-at-once"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8", "complex64", "bool"])
 @pytest.mark.parametrize("shape", [(), (5,), (3, 2), (0,)])
 @pytest.mark.parametrize("x64", [False, True])

@@ -48,6 +48,14 @@ SPELLINGS: dict[str, tuple[Any, Any, Any]] = {
     "places downwards": (DOWN, lambda x: jnp.argsort(x, descending=True)[:4], TIES[2]),
     "places of rows downwards": (DOWN, lambda x: jnp.argsort(x, 1, descending=True)[:, :4], TIES),
     "places downwards under vmap": (DOWN, jax.vmap(lambda x: jnp.argsort(x, descending=True)[:2]), ODD),
+    "largest of zeros of both signs": (LAST, lambda x: jnp.sort(x)[-5:], jnp.zeros(200).at[::3].set(-0.0)),
+    "largest in front of zeros": (LAST, lambda x: jnp.sort(x)[-5:], jnp.zeros(200).at[::3].set(-0.0).at[7:12].set(1)),
+    "places of both infinities": (
+        PLACES,
+        lambda x: jnp.argsort(x)[:4],
+        normal(0, 200).at[3].set(jnp.inf).at[5].set(-jnp.inf),
+    ),
+    "smallest with a negative nan": (FIRST, lambda x: jnp.sort(x)[:4], normal(0, 200).at[3].set(-jnp.nan)),
     "top one": (ONE, lambda x: lax.top_k(x, 1), normal(3, 50, 100)),
     "top one of few kinds": (ONE, lambda x: lax.top_k(x, 1), specials(4, 50, 100)),
     "top one of zeros and less": (ONE, lambda x: lax.top_k(x, 1), jnp.minimum(normal(5, 50, 100), 0.0)),
@@ -102,12 +110,21 @@ def test_near_misses(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SPELLINGS if "under" in name])
 def test_under_vmap_all_examples_take_one_branch(name: str) -> None:
-    """Not both sides of a selection for each: the sort stands in a branch."""
+    """Not both sides for each: the sort stands in a branch."""
     rule, f, x = SPELLINGS[name]
     optimised = ag.optimize(f, rules=[rule], passes=())
     names = [eqn.primitive.name for eqn in jax.make_jaxpr(optimised)(x).jaxpr.eqns]
     assert "cond" in names
-    assert not {"sort", "top_k", "psum"} & {*names}
+    assert not {"sort", "psum"} & {*names}
+
+
+@pytest.mark.parametrize("name", ["largest five", "places of rows", "last places", "the second of columns"])
+def test_in_front_of_the_branch_numbers_are_selected_and_summed_up_alone(name: str) -> None:
+    """A test of each number for nan and -0 stands in the branch for sums that are nan and zeros that are selected."""
+    rule, f, x = SPELLINGS[name]
+    jaxpr = jax.make_jaxpr(ag.optimize(f, rules=[rule], passes=()))(x).jaxpr
+    whole = [eqn.primitive.name for eqn in jaxpr.eqns if any(v.aval.size == x.size for v in eqn.invars)]
+    assert {"top_k", "reduce_sum", "cond"} <= {*whole} <= {"top_k", "reduce_sum", "cond", "neg", "rev", "transpose"}
 
 
 def test_places_are_of_the_type_that_argsort_has() -> None:

@@ -9,13 +9,15 @@ import pytest
 from jax import lax
 
 import aerogel as ag
-from aerogel.compiler.rules.lookups import FEWEST, FEWEST_OF_MORE, MANY
+from aerogel.compiler.rules.lookups import FEWEST, FEWEST_EVENLY, FEWEST_OF_MORE, MANY, _is_even
 from aerogel.compiler.rules.powers import POWERS
+from aerogel.compiler.rules.reductions import MANY as MANY_EXTREMA
 from rules.rules_under_test import fired, normal, refusals
 from rules.specials import bits_with, integers, rules_fired, specials
 
 END, SEARCH, POWER = ag.rules.last_of_cumsum, ag.rules.searched_short, ag.rules.root_power
-AT_ONCE = ag.rules.searched_at_once
+AT_ONCE, EVENLY = ag.rules.searched_at_once, ag.rules.searched_evenly
+HIGHEST, LOWEST = ag.rules.last_of_cummax, ag.rules.last_of_cummin
 X = normal(0, 20, 30)
 TABLE = jnp.sort(normal(2, 20))
 
@@ -27,6 +29,11 @@ SPELLINGS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "end of a count": (END, lambda x: jnp.cumsum(x > 0, 0)[-1], (X,)),
     "end in bfloat16": (END, lambda x: jnp.cumsum(x)[-1], (abs(X.astype("bfloat16")),)),
     "end in a scan": (END, lambda x: lax.scan(lambda c, r: (c + jnp.cumsum(r)[-1], c), 0.0, x), (X,)),
+    "end of maxima": (HIGHEST, lambda x: lax.cummax(x)[-1], (X,)),
+    "end of maxima of rows, backward": (HIGHEST, lambda x: lax.cummax(x, 1, reverse=True)[:, 0], (X,)),
+    "end of minima under vmap": (LOWEST, jax.vmap(lambda x: lax.cummin(x)[-1]), (X,)),
+    "end of minima in float16": (LOWEST, lambda x: lax.cummin(x, 1)[:, -1:], (X.astype("float16"),)),
+    "end of maxima in a scan": (HIGHEST, lambda x: lax.scan(lambda c, r: (c + lax.cummax(r)[-1], c), 0.0, x), (X,)),
     "power": (POWER, lambda x: x**1.5, (abs(X),)),
     "power below": (POWER, lambda x: jnp.power(x, -0.5), (abs(X),)),
     "power in a loop": (POWER, lambda x: lax.fori_loop(0, 2, lambda _, x: x**2.5, x), (abs(X) / 2,)),
@@ -44,6 +51,42 @@ def test_spellings(name: str, wide: bool) -> None:
     rule, f, args = SPELLINGS[name]
     with jax.enable_x64(wide):
         assert fired(f, rule, *args) == 1
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 2), (7, 33), (2 * MANY_EXTREMA,), (3, MANY_EXTREMA)])
+@pytest.mark.parametrize("odd", [(), (np.nan,), (-np.nan,), (np.inf, -np.inf), (3e38, 3e38), (np.inf, np.nan)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int32"])
+def test_ends_of_extrema(shape: tuple[int, ...], odd: tuple[float, ...], dtype: str) -> None:
+    """The same numbers, and nan in the rows that have one: a reduction on CPU drops it."""
+    axis = len(shape) - 1
+    with jax.enable_x64(dtype == "float64"):
+        x = normal(1, *shape).astype("float64" if dtype == "float64" else "float32")
+        x = x * 100 if dtype == "int32" else x.at[(*[0] * axis, slice(0, len(odd)))].set(jnp.array(odd[: shape[-1]]))
+        x = x.astype(dtype)
+        for rule, f in (
+            (HIGHEST, lambda x: lax.cummax(x, axis)[..., -1]),
+            (LOWEST, lambda x: lax.cummin(x, axis)[..., -1]),
+        ):
+            ours = ag.optimize(f, rules=[rule], passes=())
+            assert "cum" not in str(jax.make_jaxpr(ours)(x))
+            got, want = (np.asarray(jax.jit(g)(x), np.float64) for g in (ours, f))
+            np.testing.assert_array_equal(got, want)
+
+
+def test_ends_of_extrema_under_vmap_take_one_branch() -> None:
+    """A row with nan does not make both sides for all."""
+    x = normal(0, 3, MANY_EXTREMA).at[1, 5].set(jnp.nan)
+    f = jax.vmap(lambda x: lax.cummax(x)[-1])
+    ours = ag.optimize(f, rules=[HIGHEST], passes=())
+    assert "cond" in {eqn.primitive.name for eqn in jax.make_jaxpr(ours)(x).eqns}
+    np.testing.assert_array_equal(jax.jit(ours)(x), jax.jit(f)(x))
+
+
+def test_gradients_of_ends_of_extrema_are_those_of_jax() -> None:
+    """Ties share it in another way by a maximum: nothing is written before the derivative is taken."""
+    x = jnp.round(normal(0, 200)).at[3].set(9).at[100:103].set(9)
+    f = lambda x: lax.cummax(x)[-1]  # noqa: E731
+    np.testing.assert_array_equal(ag.grad(f)(x), jax.grad(f)(x))
 
 
 def spread_out(x: Any, *shape: int) -> Any:
@@ -97,6 +140,67 @@ def test_searches_at_once(right: bool, size: int) -> None:
         assert rules_fired(bits_with(f, [AT_ONCE], *args)) == [AT_ONCE.name]
 
 
+EVEN = jnp.linspace(-3.0, 3.0, 601)
+NOISE = 0.4 * jnp.sin(jnp.arange(300.0) ** 2)
+TABLES = {
+    "even": (EVEN, True),
+    "even by sums": (jnp.cumsum(jnp.full(200, 0.1)), True),
+    "close to even": (jnp.arange(300.0) + NOISE, True),
+    "one unit apart": (jnp.linspace(1, 1 + 129 * 2.0**-23, 130), True),
+    "powers": (jnp.geomspace(1, 1e3, 400), False),
+    "farther from even": (jnp.arange(300.0) + 6 * NOISE, False),
+    "equal": (jnp.ones(300), False),
+    "backward": (EVEN[::-1], False),
+    "infinite": (EVEN.at[-1].set(jnp.inf), False),
+    "with nan": (EVEN.at[7].set(jnp.nan), False),
+    "ending in nan": (EVEN.at[-3:].set(jnp.nan), False),
+    "too large a step": (EVEN / 3 * 3.4e38, False),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", TABLES)
+def test_searches_in_even_tables(name: str, dtype: str) -> None:
+    """The same places: at the entries, next to them, beyond the ends, of nan; whatever the table is."""
+    table, even = TABLES[name]
+    assert bool(_is_even(table)) == even
+    with jax.enable_x64(dtype == "float64"):
+        table = table.astype(dtype)
+        near = [jnp.nextafter(table, jnp.full_like(table, side)) for side in (-jnp.inf, jnp.inf)]
+        few = jnp.concatenate([*near, table, specials(1, 40, dtype=dtype), (X.ravel() * 100).astype(dtype)])
+        x = spread_out(few, max(FEWEST_EVENLY, few.size) + 1)
+        for side in ("left", "right"):
+            search = lambda t, x, side=side: jnp.searchsorted(t, x, side=side)  # noqa: E731
+            assert rules_fired(bits_with(search, [EVENLY], table, x)) == [EVENLY.name]
+            assert rules_fired(bits_with(jax.vmap(search, (None, 0)), [EVENLY], table, x.reshape(1, -1)))
+
+
+def test_what_is_interpolated_on_an_even_grid_is_the_same() -> None:
+    """Values and gradients by what was given, bit for bit."""
+    y, x = jnp.sin(EVEN), spread_out(normal(5, 300), FEWEST_EVENLY)
+    f = lambda y: jnp.interp(x, EVEN, y)  # noqa: E731
+    assert EVENLY.name in rules_fired(bits_with(f, [EVENLY], y))
+    assert EVENLY.name in rules_fired(bits_with(jax.grad(lambda y: jnp.sum(f(y) ** 2)), [EVENLY], y))
+
+
+@pytest.mark.parametrize(("rule", "size", "numbers"), [(SEARCH, 20, FEWEST), (EVENLY, 601, 8192), (AT_ONCE, 200, MANY)])
+def test_searches_for_what_a_gradient_is_taken_by(rule: Any, size: int, numbers: int) -> None:
+    """JAX then does a part of each step in front of the search's loop, which is another spelling of it."""
+    x, table, y = spread_out(specials(3, 301), numbers), jnp.linspace(-2.0, 2.0, size), normal(1, size)
+
+    def loss(x: Any, table: Any, y: Any) -> Any:
+        return jnp.sum(jnp.interp(x, table, y) ** 2)
+
+    mapped = jax.grad(lambda x: jnp.sum(jax.vmap(lambda x: jnp.interp(x, table, y))(x)))
+    gradients = [(jax.value_and_grad(loss, which), (x, table, y)) for which in (0, 1, (0, 1, 2))]
+    for f, args in [*gradients, (mapped, (x.reshape(2, -1),))]:
+        reports: list[Any] = []
+        ours = ag.optimize(f, rules=[rule], passes=(), on_report=reports.append)
+        for got, want in zip(*(jax.tree.leaves(jax.jit(g)(*args)) for g in (ours, f)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+        assert rules_fired(reports[-1]) == [rule.name]
+
+
 @pytest.mark.parametrize(("rule", "size"), [(SEARCH, 20), (SEARCH, 100), (AT_ONCE, 200)])
 def test_an_odd_number_is_looked_up_as_an_even_one_and_one(rule: Any, size: int) -> None:
     """XLA looks up an odd number one by one."""
@@ -114,6 +218,9 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
     "before the end": (END, lambda x: jnp.cumsum(x)[-2], (X,), "start_indices"),
     "the others are needed": (END, lambda x: (jnp.cumsum(x)[-1], jnp.cumsum(x)), (X,), "in the middle"),
     "the wrong end": (END, lambda x: lax.cumsum(x, 1, reverse=True)[:, -1], (X,), "`"),
+    "before the end of maxima": (HIGHEST, lambda x: lax.cummax(x)[-2], (X,), "start_indices"),
+    "the other end of minima": (LOWEST, lambda x: lax.cummin(x, 1, reverse=True)[:, -1], (X,), "`"),
+    "all maxima are needed": (HIGHEST, lambda x: (lax.cummax(x)[-1], lax.cummax(x)), (X,), "in the middle"),
     "a third": (POWER, lambda x: x ** (1 / 3), (abs(X),), "an exponent of 0.333"),
     "many roots": (POWER, lambda x: x**7.5, (abs(X),), "an exponent of 7.5"),
     "a root": (POWER, lambda x: x**0.5, (abs(X),), "an exponent of 0.5"),
@@ -146,6 +253,21 @@ NEAR_MISSES: dict[str, tuple[Any, Any, tuple[Any, ...], str]] = {
     ),
     "a longer table": (AT_ONCE, jnp.searchsorted, (jnp.arange(1025.0), spread_out(X, MANY)), "1025 entries"),
     "not so many numbers": (AT_ONCE, jnp.searchsorted, (TABLE, spread_out(X, FEWEST)), "4096 numbers are fewer"),
+    "few numbers for an even table": (EVENLY, jnp.searchsorted, (EVEN, X), "600 numbers are fewer than 8192"),
+    "fewer numbers than a long table is worth": (
+        EVENLY,
+        jnp.searchsorted,
+        (jnp.arange(4096.0), spread_out(X, FEWEST_EVENLY)),
+        "8192 numbers are fewer than 16384",
+    ),
+    "a short even table": (EVENLY, jnp.searchsorted, (EVEN[:128], spread_out(X, FEWEST_EVENLY)), "128 entries"),
+    "whole numbers": (EVENLY, jnp.searchsorted, (jnp.arange(200), integers(0, FEWEST_EVENLY)), "int32"),
+    "an even table for each": (
+        EVENLY,
+        jax.vmap(jnp.searchsorted),
+        (jnp.stack([EVEN] * 2), normal(3, 2, FEWEST_EVENLY)),
+        "a table for each example",
+    ),
     "another way": (SEARCH, lambda t, x: jnp.searchsorted(t, x, method="sort"), (TABLE, X), ""),
 }
 

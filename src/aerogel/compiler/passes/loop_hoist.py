@@ -14,6 +14,7 @@ from aerogel._jax import DropVar, Jaxpr, JaxprEqn, Var
 from ..cost import nbytes
 from ..cost.primitives import RANDOM
 from ..cost.seconds import equation_seconds, moves_few
+from ..cost.vector_code import VECTOR_SECONDS
 from ..exactness import Exactness
 from ..hoisting.chain import find_chain, split_chain
 from ..hoisting.hoist import Outside, Replacement, move_out
@@ -44,10 +45,13 @@ from .short_calls import becomes_short
 from .windows import with_sums_of_slices
 
 NAME = "loop-hoist"
-# A loop over numbers is one kernel, and what stands for it several, which XLA hands to threads that may have to wake:
-# 6,000 sines or squares took 1.3 to 2.4 times as long outside, 20,000 took 0.5 to 2.2, 64,000 took 0.2 to 0.6 (float32)
-# or 0.5 to 1.4 (float64). The bound is of predicted seconds; steps of one function are predicted at 7 to 12 ns.
-SHORT_LOOP = 3e-4
+# A loop over numbers is one kernel, and what stands for it several, which start fast on the thread that calls
+# (`short_calls.py`). Of the time as one kernel, outside: 300 numbers 0.5 to 1.05 (in a loop around it 0.2 to 0.7),
+# 1,000 0.45 to 1.2, 3,000 and more 0.13 to 0.86. The bounds are of predicted seconds, 5 to 50 ns a step.
+SHORT_LOOP = 1e-6
+# Few sines and powers are calls of the C library outside as well: 3,000 took 1.3 times as long there, 6,000 1.2 to 1.6,
+# 10,000 0.5 to 0.7.
+SHORT_LOOP_OF_CALLS = 1e-4
 
 
 @record
@@ -209,10 +213,12 @@ def _vanishes(work: _Work, loop: Loop, sums: list[Sum]) -> bool:
     small = all(_leaves(one, work.terms) if one.eqn is not None else _is_small(loop, one, heavy) for one in sums)
     if not sums or len({one.carry for one in sums}) < len(loop.init) or not small:
         return False
-    least = SHORTEST_LOOP if heavy or any(one.eqn is not None for one in sums) else SHORT_LOOP
+    calls = any(eqn.primitive.name in VECTOR_SECONDS for eqn in loop.body.eqns)
+    short = SHORT_LOOP_OF_CALLS if calls else SHORT_LOOP
+    least = SHORTEST_LOOP if heavy or any(one.eqn is not None for one in sums) else short
     least = least if loop.length >= MANY_STEPS else 0.0
     if not work.terms.before_differentiation and equation_seconds(loop.eqn, work.terms.machine) < least:
-        work.note(loop.eqn, "the sums of the loop need no loop", "one kernel takes no longer than the threads to wake")
+        work.note(loop.eqn, "the sums of the loop need no loop", "one kernel takes no longer than several to start")
         return False
     trial = _Work(work.jaxpr, set(work.outs), work.terms)
     trial.replace(sink(loop, sums))

@@ -22,6 +22,7 @@ from .folds import window_sum as window_sum
 from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
 from .lookups import searched_at_once as searched_at_once
+from .lookups import searched_evenly as searched_evenly
 from .lookups import searched_short as searched_short
 from .on import PrimitiveRule as PrimitiveRule
 from .on import on as on
@@ -31,6 +32,8 @@ from .on_loop import on_loop as on_loop
 from .operand import Operand as Operand
 from .pooling import max_pool_gradient as max_pool_gradient
 from .powers import root_power as root_power
+from .reductions import last_of_cummax as last_of_cummax
+from .reductions import last_of_cummin as last_of_cummin
 from .reductions import last_of_cumsum as last_of_cumsum
 from .rule import Rule as Rule
 from .rule import rule as rule

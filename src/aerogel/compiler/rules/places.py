@@ -90,3 +90,20 @@ def or_sorted(x: jax.Array, select: OfArray, sort: OfArray) -> jax.Array:
     bits = bits_of(x)
     odd = lax.bitwise_or(lax.ne(x, x), lax.eq(bits, _full(bits, np.iinfo(bits.dtype).min)))
     return lax.cond(anywhere(odd), sort, select, x)
+
+
+def selected(x: jax.Array, values: jax.Array, found: jax.Array, sort: OfArray) -> jax.Array:
+    """What a selection of the largest or smallest found; but what `sort` gives where the order is no question of size.
+
+    A sum is nan if a number is, and zeros of two signs matter only where one is selected. To look at each number for
+    both takes a sixth of the time of a selection.
+
+    Args:
+        x: floats.
+        values: those that were selected.
+        found: what is said of them: themselves, or their places.
+        sort: finds the same in `x`, whatever its numbers are.
+    """
+    total = jnp.sum(x)
+    doubtful = anywhere(lax.bitwise_or(lax.ne(total, total), jnp.any(lax.eq(values, _full(values, 0)))))
+    return lax.cond(doubtful, lambda x, found: or_sorted(x, lambda x: found, sort), lambda x, found: found, x, found)

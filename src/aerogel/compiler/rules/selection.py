@@ -13,7 +13,7 @@ from .anywhere import anywhere
 from .extrema import cannot_block, in_blocks
 from .on import on
 from .operand import Operand
-from .places import or_sorted, part, sort_key, taken
+from .places import part, selected, sort_key, taken
 from .ranks import highest_rank, lowest_rank
 from .rule import Rule, rule
 from .site import Site
@@ -42,7 +42,8 @@ def _(x: Any, *, axis: int, k: int) -> Any:
     sort = partial(first_of_sorted.before, axis=axis, k=k)
     if k == 1:
         return _or_unusual(x, jnp.min(x, axis, keepdims=True), axis, sort)
-    return or_sorted(x, lambda x: lax.neg(_largest(lax.neg(x), axis, k)[0]), sort)
+    found = lax.neg(_largest(lax.neg(x), axis, k)[0])
+    return selected(x, found, found, sort)
 
 
 @first_of_sorted.when
@@ -62,7 +63,8 @@ def _(x: Any, *, axis: int, start: int) -> Any:
     sort = partial(last_of_sorted.before, axis=axis, start=start)
     if start == n - 1:
         return _or_unusual(x, jnp.max(x, axis, keepdims=True), axis, sort)
-    return or_sorted(x, lambda x: lax.rev(_largest(x, axis, n - start)[0], (axis,)), sort)
+    found = lax.rev(_largest(x, axis, n - start)[0], (axis,))
+    return selected(x, found, found, sort)
 
 
 @last_of_sorted.when
@@ -81,12 +83,11 @@ def _(x: Any, *, axis: int, place: int) -> Any:
     n = x.shape[axis]
     sort = partial(one_of_sorted.before, axis=axis, place=place)
 
-    def select(x: jax.Array) -> jax.Array:
-        if place < n - place:
-            return part(lax.neg(_largest(lax.neg(x), axis, place + 1)[0]), axis, place, place + 1)
-        return part(_largest(x, axis, n - place)[0], axis, n - place - 1, n - place)
-
-    return or_sorted(x, select, sort)
+    if place < n - place:
+        found = part(lax.neg(_largest(lax.neg(x), axis, place + 1)[0]), axis, place, place + 1)
+    else:
+        found = part(_largest(x, axis, n - place)[0], axis, n - place - 1, n - place)
+    return selected(x, found, found, sort)
 
 
 @one_of_sorted.when
@@ -103,7 +104,8 @@ def first_of_argsorted(x: Any, *, axis: int = 0, k: int = 1) -> Any:
 @first_of_argsorted.to
 def _(x: Any, *, axis: int, k: int) -> Any:
     sort = partial(first_of_argsorted.before, axis=axis, k=k)
-    return or_sorted(x, lambda x: _as_places(_largest(lax.neg(x), axis, k)[1]), sort)
+    values, places = _largest(lax.neg(x), axis, k)
+    return selected(x, values, _as_places(places), sort)
 
 
 @first_of_argsorted.when
@@ -121,8 +123,8 @@ def last_of_argsorted(x: Any, *, axis: int = 0, start: int = 3) -> Any:
 def _(x: Any, *, axis: int, start: int) -> Any:
     n = x.shape[axis]
     sort = partial(last_of_argsorted.before, axis=axis, start=start)
-
-    return or_sorted(x, lambda x: _as_places(_last_places(x, axis, n - start)), sort)
+    values, places = _last_places(x, axis, n - start)
+    return selected(x, values, _as_places(places), sort)
 
 
 @last_of_argsorted.when
@@ -142,7 +144,8 @@ def first_of_argsorted_down(x: Any, *, axis: int = 0, start: int = 3) -> Any:
 @first_of_argsorted_down.to
 def _(x: Any, *, axis: int, start: int) -> Any:
     sort = partial(first_of_argsorted_down.before, axis=axis, start=start)
-    return or_sorted(x, lambda x: _as_places(_largest(x, axis, x.shape[axis] - start)[1]), sort)
+    values, places = _largest(x, axis, x.shape[axis] - start)
+    return selected(x, values, _as_places(places), sort)
 
 
 @first_of_argsorted_down.when
@@ -200,9 +203,8 @@ def few_places(x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
         stop: behind the last rank.
     """
     n = x.shape[axis]
-    if stop == n:
-        return or_sorted(x, lambda x: _last_places(x, axis, n - start), partial(_sorted_places, axis, start, stop))
-    return or_sorted(x, lambda x: _largest(lax.neg(x), axis, stop)[1], partial(_sorted_places, axis, start, stop))
+    values, places = _last_places(x, axis, n - start) if stop == n else _largest(lax.neg(x), axis, stop)
+    return selected(x, values, places, partial(_sorted_places, axis, start, stop))
 
 
 def _sorted_places(axis: int, start: int, stop: int, x: jax.Array) -> jax.Array:
@@ -210,10 +212,10 @@ def _sorted_places(axis: int, start: int, stop: int, x: jax.Array) -> jax.Array:
     return part(sort_by_places([x, places], axis)[1], axis, start, stop)
 
 
-def _last_places(x: jax.Array, axis: int, k: int) -> jax.Array:
+def _last_places(x: jax.Array, axis: int, k: int) -> tuple[jax.Array, jax.Array]:
     # `top_k` takes those in front: it looks from the end.
-    from_end = lax.rev(_largest(lax.rev(x, (axis,)), axis, k)[1], (axis,))
-    return lax.sub(lax.full_like(from_end, x.shape[axis] - 1), from_end)
+    values, from_end = (lax.rev(found, (axis,)) for found in _largest(lax.rev(x, (axis,)), axis, k))
+    return values, lax.sub(lax.full_like(from_end, x.shape[axis] - 1), from_end)
 
 
 def _is_unusual(x: jax.Array, extremum: jax.Array, axis: int) -> jax.Array:

@@ -16,10 +16,10 @@ from .extrema import argmax_by_blocks, argmin_by_blocks
 from .few_terms import few_term_convolution
 from .folds import window_max, window_min, window_sum
 from .kernel_gradient import depthwise_kernel_gradient
-from .lookups import searched_at_once, searched_short
+from .lookups import searched_at_once, searched_evenly, searched_short
 from .pooling import max_pool_gradient
 from .powers import root_power
-from .reductions import last_of_cumsum
+from .reductions import last_of_cummax, last_of_cummin, last_of_cumsum
 from .ruleset import RuleSet
 from .selection import (
     first_of_argsorted,
@@ -48,6 +48,8 @@ default = RuleSet(
     (
         # orders: catalogue-order.md
         last_of_cumsum,
+        last_of_cummax,
+        last_of_cummin,
         first_of_sorted,
         last_of_sorted,
         one_of_sorted,
@@ -59,6 +61,7 @@ default = RuleSet(
         argmax_by_blocks,
         argmin_by_blocks,
         searched_short,
+        searched_evenly,
         searched_at_once,
         cumlogsumexp_in_a_loop,
         cumlogsumexp_by_rows,
