@@ -52,8 +52,8 @@ def row_by_row(level: Level, loop: Loop, readers: Sequence[int]) -> set[int]:
 def calls(loop: Loop, read: Collection[Atom]) -> set[int]:
     """The ids of the sums of a loop's step that would be calls of the library, were they made where `read` is read.
 
-    Measured on two cores (jaxlib 0.10.2), for each number added up: 3.1 ns of 200 x 5 x 5 over the middle axis, 1.4 over
-    the last one, 2.0 of 2,000 x 3, 0.9 of 2,000 x 8; 0.3 of 3 x 2,000, 0.5 of 20 x 5 x 5.
+    Measured on two cores (jaxlib 0.10.2), for each number added up: 3.1 ns of 200 x 5 x 5 over the middle axis, 1.4 of
+    these over the last one, 2.0 of 2,000 x 3, 0.9 of 2,000 x 8; 0.3 of 3 x 2,000, 0.5 of 20 x 5 x 5.
     """
     sums = (eqn for eqn in loop.body.eqns if eqn.primitive.name == "reduce_sum")
     return {id(eqn) for eqn in sums if _is_call(eqn) and any(eqn.invars[0] is v for v in read)}
