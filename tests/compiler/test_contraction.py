@@ -957,3 +957,19 @@ def test_a_form_of_no_rows() -> None:
     """Nothing is multiplied of nothing."""
     args = values(0, 64), values(64, 48), values(0, 48)
     assert run(passed(form_of_rows, *args)[1], *args)[0].shape == (0,)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "capacity", "width"), [(128, 4, 80, 32), (300, 8, 93, 48)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_of_two_terms_are_no_calls(tokens: int, experts: int, capacity: int, width: int, weighted: bool) -> None:
+    """What goes to experts is summed over a token's two choices first; weights are multiplied in a cheaper order."""
+
+    def dispatch(weights: Any, keep: Any, slot: Any, x: Any) -> Any:
+        if weighted:
+            return jnp.einsum("nk,nke,nkec->nec", weights, keep, slot)
+        return jnp.einsum("nec,nd->ecd", jnp.einsum("nke,nkec->nec", keep, slot), x)
+
+    choices = tokens, 2, experts
+    args = values(tokens, 2), values(*choices), values(*choices, capacity), values(tokens, width)
+    assert bool(passed(dispatch, *args)[2]) == weighted
+    ag.verify(dispatch)(*args)

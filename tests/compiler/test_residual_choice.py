@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.passes.residual_choice import ResidualChoice
 from compiler.loop_patterns import normal, stacked
 
 T, STATE = 64, (8, 2048)
@@ -350,3 +351,33 @@ def test_rows_of_a_map_are_made_again() -> None:
     assert stacked(natural, rows * columns)
     assert not stacked(optimised, rows * columns)
     ag.verify(f)(normal(0, 512, 3), normal(1, 2048, 3), normal(2, 2048))
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "batch_last", "again"),
+    [(300, 90, False, 0), (700, 60, False, 0), (300, 90, True, 1), (24, 700, False, 1)],
+)
+def test_sums_of_short_rows_that_others_read(batch: int, steps: int, batch_last: bool, again: int) -> None:
+    """A library adds up the rows of a hidden Markov model one by one; not long rows, and few at once."""
+
+    def loss(transitions: Any, first: Any, evidence: Any) -> Any:
+        def step(a: Any, e: Any) -> Any:
+            added = a[..., None] + transitions
+            return e + jax.nn.logsumexp(added, -2), None
+
+        def long_step(a: Any, e: Any) -> Any:
+            added = a[:, None] + transitions[..., None]
+            return e + jax.nn.logsumexp(added, 0), None
+
+        return lax.scan(long_step if batch_last else step, first, evidence)[0].sum()
+
+    shape = (5, batch) if batch_last else (batch, 5)
+    f, args = jax.value_and_grad(loss), (normal(0, 5, 5), normal(1, *shape), normal(2, steps, *shape))
+    passes = (ResidualChoice(),)
+
+    def sums(made: Any) -> int:
+        *_, backward = [eqn for eqn in jax.make_jaxpr(made)(*args).jaxpr.eqns if eqn.primitive.name == "scan"]
+        return sum(eqn.primitive.name == "reduce_sum" for eqn in backward.params["jaxpr"].jaxpr.eqns)
+
+    assert sums(ag.optimize(f, passes=passes)) == sums(f) + again
+    ag.verify(f)(*args)

@@ -35,7 +35,7 @@ def accumulated(eqn: JaxprEqn, ins: Axes, monoid: Monoid, partial: Callable[[lis
     def finish(total: Any) -> list[Any]:
         return [lax.convert_element_type(total, dtype)]
 
-    return Reduced(ins, monoid, block, finish)
+    return Reduced(ins, monoid, block, finish, alone=lambda *inputs: [partial(list(inputs), dtype)])
 
 
 def exactly(eqn: JaxprEqn, ins: Axes, monoid: Monoid) -> Reduced:

@@ -89,6 +89,8 @@ class Reduced:
         finish: `finish(*accumulated) -> list of outputs` of the equation.
         uses_start: whether `block` looks at `start`.
         onto: the same without partial results, which are as large as the whole; it is for all blocks, one by one.
+        alone: `alone(*inputs) -> list of outputs`, of a block that all else adds nothing to: in the equation's own
+            types. XLA's CPU backend cannot run every product of bfloat16 in float32. None: `block`, then `finish`.
     """
 
     ins: tuple[Axis | None, ...]
@@ -97,6 +99,7 @@ class Reduced:
     finish: Callable[..., list[Any]]
     uses_start: bool = False
     onto: Onto | None = None
+    alone: Callable[..., list[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,16 @@ class Writer:
     starts: dict[Var, Atom] = field(default_factory=dict)
 
     def narrowed(self, eqn: JaxprEqn, answer: Mapped | Reduced, part: Excerpt) -> list[Atom]:
-        """What an equation makes of the excerpts of its operands at the indices of `part`."""
+        """What an equation makes of the excerpts of its operands at the indices of `part`.
+
+        Of what is summed over the axis: the results themselves where the answer has `alone`, else a partial one.
+        """
         operands = [
             x if axis is None else self.excerpt(x, part.on(axis))
             for x, axis in zip(eqn.invars, answer.ins, strict=True)
         ]
-        return self.at(part, lambda at, *xs: answer.block(at, part.size, *xs), *operands)
+        alone = answer.alone if isinstance(answer, Reduced) else None
+        return self.at(part, lambda at, *xs: alone(*xs) if alone else answer.block(at, part.size, *xs), *operands)
 
     def excerpt(self, x: Atom, part: Excerpt) -> Atom:
         """An excerpt of a value: of what was made of it, or of the whole."""

@@ -126,7 +126,7 @@ def _group(level: Level, padded: _Padded, places: frozenset[int]) -> Group:
         if isinstance(answer, Mapped):
             writer.made.update((v, (x, padded.excerpts[v])) for v, x in zip(eqn.outvars, outs, strict=True))
         else:
-            whole = builder.call(answer.finish, *outs)
+            whole = outs if answer.alone else builder.call(answer.finish, *outs)
             results.update((v, builder.as_weak_as(v, x)) for v, x in zip(eqn.outvars, whole, strict=True))
     for v, (x, part) in writer.made.items():
         if any(k not in places for k in level.readers(v)):

@@ -27,7 +27,7 @@ from ..level import Level
 from ..loop import Loop, LoopBuilder, as_loop
 from ..program import copy_equation, is_var, rename, substitute
 from ..record import record
-from ..short_axes.short_sums import row_by_row
+from ..short_axes.short_sums import calls, row_by_row
 from .at_shifts import behind_shifts, entries_at_shifts, shifted_seconds
 from .made_there import Made, made_there
 
@@ -94,7 +94,7 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
     carries = [] if now >= parts_from else _carries(loop)
     before = {v: kept[x] for v, x in carries if x in kept and v not in kept}
     fixed = _rounded(loop, compared(level, needed, readers))
-    slow = row_by_row(level, loop, readers) if machine.name == "cpu" else set[int]()
+    slow = row_by_row(level, loop, readers) | calls(loop, needed.values()) if machine.name == "cpu" else set[int]()
     loops = [reader for place in readers if (reader := as_loop(level.eqns[place])) is not None]
     there = made_there(loop, loops) - fixed
     shifted = entries_at_shifts(needed, loops) if machine.name == "cpu" else dict[Var, int]()
@@ -208,8 +208,8 @@ class _Choice:
                 if again:
                     graph.implies(other, ("run", id(eqn)))
             if again and not free:
-                slow = id(eqn) in self.slow
-                seconds = eqn.outvars[0].aval.size * machine.short_axis_seconds if slow else arithmetic(eqn, steady)
+                entries = max(v.aval.size for v in (eqn.outvars[0], *eqn.invars)) if id(eqn) in self.slow else 0
+                seconds = entries * machine.short_axis_seconds if entries else arithmetic(eqn, steady)
                 seconds = self.readers * seconds + shifted_seconds(eqn, shifted)
                 graph.edge(("run", id(eqn)), SINK, loop.length * seconds)
                 for x in filter(is_var, eqn.invars):

@@ -4,11 +4,15 @@ XLA's CPU backend hands a sum such as `[6400, 3] -> [3]` to a library, with all 
 computes operation by operation, and rows of 2 to 7 one by one where an operand is spread over the others: 2 ns an entry
 and operation, 20 times what the same takes in a loop of XLA's own. Where all is made from much smaller arrays the sum
 is made entry by entry instead (`short_axes.py`), and costs nothing of the kind.
+
+A sum of what is read otherwise, too, is a call of its own: what it adds up is written for it, and read row by row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from aerogel._jax import JaxprEqn, Var
+import jax.numpy as jnp
+
+from aerogel._jax import Atom, JaxprEqn, Var
 
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..level import Level
@@ -16,6 +20,8 @@ from ..loop import Loop, as_loop
 from ..program import is_var
 from .short_axes import AMPLIFIED, FEWEST
 
+LANES = 16  # shorter rows fill no register
+FEWEST_CALLED = 1024  # entries: fewer are added up in the time that a call takes
 VECTOR = 8  # entries of float32: rows that fill one are computed as vectors, and as fast as anything
 
 
@@ -41,6 +47,21 @@ def row_by_row(level: Level, loop: Loop, readers: Sequence[int]) -> set[int]:
         elif v.aval.shape in shapes and any(x in broadcasts or x.aval.size < v.aval.size for x in given):
             found.add(id(eqn))
     return found
+
+
+def calls(loop: Loop, read: Collection[Atom]) -> set[int]:
+    """The ids of the sums of a loop's step that would be calls of the library, were they made where `read` is read.
+
+    Measured on two cores (jaxlib 0.10.2), for each number added up: 3.1 ns of 200 x 5 x 5 over the middle axis, 1.4 of
+    these over the last one, 2.0 of 2,000 x 3, 0.9 of 2,000 x 8; 0.3 of 3 x 2,000, 0.5 of 20 x 5 x 5.
+    """
+    sums = (eqn for eqn in loop.body.eqns if eqn.primitive.name == "reduce_sum")
+    return {id(eqn) for eqn in sums if _is_call(eqn) and any(eqn.invars[0] is v for v in read)}
+
+
+def _is_call(eqn: JaxprEqn) -> bool:
+    aval = eqn.invars[0].aval
+    return aval.size >= FEWEST_CALLED and aval.shape[-1] < LANES and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 def _summed(level: Level, place: int) -> Iterator[tuple[int, ...]]:
