@@ -217,7 +217,8 @@ def _one_entry(level: Level, place: int) -> Edit | None:
     eqn = level.eqns[place]
     (operand,), (axis,) = eqn.invars, _cut_axes(eqn)
     found = Components(level, operand, axis)
-    if not found.amplify(AMPLIFIED) or found.stores(IN_CACHE):
+    computes = any(one.primitive.name in ELEMENTWISE for one in found.inside.values())  # else it is such a cut already
+    if not computes or not found.amplify(AMPLIFIED) or found.stores(IN_CACHE):
         return None
     builder = Builder(eqn)
     entry = found.entry(builder, eqn.params["start_indices"][axis])
