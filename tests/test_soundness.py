@@ -49,7 +49,7 @@ FIRES = {
     "half-spectra": 185, "in-place": 581, "inverse-products": 133, "inverse-times": 190,
     "last-of-argsorted": 344, "last-of-cumsum": 152, "last-of-sorted": 722, "loop-contraction": 636, "loop-ends": 604,
     "loop-fusion": 11, "loop-hoist": 3, "loop-slots": 414,
-    "max-pool-gradient": 483, "orientation": 2, "own-broadcasts": 112, "reroll": 32, "residual-choice": 295,
+    "max-pool-gradient": 483, "orientation": 2, "own-broadcasts": 87, "reroll": 32, "residual-choice": 295,
     "root-power": 76,
     "searched-at-once": 27, "searched-short": 233, "small-axes": 6, "small-cholesky": 84,
     "small-cholesky-diagonal": 148, "small-cholesky-log-det": 4693, "small-det": 421,
