@@ -2,7 +2,8 @@
 
 Memory of XLA's plan: at most 1/30 of plain JAX's for the value, 1/15 for value and gradient (issue 5), where plain JAX
 keeps an array of pairs. Nothing is run; times of some stand in docs/explanation/streaming.md. Written without a look at
-what streams; then Sinkhorn's steps and the mask of causal attention were worked on, and the `ot` forms were added.
+what streams; then Sinkhorn's steps, the mask of causal attention, that of a Cox likelihood, sines and the overlaps of
+boxes were worked on, and the `ot` forms were added.
 """
 
 from __future__ import annotations
@@ -525,6 +526,87 @@ def attention_relative_positions(q, k, v, table):
     apart = jnp.clip(i[None] - i[:, None], -31, 32) + 31
     s = (q @ k.T + jnp.take_along_axis(q @ table.T, apart, axis=1)) / jnp.sqrt(32.0)
     return jax.nn.softmax(s, -1) @ v
+
+
+@formula(lambda: (vec(1), vec(2)), (0,))
+def cox_likelihood(risk, time):
+    at_risk = time[None] >= time[:, None]
+    return jnp.mean(risk - logsumexp(jnp.where(at_risk, risk[None], -jnp.inf), axis=1))
+
+
+@formula(lambda: (vec(1), vec(2)), (0, 1))
+def coupled_oscillators(phase, speed):
+    return jnp.sum((speed + jnp.mean(jnp.sin(phase[None] - phase[:, None]), 1)) ** 2)
+
+
+@formula(lambda: (pts(1, N, 2), jnp.abs(pts(2, N, 2)) * 0.02), (0, 1))
+def overlaps_of_boxes(centre, half):
+    low, high = centre - half, centre + half
+    sides = jnp.clip(jnp.minimum(high[:, None], high[None]) - jnp.maximum(low[:, None], low[None]), 0)
+    inside, area = jnp.prod(sides, -1), jnp.prod(high - low, -1)
+    return jnp.sum(jnp.triu(inside / (area[:, None] + area[None] - inside), 1))
+
+
+@formula(lambda: (jnp.sort(vec(1)) * 100, jnp.ones(()), jnp.ones(())), (1, 2))
+def hawkes_likelihood(t, jump, decay):
+    since = t[:, None] - t[None]
+    kernel = jnp.where(since > 0, jump * decay * jnp.exp(-decay * jnp.maximum(since, 0)), 0.0)
+    return jnp.sum(jnp.log(0.1 + kernel.sum(1))) - jump * jnp.sum(1 - jnp.exp(-decay * (t[-1] - t)))
+
+
+@formula(lambda: (pts(1, N, 2), vec(2)), (0,))
+def variogram(x, z):
+    apart = jnp.linalg.norm(x[:, None] - x[None] + 1e-6, axis=-1)
+    differ = 0.5 * (z[:, None] - z[None]) ** 2
+    rings = [(apart >= a) & (apart < a + 0.3) for a in (0.0, 0.3, 0.6, 0.9)]
+    return jnp.stack([jnp.sum(jnp.where(ring, differ, 0)) / (1 + jnp.sum(ring)) for ring in rings]).sum()
+
+
+@formula(lambda: (pts(1, N, 4), pts(2, N, 4)), (0, 1))
+def distance_correlation(x, y):
+    def centred(x):
+        a = jnp.sqrt(((x[:, None] - x[None]) ** 2).sum(-1) + 1e-9)
+        return a - a.mean(0, keepdims=True) - a.mean(1, keepdims=True) + a.mean()
+
+    a, b = centred(x), centred(y)
+    return (a * b).mean() / jnp.sqrt((a * a).mean() * (b * b).mean())
+
+
+@formula(lambda: (pts(1, N, 8),), (0,))
+def hardest_triplets(z):
+    labels = jnp.arange(len(z)) % 10
+    d = jnp.sqrt(jnp.maximum(((z[:, None] - z[None]) ** 2).sum(-1), 1e-12))
+    same = labels[:, None] == labels[None]
+    nearest_other = jnp.min(jnp.where(same, jnp.inf, d), 1)
+    return jax.nn.relu(jnp.max(jnp.where(same, d, -jnp.inf), 1) - nearest_other + 0.2).mean()
+
+
+@formula(lambda: (pts(1, N, 2), pts(2, N, 2)), (0,))
+def boids(x, v):
+    apart = x[None] - x[:, None]
+    squares = (apart**2).sum(-1)
+    near = (squares < 0.25) & (squares > 0)
+    count = near.sum(1)[:, None] + 1e-3
+    together = (near[..., None] * apart).sum(1) / count
+    alike = (near[..., None] * (v[None] - v[:, None])).sum(1) / count
+    away = -(jnp.where((squares < 0.04) & (squares > 0), 1 / (squares + 1e-3), 0)[..., None] * apart).sum(1)
+    return jnp.sum((v + 0.1 * together + 0.1 * alike + 0.01 * away) ** 2)
+
+
+@formula(lambda: (jnp.abs(pts(1)) * 10, vec(2)), (0,))
+def screened_charges_in_a_periodic_box(x, q):
+    apart = x[:, None] - x[None]
+    apart = apart - 10.0 * jnp.round(apart / 10.0)
+    r = jnp.sqrt((apart**2).sum(-1) + jnp.eye(len(x)))
+    energy = jax.scipy.special.erfc(0.8 * r) / r * q[:, None] * q[None]
+    return 0.5 * jnp.sum(jnp.where(r < 4.0, energy, 0) * (1 - jnp.eye(len(x))))
+
+
+@formula(lambda: (pts(1), pts(2)), (0, 1))
+def dependence_of_kernels(x, y):
+    k, likewise = jnp.exp(-cost(x, x)), jnp.exp(-cost(y, y))
+    centred = k - k.mean(0) - k.mean(1)[:, None] + k.mean()
+    return jnp.sum(centred * likewise) / len(x) ** 2
 
 
 def findings(quick: bool = False) -> list[Finding]:

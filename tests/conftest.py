@@ -49,7 +49,7 @@ SEED = int(os.environ.setdefault("AEROGEL_SEED", str(random.SystemRandom().randr
 # suite has taken so long: a slow machine judges as many of them as it has time for, and says how many it left.
 WHILE_THERE_IS_TIME = "while_there_is_time"
 STARTED = float(os.environ.setdefault("AEROGEL_STARTED", str(time.time())))
-MOST_SECONDS = 6 * 60
+MOST_SECONDS = 4 * 60
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

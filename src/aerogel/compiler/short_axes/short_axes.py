@@ -218,7 +218,7 @@ def _one_entry(level: Level, place: int) -> Edit | None:
     (operand,), (axis,) = eqn.invars, _cut_axes(eqn)
     found = Components(level, operand, axis)
     computes = any(one.primitive.name in ELEMENTWISE for one in found.inside.values())  # else it is such a cut already
-    if not computes or not found.amplify(AMPLIFIED) or found.stores(IN_CACHE):
+    if not computes or not found.amplify(AMPLIFIED) or found.shared:  # of pieces XLA itself takes the one
         return None
     builder = Builder(eqn)
     entry = found.entry(builder, eqn.params["start_indices"][axis])
