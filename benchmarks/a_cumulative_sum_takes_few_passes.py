@@ -105,6 +105,13 @@ CASES = (
         grad_bounds=Bounds(over_hand=1.10, speedup=3.0),
     ),
     Case(
+        "end of a maximum",
+        lambda x: lax.cummax(x, 1)[:, -1],
+        {"max, and nan": lambda x: jnp.where(jnp.isnan(x).any(1), jnp.nan, x.max(1))},
+        lambda: (normal(5, 500, 1000),),
+        bounds=Bounds(over_hand=1.10, speedup=5.0, memory_over_hand=None),
+    ),
+    Case(
         "sum along the rows of a small matrix",
         lambda x: jnp.cumsum(x, 1),
         {"scan over columns": lambda x: scanned(lax.add, 0)(x.T).T},

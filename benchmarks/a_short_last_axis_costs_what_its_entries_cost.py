@@ -94,6 +94,23 @@ def shared(name, natural, hand, *shapes):
     return Case(name, natural, {"entry by entry": hand}, args, bounds=Bounds(1.10, speedup=1.3, memory_over_hand=None))
 
 
+def overlaps(centre, half):
+    """How much the boxes of a plane overlap, of all pairs."""
+    low, high = centre - half, centre + half
+    return jnp.prod(jnp.clip(jnp.minimum(high[:, None], high[None]) - jnp.maximum(low[:, None], low[None]), 0), -1)
+
+
+def overlaps_by_hand(centre, half):
+    pairs = zip(columns(centre - half), columns(centre + half), strict=True)
+    sides = [jnp.minimum(b[:, None], b[None]) - jnp.maximum(a[:, None], a[None]) for a, b in pairs]
+    return fold(jnp.multiply, [jnp.maximum(side, 0) for side in sides])
+
+
+def crosses(p):
+    """Cross products of all pairs, summed up: one loop over all three entries, which is how XLA has it."""
+    return jnp.cross(p[:, None] - p[None], 2 * p[:, None] - p[None]).sum(1)
+
+
 CASES = (
     shared("entropies of 3", entropy, entropy_by_hand, (100_002, 3)),
     shared("entropies of 6", entropy, entropy_by_hand, (100_002, 6)),
@@ -116,6 +133,14 @@ CASES = (
     ),
     case("maxima of 3", lambda x: jnp.max(x, -1), lambda x: fold(jnp.maximum, columns(x)), (COUNT, 3)),
     case("distances of all pairs", distances, distances_by_hand, (1000, 3), speedup=4.0),
+    case("overlaps of all boxes", overlaps, overlaps_by_hand, (1000, 2), (1000, 2), speedup=None),
+    Case(
+        "cross products of all pairs",
+        crosses,
+        {"as it stands": crosses},
+        lambda: (normal(0, 700, 3),),
+        bounds=Bounds(over_hand=None),
+    ),
     beside_a_product("kernel by norms, 1,500 x 1,200 points in 8 dimensions", (1500, 8), (1200, 8)),
     beside_a_product("kernel by norms, 4,000 x 4,000 points in 3 dimensions", (4000, 3), (4000, 3)),
 )

@@ -36,6 +36,20 @@ def windows_by_hand(x):
     return lax.reduce_window(x, 0.0, lax.add, (20,), (1,), "VALID") / 20
 
 
+def interpolated(x, y):
+    return jnp.interp(x, jnp.linspace(-2, 2, y.size), y)
+
+
+def interpolated_by_hand(x, y):
+    at = jnp.clip((x + 2) * ((y.size - 1) / 4), 0, y.size - 1)
+    k = jnp.minimum(at.astype(jnp.int32), y.size - 2)
+    return y[k] + (at - k) * (y[k + 1] - y[k])
+
+
+def summed_in_a_loop(x):
+    return lax.fori_loop(0, x.size, lambda i, s: s + jnp.tanh(x[i]) * jnp.exp(-x[i]), 0.0)
+
+
 def form(a, x):
     return jnp.einsum("ni,ij,nj->n", x, a, x)
 
@@ -72,6 +86,31 @@ CASES = (
         {"compared": lambda x, bins: sum((x >= b).astype(jnp.int32) for b in bins)},
         lambda: (normal(0, 100_003), jnp.linspace(-2, 2, 21)),
         bounds=GAIN_ALONE,
+    ),
+    Case(
+        "interpolation on an even grid",
+        interpolated,
+        {"index arithmetic": interpolated_by_hand},
+        lambda: (normal(0, 200_000), normal(1, 1001)),
+        grad=(0,),
+        bounds=GAIN,
+        grad_bounds=GAIN,
+    ),
+    Case(
+        "a sum of functions, number by number",
+        summed_in_a_loop,
+        {"sum": lambda x: jnp.sum(jnp.tanh(x) * jnp.exp(-x))},
+        lambda: (normal(0, 10_000),),
+        grad=(0,),
+        bounds=GAIN,
+        grad_bounds=GAIN,
+    ),
+    Case(
+        "the last three of sorted rows",
+        lambda x: jnp.sort(x, 1)[:, -3:],
+        {"top_k": lambda x: lax.top_k(x, 3)[0][:, ::-1]},
+        lambda: (normal(0, 500, 1000),),
+        bounds=GAIN,
     ),
     Case(
         "40 steps of a heat equation, written out",
