@@ -42,6 +42,8 @@ Key = tuple[object, ...]
 class PaddedTerms:
     """The pass. Bound: each sum is looked at once."""
 
+    # Behind the passes that cut values into blocks and entries: they know what a block of one padded array is.
+    after_differentiation: ClassVar = True
     keeps_devices: ClassVar = True
 
     name: str = NAME
@@ -76,7 +78,7 @@ def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
         return jaxpr
     new = apply_edits(jaxpr, edits)[0]
     places = {k for k, eqn in enumerate(new.eqns) if not kept.isdisjoint(eqn.outvars)}
-    return stored(new, places) if places and not context.before_differentiation else new
+    return stored(new, places) if places else new
 
 
 def _branching(level: Level, place: int, groups: dict[object, list[Atom]]) -> set[Var]:
