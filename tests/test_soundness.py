@@ -100,6 +100,7 @@ ELSEWHERE = {
     "mirrored-products",
     "needless-sorts",
     "one-of-sorted",
+    "padded-terms",
     "prefix-loops",
     "seams",
     "searched-evenly",

@@ -85,6 +85,12 @@ WRITES: dict[str, Callable[[Any, Any], Any]] = {
     "beyond the end": lambda i, x: x.at[i + 3].set(1.0),
     "several places": lambda i, x: x.at[jnp.array([3, 3, 5]) + i].set(jnp.sin(x[0])),
     "two places": swapped,
+    "multiply": lambda i, x: x.at[i].multiply(-0.5 * i),
+    "multiply, clipped": lambda i, x: x.at[i + 3].multiply(2.0, mode="clip"),
+    "largest": lambda i, x: x.at[i].max(0.1 * i),
+    "smallest": lambda i, x: x.at[i].min(0.1 * i, mode="promise_in_bounds"),
+    "subtract": lambda i, x: x.at[i].subtract(0.0 * i),
+    "apply": lambda i, x: x.at[i].apply(jnp.sin),
 }
 LOOPS: dict[str, Callable[..., Any]] = {"while": until_full, "cond": if_even}
 
@@ -136,6 +142,24 @@ def test_an_index_that_has_no_such_place_is_not_used() -> None:
     assert whole(alone(f), START, x) == 0
     assert reads(alone(f), START, x) > 0
     assert bits(jax.tree.leaves(jax.jit(alone(f))(START, x))) == bits(jax.tree.leaves(jax.jit(f)(START, x)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.uint16])
+@pytest.mark.parametrize("write", ["multiply", "max", "min", "subtract"])
+def test_types_of_other_scatters(dtype: Any, write: str) -> None:
+    """What changes nothing is 1, the largest or the smallest value of a type."""
+    f = until_full(lambda i, x: getattr(x.at[i], write)(jnp.asarray(3, dtype)))
+    x = (10 * abs(X)).astype(dtype).at[:, 3].set(jnp.nan if dtype == jnp.bfloat16 else 0)
+    assert whole(alone(f), START, x) == 0
+    assert bits(jax.tree.leaves(jax.jit(alone(f))(START, x))) == bits(jax.tree.leaves(jax.jit(f)(START, x)))
+
+
+def test_an_infinite_complex_number_is_not_multiplied_by_one() -> None:
+    """It would become no number: the buffer is selected as a whole."""
+    f = until_full(lambda i, x: x.at[i].multiply(2j))
+    x = X.astype(jnp.complex64).at[:, 4].set(jnp.inf)
+    assert whole(alone(f), START, x) > 0
+    np.testing.assert_array_equal(*(np.asarray(jax.jit(g)(START, x)[1]) for g in (alone(f), f)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, bool, jnp.complex64])
@@ -202,6 +226,7 @@ LEFT: dict[str, Callable[[Any, Any], Any]] = {
     "much is written": until_full(lambda i, x: lax.dynamic_update_slice(x, x[: N // 2], (i,))),
     "another buffer": lambda i, x: jnp.where((i > 3)[:, None], x.at[:, 0].set(1.0), 2.0 * x),
     "a mask of entries": lambda i, x: jnp.where(x > 0, x.at[:, 0].set(1.0), x),
+    "a function is applied, clipped": until_full(lambda i, x: x.at[i].apply(jnp.cos, mode="clip")),
     "a mask along the place": lambda i, x: jnp.where(x[0] > 0, x.at[:, 0].set(1.0), x),
 }
 

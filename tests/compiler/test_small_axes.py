@@ -557,3 +557,28 @@ def test_halves_are_left_where_that_takes_longer(name: str) -> None:
     np.testing.assert_allclose(got, want, rtol=3e-2, atol=3e-2 * float(np.max(np.abs(want))))
     if "product of" not in name:
         assert acts(f, *(x.astype("float32") for x in args))
+
+
+STACKED: dict[str, Callable[..., Any]] = {
+    "lengths": lambda x, y, z: jnp.linalg.norm(jnp.stack([x, y, z], -1), axis=-1),
+    "the largest": lambda x, y, z: jnp.stack([x, jnp.sin(y), z], -1).max(-1),
+    "even and odd columns": lambda x, y, z: jnp.stack([x[:, ::2], x[:, 1::2]], -1).sum(-1),
+    "squares": lambda x, y, z: jnp.sum(jnp.stack([x, y, z, x], 2) ** 2 - 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_entries_of_a_stack_are_its_pieces(name: str) -> None:
+    """Nothing is stacked any more; nan and infinities too, and gradients of what came first."""
+    args = [normal(140, 40, dtype=dtype) + k for k, dtype in enumerate(["float32"] * 3)]
+    f = STACKED[name]
+    assert report_of(f, *args).fired
+    assert " stack[" not in str(jax.make_jaxpr(ag.optimize(f, rules=[], passes=(SmallAxes(),)))(*args))
+    args[0] = args[0].at[:3].set(jnp.nan).at[3:7].set(jnp.inf)
+    np.testing.assert_array_equal(*(np.isnan(jax.jit(g)(*args)) for g in (ag.optimize(f), f)))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_stack_along_another_axis_is_cut(axis: int) -> None:
+    """Its pieces hold all entries of the short one."""
+    report_of(lambda x, y: jnp.sum(jnp.stack([x, y], axis), -1), normal(5000, 3), normal(5000, 3))

@@ -93,6 +93,45 @@ def test_a_slice_alone_is_a_change() -> None:
     assert {decision.rule for decision in report.fired} == {"views"}
 
 
+def test_floats_are_converted_before_they_are_repeated() -> None:
+    """Each once; not where nothing is repeated, and not what is no float."""
+    row, column = jnp.arange(4.0), jnp.arange(6.0)[:, None]
+
+    def sizes(f: Callable[[Any], Any], x: Any) -> list[int]:
+        program, _ = normalize(jax.make_jaxpr(f)(x))
+        got, want = (evaluate(p, [x])[0] for p in (program, jax.make_jaxpr(f)(x)))
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(want, np.float64))
+        return [eqn.invars[0].aval.size for eqn in program.jaxpr.eqns if eqn.primitive.name == "convert_element_type"]
+
+    for x in (row, column, row.astype(jnp.bfloat16)):
+        for dtype in (jnp.bfloat16, jnp.float16):
+            if x.dtype != dtype:
+                assert sizes(lambda x, d=dtype: jnp.broadcast_to(x, (6, 4)).astype(d), x) == [x.size]
+    assert sizes(lambda x: jnp.broadcast_to(x, (1, 4)).astype(jnp.bfloat16), row) == [4]
+    assert sizes(lambda x: jnp.broadcast_to(x, (6, 4)).astype(jnp.int32), row) == [24]
+    assert sizes(lambda x: jnp.broadcast_to(x > 1, (6, 4)).astype(jnp.float32), row) == [24]
+
+
+def test_a_mean_of_bfloat16_products_has_the_gradient_of_a_product_of_matrices() -> None:
+    """What a mean hands down is float32, and repeated before it is converted: no number of all products is made."""
+    x, w = (
+        jnp.asarray(np.random.default_rng(k).normal(size=s), jnp.bfloat16) for k, s in ((0, (70, 40)), (1, (40, 60)))
+    )
+    natural = lambda x, w: jnp.sum(jnp.mean(x[:, :, None] * w, 1).astype(jnp.float32) ** 2)  # noqa: E731
+    f = jax.grad(natural, (0, 1))
+    largest = lambda f: max(v.aval.size for eqn in jax.make_jaxpr(f)(x, w).jaxpr.eqns for v in eqn.outvars)  # noqa: E731
+    assert largest(f) == 70 * 40 * 60
+    forward = x.size * 60  # XLA itself never makes these
+    made = [v.aval for eqn in jax.make_jaxpr(ag.optimize(f))(x, w).jaxpr.eqns for v in eqn.outvars]
+    assert sum(aval.size == forward for aval in made) <= 2
+    wide = jax.grad(lambda x, w: jnp.sum(jnp.mean(x[:, :, None] * w, 1) ** 2), (0, 1))
+    want = wide(*(a.astype(jnp.float32) for a in (x, w)))
+    for ours, plain, exact in zip(jax.jit(ag.optimize(f))(x, w), jax.jit(f)(x, w), want, strict=True):
+        errors = [np.linalg.norm(np.asarray(a, np.float64) - exact) for a in (ours, plain)]
+        assert errors[0] < 1.5 * errors[1]
+
+
 def test_constants_that_are_no_arrays_are_not_looked_at() -> None:
     """A ref, which gives its entries one by one and forever, and the shape of an array, which has none."""
     ref = jax.new_ref(jnp.arange(3))

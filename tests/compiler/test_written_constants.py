@@ -44,6 +44,10 @@ SQUARE = np.eye(10) > 0
         np.eye(9)[[1, 2, 3, 4, 1, 2, 8, 8, 0, 0]],
         np.eye(9)[::-1],
         np.where(SQUARE, np.nan, 0.0),
+        np.arange(8),
+        np.arange(5, 305, 3, dtype=np.int16)[:, None],
+        np.arange(255, 55, -1, dtype=np.int32)[None],
+        np.array([250, 251, 252, 253, 254, 255, 256, 257]).astype(np.int64)[:, None, None],
     ],
 )
 def test_a_pattern_makes_the_array_bit_by_bit(array: np.ndarray) -> None:
@@ -68,10 +72,16 @@ def test_a_pattern_makes_the_array_bit_by_bit(array: np.ndarray) -> None:
         np.zeros((0, 80)),
         np.broadcast_to(np.eye(9), (2, 9, 9)),
         np.eye(10).astype(np.complex64),
+        np.arange(7),
+        np.arange(10.0),
+        np.arange(300, dtype=np.int64).astype(np.uint8),
+        np.arange(20, 0, -1, dtype=np.uint8),
+        np.arange(90) // 2,
+        np.repeat(5, 20),
     ],
 )
 def test_other_arrays_have_none(array: np.ndarray) -> None:
-    """Shifted diagonals, numbers, nan, what is nearly a pattern, few entries, batches."""
+    """Shifted diagonals, numbers, nan, what is nearly a pattern, few entries, batches, counters that wrap around."""
     assert pattern_of(array) is None
 
 
@@ -107,6 +117,20 @@ def test_a_constant_is_seen_as_what_it_is(form: str) -> None:
         want = jax.jit(jax.value_and_grad(total(natural), (0, 1)))(*wide)
         got = jax.jit(ag.optimize(jax.value_and_grad(total(natural), (0, 1))))(*wide)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), want, got)
+
+
+CLASSES = np.arange(N)
+
+
+@pytest.mark.parametrize("classes", [CLASSES, jnp.asarray(CLASSES)])
+def test_classes_that_are_compared_are_one_hot_rows(classes: Any) -> None:
+    """`(labels[:, None] == np.arange(n)) @ table` picks rows, and its gradient adds them up."""
+    labels, table = jax.random.randint(jax.random.key(3), (2 * N,), -2, N + 2), square(0)
+    natural = lambda table: (labels[:, None] == classes).astype(table.dtype) @ table  # noqa: E731
+    for f in (natural, jax.grad(lambda table: jnp.sum(natural(table) ** 2))):
+        program = jax.make_jaxpr(ag.optimize(f))(table)
+        assert "dot_general" not in {eqn.primitive.name for eqn in program.jaxpr.eqns}
+        np.testing.assert_allclose(jax.jit(ag.optimize(f))(table), jax.jit(f)(table), rtol=1e-5, atol=1e-6)
 
 
 def held(f: Callable[..., Any], *args: Any) -> tuple[list[tuple[int, ...]], set[str]]:

@@ -422,6 +422,11 @@ def shared(w: Any, z: Any) -> Any:
     return (m + jnp.log(jnp.exp(z - m).sum(1, keepdims=True))).sum() + (y**2).sum()
 
 
+def volumes(m: Any) -> Any:
+    """Determinants, whose gradient pads two products into each place: padded terms."""
+    return jnp.sum(jnp.linalg.det(m) ** 2)
+
+
 def lennard_jones(r: Any) -> Any:
     """Negative powers of one array: shared reciprocals."""
     return jnp.sum(4 * (r**-12 - r**-6))
@@ -458,6 +463,7 @@ def corpus() -> dict[str, tuple[ClosedJaxpr, list[Any]]]:
     found["pairs"] = pairs, (normal(0, 1031, 3), normal(1, 4099, 3), normal(2, 4099))
     found["forces"] = forces, (normal(0, 40, 3),)
     found["distances"] = jax.value_and_grad(lennard_jones), (1 + jnp.abs(normal(0, 1037)),)
+    found["volumes"] = jax.grad(volumes), (normal(0, 20, 3, 3),)
     found["factor"] = of_a_factor, (normal(0, 36, 36), normal(1, 36))
     found["inverse"] = by_inverse, (normal(0, 8, 8) / 8 + jnp.eye(8), normal(1, 5, 8), normal(2, 5, 8))
     found["shared"] = jax.grad(shared, (0, 1)), (normal(0, 24, 24) / 5, normal(1, 48, 24))

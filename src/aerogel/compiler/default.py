@@ -47,6 +47,7 @@ from .passes.mirrored_products import MirroredProducts
 from .passes.needless_sorts import NeedlessSorts
 from .passes.orientation import Orientation
 from .passes.own_broadcasts import OwnBroadcasts
+from .passes.padded_terms import PaddedTerms
 from .passes.prefix_loops import PrefixLoops
 from .passes.reroll import Reroll
 from .passes.residual_choice import ResidualChoice
@@ -117,6 +118,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     LoopEnds(),
     SumsOfRows(),
     Seams(),
+    PaddedTerms(),
     SharedChains(),
     ShortRows(),
     FlatDraws(),

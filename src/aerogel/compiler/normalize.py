@@ -161,7 +161,7 @@ class Normalizer:
         eqns: list[JaxprEqn] = []
         views, ties = Views(self.known), Ties()
         for old in jaxpr.eqns:
-            for eqn in views.simplest(rename(old, env)):
+            for eqn in views.simplest(without_empty_sharding(rename(old, env))):
                 for one in chosen_quotient(ties.simplest(eqn), views.makers):
                     self._add(one, env, seen, eqns, views.makers)
         self.decisions += (
@@ -183,7 +183,7 @@ class Normalizer:
         if eqn.effects or eqn.primitive.name in KEPT_APART:
             eqns.append(eqn)
             return
-        eqn = reduced_here(doubled(with_static_starts(without_empty_sharding(rename(eqn, env)))))
+        eqn = reduced_here(doubled(with_static_starts(rename(eqn, env))))
         same = simplify_equation(eqn, makers)
         if same is not None:
             env[eqn.outvars[0]] = same

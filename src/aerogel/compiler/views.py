@@ -1,13 +1,14 @@
 """Equations that only show a part of a value, in their simplest form: a `slice`.
 
 A `split` is its slices; a `gather` at indices that are known and evenly spaced is a slice; a slice of a broadcast is a
-smaller broadcast, that of a reversed array a reversed slice. A reshape that turns an array is a `transpose`. The passes
-then have one form to know.
+smaller broadcast, that of a reversed array a reversed slice. A reshape that turns an array is a `transpose`. Floats are
+converted before they are repeated. The passes then have one form to know.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -47,7 +48,7 @@ class Views:
         name = eqn.primitive.name
         if name == "reshape":
             return _of_turned(eqn)
-        if name not in ("split", "gather", "scatter-add", "slice", "rev") or any(
+        if name not in ("split", "gather", "scatter-add", "slice", "rev", "convert_element_type") or any(
             _jax.explicit_mesh(v.aval) for v in eqn.outvars
         ):
             return [eqn]
@@ -64,6 +65,8 @@ class Views:
         maker = self.makers.get(x) if is_var(x) else None
         if maker is None:
             return [eqn]
+        if name == "convert_element_type":
+            return _of_repeated(eqn, maker) or [eqn]
         if name == "slice" and maker.primitive.name == "scatter":
             found = _of_written(eqn, maker, self.known) or [eqn]
         else:
@@ -74,6 +77,22 @@ class Views:
         """Whether a value is zeros: to add to a part of another one writes that part alone."""
         maker = self.makers.get(x) if is_var(x) else None
         return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_zero(maker.invars[0], set())
+
+
+def _of_repeated(eqn: JaxprEqn, maker: JaxprEqn) -> list[JaxprEqn] | None:
+    """Floats that `maker` repeats, converted before that: gradients of bfloat16 means hand down float32."""
+    if maker.primitive.name != "broadcast_in_dim" or len(maker.invars) != 1 or eqn.params.get("sharding") is not None:
+        return None
+    (x,), p, out = maker.invars, eqn.params, eqn.outvars[0]
+    floats = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (x, out))
+    if not floats or not is_var(x) or x.aval.size >= out.aval.size or maker.params["sharding"] is not None:
+        return None
+    shape, to = maker.params["shape"], maker.params["broadcast_dimensions"]
+
+    def repeated(x: Any) -> Any:
+        return lax.broadcast_in_dim(lax.convert_element_type(x, p["new_dtype"]), shape, to)
+
+    return _named(eqn, out, repeated, x)
 
 
 def with_counters_cut(jaxpr: Jaxpr, makers: Mapping[Var, JaxprEqn]) -> Jaxpr:

@@ -11,6 +11,7 @@ from jax import lax
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var, scan_counts
 
+from .applied import applies_function
 from .program import Builder, is_var, rename, substitute
 
 # Zero when their first input is.
@@ -74,7 +75,7 @@ def is_zero_made(eqn: JaxprEqn, known: set[Var]) -> bool:
     if name in SUMS:
         return all(is_zero(x, known) for x in eqn.invars)
     if name in PLACES:
-        return all(is_zero(eqn.invars[k], known) for k in PLACES[name])
+        return not applies_function(eqn) and all(is_zero(eqn.invars[k], known) for k in PLACES[name])
     if name == "select_n":
         return all(is_zero(x, known) for x in eqn.invars[1:])
     if name == "div":

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._jax import JaxprEqn, Primitive, primitives
+from ..applied import applies_function
 
 # Linear in the one input that holds numbers (the others, if any, are indices).
 _ALONE = (
@@ -67,7 +68,7 @@ def linear_together(eqn: JaxprEqn) -> tuple[int, ...]:
     `add` gives (0, 1), `mul` gives () (see `linear_in`), an operation on one input gives what `linear_in` gives.
     """
     if eqn.primitive in _together:
-        return _together[eqn.primitive]
+        return () if applies_function(eqn) else _together[eqn.primitive]
     if eqn.primitive.name in _ALL_TOGETHER:
         return tuple(range(len(eqn.invars)))
     if eqn.primitive.name == "select_n":

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..._jax import JaxprEqn
+from ..applied import applies_function
 from ..record import record
 from .answer import Axis, Mapped, No
 from .entry import Entry
@@ -55,7 +56,7 @@ def with_rows(entry: Entry) -> Entry:
 def _rows(eqn: JaxprEqn, dim: int) -> _Rows | None:
     """What an equation writes along `dim`; None unless that is whole rows at one place."""
     shape = shape_of(eqn.invars[0])
-    if not isinstance(eqn.invars[0].aval.dtype, np.dtype):
+    if not isinstance(eqn.invars[0].aval.dtype, np.dtype) or applies_function(eqn):
         return None
     others = (*shape[:dim], *shape[dim + 1 :])
     if eqn.primitive.name == "dynamic_update_slice":

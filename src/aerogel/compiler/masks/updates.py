@@ -5,18 +5,29 @@ what stands there: the buffer is then like one that was not written, and no copy
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aerogel import _jax
 from aerogel._jax import Atom, JaxprEqn
 
+from ..applied import applies_function
 from ..axes.rebind import bind
 from ..program import Builder
 
-WRITES = ("scatter", "scatter-add", "dynamic_update_slice")
+# What a scatter writes where nothing should change. Minus 0 is added: with 0, -0.0 would become 0.
+NEUTRAL: dict[str, Callable[[Any], Any]] = {
+    "scatter-add": lambda update: lax.neg(lax.full_like(update, 0)),
+    "scatter-sub": lambda update: lax.full_like(update, 0),
+    "scatter-mul": lambda update: lax.full_like(update, 1),
+    "scatter-min": lambda update: lax.full_like(update, _bounds(update.dtype)[1]),
+    "scatter-max": lambda update: lax.full_like(update, _bounds(update.dtype)[0]),
+}
+WRITES = ("scatter", "dynamic_update_slice", *NEUTRAL)
 
 
 def written(eqn: JaxprEqn) -> Atom:
@@ -56,16 +67,34 @@ def masked(builder: Builder, eqn: JaxprEqn, buffer: Atom, mask: Atom, lanes: Seq
     def write(buffer: Any, mask: Any, *rest: Any) -> Any:
         update, others = (rest[0], rest[1:]) if eqn.primitive.name == "dynamic_update_slice" else (rest[1], rest[:1])
         here = lax.broadcast_in_dim(mask, update.shape, [dims[d] for d in lanes])
-        if eqn.primitive.name == "scatter-add":
-            kept = lax.neg(lax.full_like(update, 0))  # added to any number, -0.0 too, it gives that number
-        else:
-            kept = _standing(eqn, buffer, update, others)
+        neutral = NEUTRAL.get(eqn.primitive.name)
+        kept = _standing(eqn, buffer, update, others) if neutral is None else neutral(update)
         update = lax.select(here, update, kept)
         order = (update, *others) if eqn.primitive.name == "dynamic_update_slice" else (*others, update)
         return bind(eqn, (buffer, *order), eqn.params)
 
     (out,) = builder.call(write, buffer, mask, *eqn.invars[1:])
     return out
+
+
+def can_be_masked(eqn: JaxprEqn, lanes: Sequence[int]) -> bool:
+    """Whether there is a write that changes nothing: of booleans no sum is, nor is what applies a function in place."""
+    if eqn.primitive.name in NEUTRAL:
+        dtype = eqn.outvars[0].aval.dtype
+        # Of complex numbers infinity times 1 is no number.
+        is_exact = not jnp.issubdtype(dtype, jnp.complexfloating) or eqn.primitive.name in (
+            "scatter-add",
+            "scatter-sub",
+        )
+        return _jax.is_number(dtype) and is_exact
+    return not applies_function(eqn) or _beyond(eqn, lanes) is not None
+
+
+def _bounds(dtype: Any) -> tuple[Any, Any]:
+    """The least and the largest value of a type."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+    return -np.inf, np.inf
 
 
 def _beyond(eqn: JaxprEqn, lanes: Sequence[int]) -> int | None:

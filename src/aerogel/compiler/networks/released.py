@@ -1,10 +1,10 @@
 """What can leave a sum of products, if the products are then cheaper: other terms of the sum, and what divides rows.
 
 `sum(A @ B + c)` is `sum(A @ B) + n * sum(c)`, and needs no product then; `(a / a.sum(1)[:, None]) @ v` is `(a @ v) /
-a.sum(1)[:, None]`, and where `a` is `q @ k.T`, none of the n x n numbers need be made. What divides the terms of a sum
-cannot leave it, but can be a factor: the mean of the gradients of examples, each divided by its norm, is one product of
-matrices. None of these forms is for the better by itself: it is tried, and kept where the products around it find a
-cheaper order.
+a.sum(1)[:, None]`, and where `a` is `q @ k.T`, none of the n x n numbers need be made. What divides the terms of a
+sum cannot leave it, but can be a factor: the mean of the gradients of examples, each divided by its norm, is one
+product of matrices. A mask on the terms goes behind the sum, or to both factors (`masked_sums.py`). None of these
+forms is for the better by itself: it is tried, and kept where the products around it find a cheaper order.
 """
 
 import math
@@ -25,6 +25,7 @@ from ..pipeline import Context
 from ..program import Builder, is_var
 from ..record import record
 from .contractions import sites_of
+from .masked_sums import with_mask_behind
 from .network_reader import VIEWS, is_plain
 
 # Terms are summed up one by one: in fewer bits, each sum would be rounded.
@@ -50,7 +51,8 @@ def released(level: Level, facts: Facts, facts_of: Callable[[Jaxpr], Facts], con
     sites, _ = sites_of(tried, facts_of(tried.jaxpr), context)
     roots = {v for site in sites for v in tried.eqns[site.root].outvars}
     gone = {v for site in sites for k in site.dying for v in tried.eqns[k].outvars}
-    return [one.edit for one in found if not (gone if one.is_factor else roots).isdisjoint(one.made)]
+    # A sum may be a part of a larger one: a gradient adds up once more, over a dimension of size 1.
+    return [one.edit for one in found if not (gone if one.is_factor else gone | roots).isdisjoint(one.made)]
 
 
 def _found(level: Level, facts: Facts, place: int) -> list[_Released]:
@@ -59,8 +61,22 @@ def _found(level: Level, facts: Facts, place: int) -> list[_Released]:
         return []
     if not is_plain(eqn) or str(eqn.outvars[0].aval.dtype) not in FLOATS or eqn.outvars[0].aval.weak_type:
         return []
-    made = _apart(level, facts, place) if eqn.primitive.name == "reduce_sum" else _undivided(level, facts, place)
+    if eqn.primitive.name == "reduce_sum":
+        made = _apart(level, facts, place) or _unmasked(level, facts, place)
+    else:
+        made = _undivided(level, facts, place)
     return _multiplied(level, facts, eqn) if made is None else [made]
+
+
+def _unmasked(level: Level, facts: Facts, place: int) -> _Released | None:
+    """A sum with its masks behind it, or in both of its factors."""
+    eqn, here = level.eqns[place], frozenset({place})
+    builder = Builder(eqn)
+    found = with_mask_behind(level, facts, eqn, builder)
+    if found is None:
+        return None
+    result, made = found
+    return _Released(Edit(place, here, builder.eqns, {eqn.outvars[0]: result}, here), frozenset(made))
 
 
 def _alone(level: Level, x: Atom) -> JaxprEqn | None:

@@ -1,7 +1,7 @@
-"""What arrays that a program holds look like: one number, a diagonal, a triangle, one-hot rows.
+"""What arrays that a program holds look like: one number, a counter, a diagonal, a triangle, one-hot rows.
 
-`np.eye(n)` or `np.tril(np.ones((t, t)))` outside of a function is an array like any other. Here its pattern is found,
-and a function that makes it of counters, as `jnp.eye` and `jnp.tril` inside of the function do.
+`np.eye(n)`, `np.arange(n)` or `np.tril(np.ones((t, t)))` outside of a function is an array like any other. Here its
+pattern is found, and a function that makes it of counters, as `jnp.eye` and `jnp.tril` inside of the function do.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from ..record import record
 
 # Below, nothing is won; above, a look at all entries takes longer than a trace should.
 FEWEST = 64
+FEWEST_COUNTED = 8  # ten classes are compared with many labels
 MOST = 1 << 24
 BFLOAT16 = np.dtype(jnp.bfloat16)  # whose kind says nothing
 
@@ -36,7 +37,13 @@ class Pattern:
 
 def pattern_of(array: np.ndarray) -> Pattern | None:
     """The pattern of an array; None if it has none, is small or very large."""
-    if not FEWEST <= array.size <= MOST or (array.dtype.kind not in "biuf" and array.dtype != BFLOAT16):
+    if not FEWEST_COUNTED <= array.size <= MOST or (array.dtype.kind not in "biuf" and array.dtype != BFLOAT16):
+        return None
+    if array.dtype.kind in "iu" and array.size == max(array.shape):
+        found = _counted(array)
+        if found is not None:
+            return found
+    if array.size < FEWEST:
         return None
     first = array.reshape(-1)[:1]
     if _is_filled(array, first):
@@ -62,6 +69,26 @@ def _are(array: np.ndarray, value: Any) -> bool:
 def _filled(shape: tuple[int, ...], value: np.generic) -> Pattern:
     one, dtype = value.item(), value.dtype
     return Pattern(lambda: lax.full(shape, one, dtype), is_filled=True)
+
+
+def _counted(array: np.ndarray) -> Pattern | None:
+    """Integers in steps of one size, along the one dimension that is longer than 1."""
+    dtype, shape = array.dtype, array.shape
+    if dtype.itemsize == 8 and dtype.kind == "u":
+        return None
+    line = array.reshape(-1).astype(np.int64)
+    first, step = int(line[0]), int(line[1] - line[0])
+    is_even = step and not bool((np.diff(line) != step).any())
+    # A step down is none of unsigned integers, and no product of a counter may leave the type.
+    if not is_even or not np.iinfo(dtype).min <= step * (line.size - 1) <= np.iinfo(dtype).max:
+        return None
+
+    def make() -> Any:
+        counter = lax.broadcasted_iota(dtype, shape, int(np.argmax(shape)))
+        counter = counter if step == 1 else lax.mul(counter, np.asarray(step, dtype))
+        return counter if first == 0 else lax.add(counter, np.asarray(first, dtype))
+
+    return Pattern(make)
 
 
 def _reshaped(pattern: Pattern, shape: tuple[int, ...]) -> Pattern:

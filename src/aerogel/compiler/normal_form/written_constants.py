@@ -15,7 +15,7 @@ from ..levels import rewrite_levels
 from ..normalize import drop_dead
 from ..program import Builder, Program, is_var, rename, substitute
 from ..record import record
-from .array_patterns import FEWEST, MOST, Pattern, pattern_of
+from .array_patterns import FEWEST_COUNTED, MOST, Pattern, pattern_of
 from .closed_over import without_closures
 from .computed import Computed
 
@@ -49,7 +49,7 @@ def with_constants_written(program: Program) -> tuple[Program, list[Held]]:
     made: list[JaxprEqn] = []
     env: dict[Var, Any] = {}
     for var, value in zip(jaxpr.constvars, program.consts, strict=True):
-        array = _readable(value) if FEWEST <= getattr(var.aval, "size", 0) <= MOST else None
+        array = _readable(value) if FEWEST_COUNTED <= getattr(var.aval, "size", 0) <= MOST else None
         reader = None if array is None else next((eqn for eqn in jaxpr.eqns if var in eqn.invars), None)
         pattern = None if array is None or reader is None else pattern_of(array)
         made_of = None if pattern is None or reader is None else _made(pattern, var, reader)

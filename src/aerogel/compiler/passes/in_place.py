@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from jax import lax
 
-from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from ..cost import Machine
@@ -15,7 +14,7 @@ from ..exactness import Exactness
 from ..level import Edit, Level, apply_edits
 from ..levels import rewrite_levels
 from ..masks.lanes import written_out
-from ..masks.updates import WRITES, covered, masked, written
+from ..masks.updates import WRITES, can_be_masked, covered, masked, written
 from ..pipeline import Context
 from ..program import Builder, Program, is_var, where, with_equations
 from ..record import record
@@ -157,7 +156,7 @@ class _Buffers(Level):
     def _pays(self, i: int, lanes: Sequence[int]) -> bool:
         write = self.eqns[i]
         size, part = write.invars[0].aval.size, written(write).aval.size
-        if write.primitive.name == "scatter-add" and not _jax.is_number(write.outvars[0].aval.dtype):
+        if not can_be_masked(write, lanes):
             return False
         return set(lanes) <= covered(write).keys() and size >= max(self.smallest, LEAST_RATIO * part)
 

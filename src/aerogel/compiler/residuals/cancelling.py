@@ -17,6 +17,7 @@ from jax import lax
 
 from aerogel._jax import Atom, JaxprEqn, Literal, Var
 
+from ..applied import applies_function
 from ..fusion.canonical import one_entry
 from ..known.picks import counted_pick
 from ..level import Level
@@ -128,7 +129,7 @@ class Cancelling:
         """What was added to zeros, one entry to each row: the sums of the rows."""
         (((x, dims), power),) = product
         eqn = self.level.maker(x) if is_var(x) else None
-        if power != 1 or eqn is None or eqn.primitive.name not in ("scatter", "scatter-add"):
+        if power != 1 or eqn is None or eqn.primitive.name not in ("scatter", "scatter-add") or applies_function(eqn):
             return None
         if eqn.params["mode"] not in (lax.GatherScatterMode.PROMISE_IN_BOUNDS, lax.GatherScatterMode.CLIP):
             return None  # what is out of bounds is dropped

@@ -29,6 +29,8 @@ FUSED = ELEMENTWISE | {"broadcast_in_dim", "transpose", "squeeze", "reshape"}
 PRODUCTS = frozenset("mul integer_pow square".split())
 ADDITIONS = frozenset("add sub add_any".split())
 HIGHEST_POWER = 32
+PIECES = frozenset("concatenate pad stack".split())
+COUNTED = {"concatenate": "dimension", "iota": "dimension", "stack": "axis"}  # whose parameter names their axis
 MOST_EQUATIONS = 32  # seen through for one reduction: each is written once for every entry
 
 
@@ -119,8 +121,8 @@ class Components:
             return None
         if self._is_window(x, axis):
             return eqn
-        if name in ("concatenate", "iota"):
-            return eqn if eqn.params["dimension"] == axis else None
+        if name in COUNTED:
+            return eqn if eqn.params[COUNTED[name]] == axis else None
         if name == "pad":
             return eqn if _lengthens(eqn, axis) else None
         if name == "dot_general":
@@ -181,9 +183,9 @@ class Components:
         elif name == "squeeze":
             rest = [d for d in range(len(shape_of(operand))) if d not in eqn.params["dimensions"]]
             yield operand, rest[axis]
-        elif name in ("concatenate", "pad"):
+        elif name in PIECES:
             for piece in eqn.invars[:1] if name == "pad" else eqn.invars:
-                yield piece, None if shape_of(piece)[axis] == 1 else axis
+                yield piece, None if name == "stack" or shape_of(piece)[axis] == 1 else axis
         elif name == "dot_general":
             of_first = len(shape_of(operand))
             yield operand, axis if axis < of_first else None
@@ -240,9 +242,8 @@ class Components:
 
     def _computed(self, builder: Builder, eqn: JaxprEqn, axis: int, index: int) -> Atom:
         name = eqn.primitive.name
-        if name in ("concatenate", "pad"):
-            put_together = self._piece if name == "concatenate" else self._piece_or_number
-            return put_together(builder, eqn, axis, index)
+        if name in PIECES:
+            return self._piece(builder, eqn, axis, index)
         if name == "iota":
             return self._repeated(builder, eqn, axis, _jax.literal(index, _number_type(eqn)))
         if self.windows is not None and self._is_window(eqn.outvars[0], axis):
@@ -307,6 +308,11 @@ class Components:
         return out
 
     def _piece(self, builder: Builder, eqn: JaxprEqn, axis: int, index: int) -> Atom:
+        """An entry of what is put together: of the piece that holds it."""
+        if eqn.primitive.name == "pad":
+            return self._piece_or_number(builder, eqn, axis, index)
+        if eqn.primitive.name == "stack":
+            return self._taken(builder, eqn.invars[index], None, None, index)
         for piece, at in self._operands(eqn, axis):
             size = shape_of(piece)[axis]
             if index < size:
