@@ -1003,3 +1003,16 @@ def test_a_vector_stands_where_its_matrix_is_read_as_it_lies(text: str, at: int)
     (eqn,) = jax.make_jaxpr(f)(x, y).jaxpr.eqns
     assert eqn.invars[at].aval.size == max(x.size, y.size)
     np.testing.assert_allclose(f(x, y), jnp.einsum(text, x, y), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("repeated", "fires"), [(32, False), (512, True)])
+def test_products_that_are_added_up_hold_little_more(repeated: int, fires: bool) -> None:
+    """Each is as large as the result: so a step of a diffusion model held 0.62 MB in place of 0.53, for no time."""
+
+    def f(x: Any, e: Any, c: Any, w: Any) -> Any:
+        return jnp.concatenate([x, jnp.broadcast_to(e, (256, repeated)), c], -1) @ w
+
+    args = [jax.random.normal(jax.random.key(k), s) for k, s in enumerate([(256, 32), (repeated,), (256, 8)])]
+    args.append(jax.random.normal(jax.random.key(3), (40 + repeated, 128)))
+    assert bool([d for d in ag.explain(f)(*args).fired if d.rule == "contraction"]) == fires
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(*args), jax.jit(f)(*args), rtol=1e-4, atol=1e-4)
