@@ -111,6 +111,7 @@ ELSEWHERE = {
     "short-rows",
     "softmax-gradient",
     "stored-sums",
+    "terms-as-stored",
     "turned-constants",
     "turned-sums",
     "whole-power",

@@ -271,6 +271,21 @@ def test_what_shifts_read_is_computed_once(flux: Callable[[Any], Any], fires: bo
     np.testing.assert_allclose(jax.jit(ag.optimize(f))(u), jax.jit(f)(u), rtol=1e-6, atol=1e-6)
 
 
+def test_entries_that_are_read_one_by_one_are_no_shifts() -> None:
+    """Every sixth number of a row, six times, is each number once: nothing is computed twice (346 kB were held)."""
+
+    def f(x: Any) -> Any:
+        def step(x: Any, _: Any) -> tuple[Any, Any]:
+            apart = (jnp.exp(x)[:, None] - x[None] ** 3 * 0.1).reshape(60, 360)
+            return x + 1e-3 * jnp.sum(sum(apart[:, k::6] ** 2 for k in range(6)), 1)[:, None], None
+
+        return lax.scan(step, x, None, length=5)[0]
+
+    x = jax.random.normal(jax.random.key(0), (60, 6)) / 4
+    assert not fired_alone(f, x)
+    np.testing.assert_allclose(jax.jit(ag.optimize(f))(x), jax.jit(f)(x), rtol=1e-5, atol=1e-5)
+
+
 def test_cotangents_that_shifts_read_are_computed_once() -> None:
     """The gradient of a stencil reads its cotangents at all places of the stencil."""
     u = jax.random.normal(jax.random.key(0), (128, 128)) / 4

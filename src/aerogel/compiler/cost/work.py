@@ -6,7 +6,6 @@ counts 4 times; moving data counts nothing. Nested programs are not looked into 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 from aerogel._jax import JaxprEqn
@@ -70,18 +69,31 @@ def copied_operands(eqn: JaxprEqn) -> list[Any]:
     if is_outer_product(eqn):
         return []
     contract, batch = eqn.params["dimension_numbers"]
-    sides = zip((x.aval for x in eqn.invars), batch, contract, strict=True)
-    return [aval for aval, b, c in sides if is_copied(aval.shape, [(d in b, d in c) for d in range(len(aval.shape))])]
+    sides = zip((x.aval for x in eqn.invars), batch, contract, (True, False), strict=True)
+    return [aval for aval, b, c, is_left in sides if _copies(aval.shape, b, c, is_left)]
 
 
-def is_copied(sizes: Sequence[int], roles: Iterable[tuple[bool, bool]]) -> bool:
+def _copies(shape: Sequence[int], batch: Sequence[int], contracted: Sequence[int], is_left: bool) -> bool:
+    summed = [d for d in contracted if shape[d] > 1]
+    roles = [(d in batch, d in contracted) for d in range(len(shape))]
+    return is_copied(shape, roles, is_left) or (len(summed) < len(shape) - len(batch) and summed != sorted(summed))
+
+
+def is_copied(sizes: Sequence[int], roles: Iterable[tuple[bool, bool]], is_left: bool) -> bool:
     """Whether XLA copies an operand of a product, whose dimensions are batched or contracted as `roles` says.
 
-    It reads batched dimensions first, then those that are contracted and then those that are not, or the other way.
+    It reads batched dimensions first. A matrix behind them it reads either way; where several dimensions are
+    contracted, or several are not, the left operand has those last that are contracted, the right one has them first.
+    (120 products, drawn, jaxlib 0.10.2: right but for vectors, and for batches in another order.)
     """
-    runs = [role for role, _ in groupby(role for size, role in zip(sizes, roles, strict=True) if size > 1)]
-    batched = [batch for batch, _ in runs]
-    return any(batched[1:]) or len(runs) > 2 + any(batched)
+    lies = [role for size, role in zip(sizes, roles, strict=True) if size > 1]
+    batched = sum(batch for batch, _ in lies)
+    if not all(batch for batch, _ in lies[:batched]):
+        return True
+    terms = [contracted for _, contracted in lies[batched:]]
+    if sum(terms) <= 1 and len(terms) - sum(terms) <= 1:
+        return False
+    return terms != sorted(terms, reverse=not is_left)
 
 
 def matrices(eqn: JaxprEqn) -> tuple[int, int, int]:

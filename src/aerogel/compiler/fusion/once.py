@@ -225,8 +225,15 @@ class _Step:
         """Of a step, lost by computing a value for each shift that reads it; one operation costs what reading does."""
         if slices < FEWEST_SLICES:
             return 0.0
-        shifts = slices // 2 - all(eqn.primitive.name in ("slice", "pad") for eqn in self._fused_readers(v))
+        shifts = min(slices // 2, self._times_read(v))
+        shifts -= all(eqn.primitive.name in ("slice", "pad") for eqn in self._fused_readers(v))
         return shifts * (self._operations(v) - 1) * v.aval.size * SHIFTED_SECONDS
+
+    def _times_read(self, v: Var) -> int:
+        """How often the parts that are read make up the whole; every sixth entry of six of them does once."""
+        cuts = [eqn for eqn in self._fused_readers(v) if eqn.primitive.name in ("slice", "pad")]
+        sizes = (min(v.aval.size, eqn.outvars[0].aval.size) for eqn in cuts)
+        return round(sum(sizes) / max(1, v.aval.size))
 
     def _operations(self, v: Var) -> int:
         """How many operations XLA does for an element, from what exists on. Constant factors are one."""

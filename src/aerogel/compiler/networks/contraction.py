@@ -12,7 +12,8 @@ from aerogel._jax import Atom, Var
 
 from ..cost import Machine
 from ..program import Builder, is_var
-from .contraction_plan import Node, Task, bits, plan, product_labels
+from .contraction_plan import Node, Task, plan
+from .label_orders import bits, is_swapped, product_labels
 from .network import Factor, Label, Labels, Network
 
 
@@ -227,6 +228,8 @@ def product(x: Any, y: Any, of_x: Labels, of_y: Labels, kept: Labels, precision:
     contracted = [one for one in shared if one not in kept]
     out = product_labels(of_x, of_y, bits(kept))
     if contracted and len(out) > len(batch):
+        if is_swapped(of_x, of_y, bits(contracted), dict(zip((*of_x, *of_y), (*x.shape, *y.shape), strict=True))):
+            (x, of_x), (y, of_y) = (y, of_y), (x, of_x)
         dims = [[[own.index(one) for one in some] for own in (of_x, of_y)] for some in (contracted, batch)]
         return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=dtype)  # type: ignore[arg-type]
     # Nothing but a batch is kept, or nothing is summed: XLA fuses that with what reads it.

@@ -5,9 +5,7 @@ a program many times is planned once.
 """
 
 import math
-from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from ..cost import Machine
 from ..cost.seconds import dot_seconds, merged_seconds, transfer_seconds, transposed_seconds
 from ..cost.work import is_copied
 from ..record import record
+from .label_orders import bits, is_swapped, mixed, product_labels
 from .network import Labels
 
 # With more factors than these, the cheapest pair is contracted first.
@@ -208,25 +207,33 @@ class _Planner:
         arithmetic = self.size(left.labels | right.labels) / self.machine.vector_flops_per_second
         if contracted and (one or other):
             of = self.size
+            if is_swapped(left.order, right.order, contracted, self.task.sizes):
+                (left, one), (right, other) = (right, other), (left, one)
             arithmetic = dot_seconds(of(batch), of(one), of(other), of(contracted), self.dtype, self.machine)
-            arithmetic += sum(self._copy_seconds(node, batch, contracted) for node in (left, right))
+            arithmetic += self._copy_seconds(left, batch, contracted, True)
+            arithmetic += self._copy_seconds(right, batch, contracted, False)
         return max(memory, arithmetic) + self.machine.seconds_per_kernel
 
     def _merging_seconds(self, left: Node, right: Node, labels: int) -> float:
-        """Of what XLA takes more where an operand is an outer product along what is summed over, and of copies then.
+        """Of what XLA takes more where it makes one dimension of several, and of copies then.
 
-        It makes one dimension of those, the last one on the left and the first one on the right: an operand that has
-        them in another place is copied.
+        So it does with those that are summed over, last on the left and first on the right (an operand that has them
+        in another place is copied), and with those of one operand that are kept. An operand that is multiplied for it
+        is then written with divisions for each entry, and so is a vector's product with such a matrix.
         """
-        contracted = left.labels & right.labels & ~labels
-        if contracted.bit_count() < 2 or left.labels == right.labels:
+        shared = left.labels & right.labels
+        contracted = shared & ~labels
+        if not contracted or left.labels == right.labels:
             return 0.0
         seconds = 0.0
         for node, other in ((left, right), (right, left)):
-            if not _is_outer(node, contracted):
-                continue
-            seconds += merged_seconds(self.size(node.labels), self.machine)
-            if other.how == "leaf" and other.order and not contracted >> other.order[0] & 1:
+            kept = node.labels & ~shared
+            summed = contracted.bit_count() > 1 and _is_outer(node, contracted)
+            if summed or (kept.bit_count() > 1 and _is_scaled(node, kept)):
+                seconds += merged_seconds(self.size(node.labels), self.machine)
+            if kept.bit_count() > 1 and not other.labels & ~shared:
+                seconds += merged_seconds(self.size(labels), self.machine)
+            if summed and other.how == "leaf" and other.order and not contracted >> other.order[0] & 1:
                 seconds += transposed_seconds(self.size(other.labels), self.dtype.itemsize, self.machine)
         return seconds
 
@@ -243,38 +250,33 @@ class _Planner:
             is_turned |= node.how == "leaf" and own != [k for k in node.order if k in own]
         return transposed_seconds(self.size(labels), self.dtype.itemsize, self.machine) if is_turned else 0.0
 
-    def _copy_seconds(self, node: Node, batch: int, contracted: int) -> float:
+    def _copy_seconds(self, node: Node, batch: int, contracted: int, is_left: bool) -> float:
         """Of the copy that XLA makes of an operand whose dimensions do not come in an order that it reads."""
         sizes = [self.task.sizes[one] for one in node.order]
-        if not is_copied(sizes, [(bool(batch >> one & 1), bool(contracted >> one & 1)) for one in node.order]):
+        roles = [(bool(batch >> one & 1), bool(contracted >> one & 1)) for one in node.order]
+        if not is_copied(sizes, roles, is_left):
             return 0.0
         return transposed_seconds(self.size(node.labels), self.dtype.itemsize, self.machine)
 
 
 def _is_outer(node: Node, contracted: int) -> bool:
     """Whether a node multiplies, without a sum, two that each lack some of these labels."""
+    return all(contracted & ~part for part in _multiplied(node))
+
+
+def _is_scaled(node: Node, kept: int) -> bool:
+    """Whether a node multiplies, without a sum, what has these labels with what has some of them."""
+    shared = [part & kept for part in _multiplied(node)]
+    return kept in shared and any(part not in (0, kept) for part in shared)
+
+
+def _multiplied(node: Node) -> list[int]:
+    """The labels of the factors that a node multiplies without a sum."""
     if node.left is None or node.right is None or node.how != "product":
-        return False
+        return [node.labels]
     one, other = node.left.labels, node.right.labels
-    return node.labels == one | other and bool(contracted & ~one) and bool(contracted & ~other)
-
-
-def mixed(sides: Sequence[str]) -> bool:
-    """Whether free dimensions that come from the "left" and the "right" operand of a product are not so by groups."""
-    return len(list(groupby(sides))) > 2
+    return [one, other] if node.labels == one | other else [node.labels]
 
 
 def _added(node: Node) -> tuple[float, int]:
     return node.seconds - sum(part.seconds for part in (node.left, node.right) if part), node.mask
-
-
-def bits(labels: Iterable[int]) -> int:
-    """Labels as the bits of a number."""
-    return sum(1 << one for one in set(labels))
-
-
-def product_labels(left: Labels, right: Labels, kept: int) -> Labels:
-    """The labels of a product in the order of its dimensions: those of both, then those of either."""
-    batch = [one for one in left if one in right and kept >> one & 1]
-    free = [one for one in (*left, *right) if (one in left) != (one in right)]
-    return (*batch, *free)

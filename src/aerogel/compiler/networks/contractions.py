@@ -175,10 +175,13 @@ class _Finder:
         read = inputs_of([eqns[k] for k in sorted(dying)], ())
         made = sum(nbytes(x.aval) for x in read if x in self.level.made_by)
         more = max(self.more_bytes, made // PART_OF_READ)
-        if self.more_bytes and SO_MUCH_FASTER * then <= whole:
+        is_fast = SO_MUCH_FASTER * then <= whole
+        if self.more_bytes and is_fast:
             largest = max((nbytes(x.aval) for x in read), default=0)
             more = max(more, min(LARGEST_PART, max(largest, self.context.machine.cache_bytes)))
-        if after.peak_bytes > before.peak_bytes + 2 * nbytes(form.result.aval) + more:
+        # Products that are added up are each as large as the result.
+        more += 2 * nbytes(form.result.aval) if is_fast or len(form.contractions) < 2 else 0
+        if after.peak_bytes > before.peak_bytes + more:
             held = f"it would hold {after.peak_bytes / 1e6:.1f} MB, and holds {before.peak_bytes / 1e6:.1f} MB"
             remade = (k for k in form.places - dying if self.level.eqns[k].primitive.name in ENTRYWISE)
             return Refusal(place, held, frozenset(remade))

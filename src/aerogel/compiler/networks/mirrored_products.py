@@ -21,7 +21,7 @@ from ..level import Edit, Level
 from ..program import Builder, copy_equation, is_var
 from ..record import record
 from .contraction import product
-from .contraction_plan import bits, product_labels
+from .label_orders import bits, product_labels
 from .monomials import ENTRYWISE, VIEWS, Labels, Monomials, Polynomial, TooMany
 from .network_reader import FLOATS, is_plain
 from .picked_products import pays

@@ -9,7 +9,7 @@ from ..known.records import Facts, Identity, OneHot, Repeated, the
 from ..level import Level
 from ..program import is_var
 from ..record import record
-from .contraction_plan import mixed
+from .label_orders import mixed
 from .network import Network, NotOneNetwork
 from .network_reader import FLOATS, Reader, dot, is_plain
 

@@ -20,7 +20,7 @@ from ..known.records import Counted, Facts, the
 from ..level import Edit, Level
 from ..program import Builder, is_var
 from .contraction import gathered, product
-from .contraction_plan import bits, product_labels
+from .label_orders import bits, product_labels
 from .network import Label, Labels
 from .network_reader import FLOATS, is_plain
 

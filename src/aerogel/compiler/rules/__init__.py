@@ -63,5 +63,6 @@ from .small_solves import small_triangular_solve as small_triangular_solve
 from .softmax_gradient import softmax_gradient as softmax_gradient
 from .sorting import sort_places as sort_places
 from .stage import Stage as Stage
+from .term_orders import terms_as_stored as terms_as_stored
 from .turned_products import turned_product as turned_product
 from .unit_sums import unit_axis_sum as unit_axis_sum

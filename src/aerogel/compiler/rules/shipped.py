@@ -41,6 +41,7 @@ from .small_products import small_product
 from .small_solves import small_cholesky, small_lu, small_solve, small_triangular_solve
 from .softmax_gradient import softmax_gradient
 from .sorting import sort_places
+from .term_orders import terms_as_stored
 from .turned_products import turned_product
 from .unit_sums import unit_axis_sum
 
@@ -78,6 +79,7 @@ default = RuleSet(
         small_lu,
         small_product,
         bfloat16_product,
+        terms_as_stored,
         turned_product,
         small_slogdet,
         small_log_det,

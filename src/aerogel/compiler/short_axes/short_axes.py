@@ -31,6 +31,7 @@ from ..record import record
 from ..rules.once import once
 from ..windows.components import ELEMENTWISE, FUSED, MOST_EQUATIONS, Components, asks_for_equals
 from .beside import fills_registers, pays_at_once, sums_matrices
+from .chains import ends_a_chain
 
 # From how many entries on XLA's own loop is as good (0.8 of its time was lost for 8 entries of a maximum).
 LONGEST = {"reduce_sum": 8, "reduce_prod": 8, "reduce_max": 4, "reduce_min": 4, "dot_general": 8}
@@ -297,6 +298,8 @@ def _library_call(level: Level, eqn: JaxprEqn, found: Collection[Components]) ->
     wide = _reduced(eqn).aval
     if _is_beside_extrema(level, eqn) and (wide.size < FEWEST_BESIDE or _is_alone(level, wide.shape)):
         return "it is of what is left when an extremum of the whole row is taken: one library call does both"
+    if ends_a_chain(level, _reduced(eqn)):
+        return "XLA's library takes it with the products in front of it, whose rows are then in no memory"
     if wide.shape[-1] > LONGEST_OF_HALVES and any(map(_are_dear_halves, found)):
         return "entries of bfloat16 that lie apart take as long to read as XLA's loop takes"
     if _is_added_to_products(level, eqn.outvars[0]):
