@@ -22,6 +22,11 @@ def same(v: Any) -> Any:
     return lax.select(v > 0, v, v)
 
 
+def with_constant(a: Any) -> Callable[[Any, Any], Any]:
+    """A step that reads a value of the whole loop."""
+    return lambda c, y: (c + y * a, c * 2)
+
+
 Shape = tuple[int, int, int, int]  # constants, carries, inputs, outputs of the loop
 LOOPS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     "unchanged carry": (
@@ -49,6 +54,16 @@ LOOPS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     ),
     "read whole and by steps": (
         lambda x: lax.scan(lambda c, y: (c + y * x[1], c * 2), x[0], x),
+        (1, 1, 1, 1),
+        (1, 1, 1, 1),
+    ),
+    "a constant of one number": (
+        lambda x: lax.scan(with_constant(lax.full(x.shape[1:], 0.5, x.dtype)), x[0], x),
+        (1, 1, 1, 1),
+        (0, 1, 1, 1),
+    ),
+    "a constant of one value": (
+        lambda x: lax.scan(with_constant(lax.broadcast(x[0, 0], x.shape[1:])), x[0], x),
         (1, 1, 1, 1),
         (1, 1, 1, 1),
     ),
@@ -90,7 +105,7 @@ def test_a_tidy_loop_is_left() -> None:
     """What tidying gives has nothing to tidy."""
     for f, _, _ in LOOPS.values():
         (eqn,) = scans(normalize(traced(f, X))[0])
-        assert tidy_loop(eqn) is None
+        assert tidy_loop(eqn, {}) is None
 
 
 def test_weak_types_stay() -> None:
@@ -106,14 +121,14 @@ def test_weak_types_stay() -> None:
 def test_empty_and_effectful_loops_are_left() -> None:
     """A loop without steps, and one that prints, stay as they are."""
     (empty,) = scans(traced(lambda x: lax.scan(lambda c, y: (c, y), x[0], x[:0]), X))
-    assert tidy_loop(empty) is None
+    assert tidy_loop(empty, {}) is None
 
     def printing(c: Any, y: Any) -> Any:
         jax.debug.print("{}", y[0])
         return c, y
 
     (loud,) = scans(traced(lambda x: lax.scan(printing, x[0], x), X))
-    assert tidy_loop(loud) is None
+    assert tidy_loop(loud, {}) is None
 
 
 def test_a_saving_is_reported_where_it_is_large() -> None:

@@ -199,16 +199,16 @@ class Normalizer:
             known = known_results(eqn)
             env.update(known)
             self.decisions += given_once(eqn, known)
-        eqns.append(self._tidy(eqn, env) if eqn.primitive.name == "scan" else eqn)
+        eqns.append(self._tidy(eqn, env, makers) if eqn.primitive.name == "scan" else eqn)
 
-    def _tidy(self, eqn: JaxprEqn, env: dict[Var, Atom]) -> JaxprEqn:
+    def _tidy(self, eqn: JaxprEqn, env: dict[Var, Atom], makers: Mapping[Var, JaxprEqn]) -> JaxprEqn:
         """A loop without what it does twice, its body in normal form; `env` takes the results that it makes no more.
 
         What is read once, or is a constant now, may make more of the body equal. Each round leaves the loop with fewer
         carries, inputs or outputs.
         """
         before, gone = eqn, dict[Var, Atom]()
-        while (tidied := tidy_loop(eqn, self.over_devices)) is not None:
+        while (tidied := tidy_loop(eqn, makers, self.over_devices)) is not None:
             eqn = map_inner(tidied[0], self.nested)
             gone = {v: substitute(x, tidied[1]) for v, x in gone.items()} | tidied[1]
         env.update(gone)

@@ -20,18 +20,9 @@ def flops_again(level: Level, value: Var) -> int:
     return flops_behind_shifts(level, value) + len(_shifts_before(level, value)) * _flops(level, value)
 
 
-def entries_again(level: Level, value: Var) -> int:
-    """How many entries of `value` are computed again, if it is stored nowhere, for the shifts that read it.
-
-    Where it is joined to others, as the gates of a layer are, each entry is computed at one place, the other one.
-    """
-    shifts = _shifts_before(level, value).items()
-    return sum(min(n, value.aval.size) for k, n in shifts if level.eqns[k].primitive.name != "concatenate")
-
-
-def _shifts_before(level: Level, value: Var) -> dict[int, int]:
-    """The places of the shifts that read `value`, or what it is fused into, with the entries that each reads."""
-    found: dict[int, int] = {}
+def _shifts_before(level: Level, value: Var) -> set[int]:
+    """The places of the shifts that read `value`, or what it is fused into."""
+    found: set[int] = set()
     waiting, seen = [value], {value}
     while waiting and len(seen) < MOST:
         x = waiting.pop()
@@ -40,7 +31,7 @@ def _shifts_before(level: Level, value: Var) -> dict[int, int]:
             if eqn is None or eqn.primitive.name not in FUSED:
                 continue
             if _is_shift(eqn):
-                found[place] = max(found.get(place, 0), min(x.aval.size, eqn.outvars[0].aval.size))
+                found.add(place)
                 continue
             waiting += [v for v in eqn.outvars if v not in seen]
             seen.update(eqn.outvars)

@@ -1,31 +1,37 @@
 """Loops without what they carry, read or stack twice."""
 
+from collections.abc import Mapping
+
 from aerogel._jax import Atom, DropVar, JaxprEqn, Literal, Var
 
 from ..cost import nbytes
 from ..loop import Loop, LoopBuilder, as_loop
-from ..program import is_var, where
+from ..program import copy_equation, is_var, where
 from ..report import Decision
 
 SMALLEST_SAVING = 4096  # bytes
 
 
-def tidy_loop(eqn: JaxprEqn, over_devices: bool = False) -> tuple[JaxprEqn, dict[Var, Atom]] | None:
+def tidy_loop(
+    eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], over_devices: bool = False
+) -> tuple[JaxprEqn, dict[Var, Atom]] | None:
     """A loop that does the same, and what stands for those of its results that it no longer makes; None if tidy.
 
     A carry that no step changes becomes a constant, one value read twice is read once, outputs that are equal are
     stacked once, and an output that is an input of its step is that input; not `over_devices`, where each may be
-    spread in its own way. The loop has fewer carries, inputs or outputs than before.
+    spread in its own way. A constant that one number fills is made in the step, where it is seen what
+    it is (XLA makes it there anyway). The loop has fewer constants, carries, inputs or outputs than before.
     """
     loop = as_loop(eqn)
     if loop is None or loop.length == 0 or any(isinstance(x, Literal) for x in loop.xs):
         return None
     fixed, known = _unchanged_carries(loop), {} if over_devices else _known_outputs(loop)
+    filled = {c: makers[c] for c in loop.consts if is_var(c) and c in makers and _is_filled(makers[c])}
     # a value that is read whole and step by step is read in two ways, not twice
-    if not fixed and not known and not _has_repeats(loop.consts) and not _has_repeats(loop.xs):
+    if not fixed and not known and not filled and not _has_repeats(loop.consts) and not _has_repeats(loop.xs):
         return None
     new = LoopBuilder(eqn, loop.length, loop.reverse)
-    ins: list[Atom] = [new.const(c) for c in loop.consts]
+    ins: list[Atom] = [_made_inside(new, filled[c]) if c in filled else new.const(c) for c in loop.consts]
     setters = []
     for init, final in zip(loop.init, loop.finals, strict=True):
         if final in fixed:
@@ -65,6 +71,20 @@ def _known_outputs(loop: Loop) -> dict[Var, Atom]:
         else:
             given[out] = y
     return known
+
+
+def _is_filled(maker: JaxprEqn) -> bool:
+    """Whether an equation fills an array with one number that is written in it."""
+    return (
+        maker.primitive.name == "broadcast_in_dim" and isinstance(maker.invars[0], Literal) and len(maker.invars) == 1
+    )
+
+
+def _made_inside(new: LoopBuilder, maker: JaxprEqn) -> Atom:
+    env: dict[Var, Atom] = {}
+    new.body.eqns.append(copy_equation(maker, env))
+    (inside,) = maker.outvars
+    return env[inside]
 
 
 def _has_repeats(atoms: list[Atom]) -> bool:

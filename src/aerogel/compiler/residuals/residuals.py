@@ -7,7 +7,7 @@ inputs, or from what exists anyway. The carry before a step is the one after the
 anyway, it is read from there.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +28,8 @@ from ..loop import Loop, LoopBuilder, as_loop
 from ..program import copy_equation, is_var, rename, substitute
 from ..record import record
 from ..short_axes.short_sums import calls, row_by_row
-from .at_shifts import behind_shifts, entries_at_shifts, shifted_seconds
 from .made_there import Made, made_there
+from .moved import seconds_of_moved
 
 # Computed again without a kernel of their own: they are fused into what reads them.
 AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"))
@@ -97,8 +97,7 @@ def cheapest(level: Level, place: int, loop: Loop, machine: Machine, parts_from:
     slow = row_by_row(level, loop, readers) | calls(loop, needed.values()) if machine.name == "cpu" else set[int]()
     loops = [reader for place in readers if (reader := as_loop(level.eqns[place])) is not None]
     there = made_there(loop, loops) - fixed
-    shifted = entries_at_shifts(needed, loops) if machine.name == "cpu" else dict[Var, int]()
-    work = _Choice(level, loop, needed, kept, before, carries, fixed, there, slow, shifted, len(loops), machine, fresh)
+    work = _Choice(level, loop, needed, kept, before, carries, fixed, there, slow, len(loops), machine, fresh)
     cost, stored, before = work.best()
     now_stored = {v for v in needed.values() if is_var(v)}
     if cost > WORTH * sum(_stored_seconds(v, False, loop, machine, fresh) for v in now_stored):
@@ -117,8 +116,7 @@ class _Choice:
     """What a choice is made of: `kept` and `before` are stacked anyway, `carries` may be read of the step before.
 
     `there` is what the readers have without the loop, `slow` are ids of equations that a library would compute row by
-    row. `shifted` has of needed values how many entries are computed once more, as scalar code, if they are computed in
-    the readers: what reads them is shifted.
+    row.
     """
 
     level: Level
@@ -130,7 +128,6 @@ class _Choice:
     fixed: set[Var]
     there: set[Var]
     slow: set[int]
-    shifted: dict[Var, int]
     readers: int
     machine: Machine
     fresh: bool
@@ -148,7 +145,9 @@ class _Choice:
         """The same for the cheapest choice that stores `ends`, what carries become."""
         loop, kept = self.loop, self.kept
         read = {v for v, x in self.carries if x in ends and v not in self.before}
-        cost, taken = self._taken({*self.before, *read}, ends)
+        graph = self._graph({*self.before, *read}, ends)
+        taken = graph.taken()
+        cost = graph.cost(taken)
         named = {v: y for y, v in self.needed.items() if is_var(v)} | kept
         own = [*loop.body_carry, *(v for eqn in loop.body.eqns for v in eqn.outvars)]
         stored = {
@@ -164,33 +163,14 @@ class _Choice:
                 cost -= 0.0 if v in read else self._written(v)
         return cost + sum(self._written(v) for v in read if v in stored), stored, before
 
-    def _taken(self, before: Collection[Var], ends: set[Var]) -> tuple[float, set[Hashable]]:
-        """The cheapest cut and its seconds.
-
-        What is stored need not be computed at shifted places, nor what it is made of: a second cut knows what the first
-        one stored.
-        """
-        graph = self._graph(before, ends, behind_shifts(self.loop, self.shifted, ()))
-        taken = graph.taken()
-        if not self.shifted:
-            return graph.cost(taken), taken
-
-        def known(taken: set[Hashable]) -> Graph:
-            own = {v for eqn in self.loop.body.eqns for v in eqn.outvars}
-            stored = {v for v in own if ("need", v) in taken and ("again", v) not in taken}
-            return self._graph(before, ends, behind_shifts(self.loop, self.shifted, stored))
-
-        first = known(taken)
-        other = first.taken()
-        return min((first.cost(taken), taken), (known(other).cost(other), other), key=lambda pair: pair[0])
-
-    def _graph(self, before: Collection[Var], ends: set[Var], shifted: dict[Var, int]) -> Graph:
+    def _graph(self, before: Collection[Var], ends: set[Var]) -> Graph:
         """Two nodes for each value of the body: the readers need it; they compute it themselves.
 
         The first without the second means that it is stored.
         """
         loop, machine, graph, fixed = self.loop, self.machine, Graph(), self.fixed | ends
         steady = replace(machine, seconds_per_fresh_byte=0.0)  # what a step makes, the next one makes in the same place
+        moved = seconds_of_moved(loop, steady)
         for v in (*ends, *filter(is_var, self.needed.values())):
             graph.edge(SOURCE, ("need", v), float("inf"))
         for v in loop.body_carry:
@@ -200,7 +180,7 @@ class _Choice:
             graph.edge(("need", v), SINK, 0.0 if free else self._stored(v, _exists(self.level, x, loop)))
         for eqn in loop.body.eqns:
             free = self.there.issuperset(eqn.outvars)
-            cheap = free or is_light(eqn) or _shapes_inputs(eqn, loop)
+            cheap = free or is_light(eqn) or _shapes_inputs(eqn, loop) or id(eqn) in moved
             again = cheap and not eqn.effects and fixed.isdisjoint(eqn.outvars)
             for v in eqn.outvars:
                 other = ("again", v) if again else SINK
@@ -210,8 +190,8 @@ class _Choice:
             if again and not free:
                 entries = max(v.aval.size for v in (eqn.outvars[0], *eqn.invars)) if id(eqn) in self.slow else 0
                 seconds = entries * machine.short_axis_seconds if entries else arithmetic(eqn, steady)
-                seconds = self.readers * seconds + shifted_seconds(eqn, shifted)
-                graph.edge(("run", id(eqn)), SINK, loop.length * seconds)
+                seconds = moved.get(id(eqn), seconds)
+                graph.edge(("run", id(eqn)), SINK, loop.length * self.readers * seconds)
                 for x in filter(is_var, eqn.invars):
                     graph.implies(("run", id(eqn)), ("need", x))
         return graph
@@ -320,7 +300,8 @@ def arithmetic(eqn: JaxprEqn, machine: Machine) -> float:
         return eqn.invars[0].aval.size / machine.vector_flops_per_second
     if eqn.primitive.name not in ELEMENTWISE:
         return 0.0
-    if eqn.primitive.name in DEAR:
+    by_number = eqn.primitive.name == "div" and not is_var(eqn.invars[1])  # of which XLA takes the reciprocal
+    if eqn.primitive.name in DEAR and not by_number:
         return equation_seconds(eqn, machine)
     return max(v.aval.size for v in eqn.outvars) / machine.vector_flops_per_second
 
