@@ -144,7 +144,7 @@ def test_an_index_that_has_no_such_place_is_not_used() -> None:
     assert bits(jax.tree.leaves(jax.jit(alone(f))(START, x))) == bits(jax.tree.leaves(jax.jit(f)(START, x)))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.uint16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.uint16, jnp.float8_e4m3fn])  # the last has no infinity
 @pytest.mark.parametrize("write", ["multiply", "max", "min", "subtract"])
 def test_types_of_other_scatters(dtype: Any, write: str) -> None:
     """What changes nothing is 1, the largest or the smallest value of a type."""

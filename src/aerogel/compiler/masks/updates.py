@@ -91,10 +91,12 @@ def can_be_masked(eqn: JaxprEqn, lanes: Sequence[int]) -> bool:
 
 
 def _bounds(dtype: Any) -> tuple[Any, Any]:
-    """The least and the largest value of a type."""
+    """The least and the largest value of a type, of which some short floats have no infinities."""
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
-    return -np.inf, np.inf
+    if np.isinf(np.asarray(np.inf, dtype).astype(np.float32)):
+        return -np.inf, np.inf
+    return jnp.finfo(dtype).min, jnp.finfo(dtype).max
 
 
 def _beyond(eqn: JaxprEqn, lanes: Sequence[int]) -> int | None:

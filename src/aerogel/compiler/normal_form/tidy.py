@@ -31,7 +31,7 @@ def tidy_loop(
     if not fixed and not known and not filled and not _has_repeats(loop.consts) and not _has_repeats(loop.xs):
         return None
     new = LoopBuilder(eqn, loop.length, loop.reverse)
-    ins: list[Atom] = [_made_inside(new, filled[c]) if c in filled else new.const(c) for c in loop.consts]
+    ins: list[Atom] = [_made_inside(new, filled[c]) if is_var(c) and c in filled else new.const(c) for c in loop.consts]
     setters = []
     for init, final in zip(loop.init, loop.finals, strict=True):
         if final in fixed:
