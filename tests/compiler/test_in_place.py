@@ -148,7 +148,7 @@ def test_an_index_that_has_no_such_place_is_not_used() -> None:
 @pytest.mark.parametrize("write", ["multiply", "max", "min", "subtract"])
 def test_types_of_other_scatters(dtype: Any, write: str) -> None:
     """What changes nothing is 1, the largest or the smallest value of a type."""
-    f = until_full(lambda i, x: getattr(x.at[i], write)(jnp.asarray(3, dtype)))
+    f = if_even(lambda i, x: getattr(x.at[i], write)(jnp.asarray(3, dtype)))
     x = (10 * abs(X)).astype(dtype).at[:, 3].set(jnp.nan if dtype == jnp.bfloat16 else 0)
     assert whole(alone(f), START, x) == 0
     assert bits(jax.tree.leaves(jax.jit(alone(f))(START, x))) == bits(jax.tree.leaves(jax.jit(f)(START, x)))
