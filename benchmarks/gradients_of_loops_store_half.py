@@ -190,6 +190,30 @@ def reaction(u):
     return heat(u) + STEP * u * (1 - u)
 
 
+def burgers(u):
+    before, after = jnp.roll(u, 1), jnp.roll(u, -1)
+    return u + STEP * (0.1 * (before - 2 * u + after) - u * (after - before) / 2)
+
+
+def upwind(u):
+    return u - STEP * u * jnp.where(u > 0, u - jnp.roll(u, 1), jnp.roll(u, -1) - u)
+
+
+def wave(state):
+    """Between walls, slower where it is high."""
+    u, v = state
+    p = jnp.pad(u, 1)
+    v = v + STEP * jnp.exp(-u * u) * (p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4 * u)
+    return u + STEP * v, v
+
+
+def total_variation(u):
+    x, y = jnp.roll(u, -1, 1) - u, jnp.roll(u, -1, 0) - u
+    size = jnp.sqrt(x * x + y * y + 0.1)
+    x, y = x / size, y / size
+    return u + STEP * (x - jnp.roll(x, 1, 1) + y - jnp.roll(y, 1, 0))
+
+
 def selected(w, x):
     """How fast the state forgets, and what it reads and shows."""
     return jax.nn.softplus(x @ w["delta"])[..., None], (x @ w["b"])[..., None, :], (x @ w["c"])[..., None, :]
@@ -288,6 +312,10 @@ CASES = (
     case("RK4, logistic growth", repeated(runge_kutta(logistic), 100, unit)),
     case("heat", repeated(heat, 200, unit), 82 / 14, 0.85),
     case("heat and u (1 - u)", repeated(reaction, 200, unit), 242 / 14, 0.36),
+    case("Burgers' equation", repeated(burgers, 200, lambda: 0.1 * normal(0, 4096)), 2.5),
+    case("upwind differences", repeated(upwind, 150, lambda: 0.3 * normal(0, 8192)), 2.5),
+    case("wave between walls", repeated(wave, 80, lambda: (0.1 * normal(0, 64, 64), 0.1 * normal(1, 64, 64))), 2.5),
+    case("total variation flow", repeated(total_variation, 50, lambda: normal(0, 96, 96))),
     case("selective state space", (state_space, state_space_args, (0, 1), state_space_hoisted)),
     case("Kalman filter", (kalman, kalman_args, (0,))),
     case("driven linear system", (linear, linear_args, (0,)), None, 1.05),

@@ -45,11 +45,11 @@ os.environ["AEROGEL_CACHE"] = str(HERE / "no-such-folder")  # decisions hang on 
 # One seed for a whole run: workers of xdist start after this and inherit it.
 SEED = int(os.environ.setdefault("AEROGEL_SEED", str(random.SystemRandom().randrange(2**32))))
 
-# Cases that take turns come behind all others, then tests with this mark. They are left out when a run of the whole
-# suite has taken so long: a slow machine judges as many of them as it has time for, and says how many it left.
+# Cases that take turns and tests with this mark come behind all others, mixed. They are left out when a run of the
+# whole suite has taken so long: a slow machine judges as many of them as it has time for, and says how many it left.
 WHILE_THERE_IS_TIME = "while_there_is_time"
 STARTED = float(os.environ.setdefault("AEROGEL_STARTED", str(time.time())))
-MOST_SECONDS = 4 * 60
+MOST_SECONDS = 600
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,7 +84,7 @@ FEWEST_CASES = 4
 PROPERTY_SECONDS = 5
 # A test whose cases took more than so many seconds together, as seconds.json has it, takes turns too: on average none
 # takes longer. `--junitxml` of a run says what is to be added there.
-MOST_OF_ONE = 5
+MOST_OF_ONE = 2
 SECONDS: dict[str, float] = json.loads((HERE / "seconds.json").read_text("utf-8"))
 
 
@@ -110,13 +110,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     always = [item for item in items if item in taken and item not in {*marked, *take_turns}]
     for item in take_turns:
         item.add_marker(pytest.mark.while_there_is_time("test-all"))
-    # else a slow machine would judge the same ones in every run; those of a file stay together, as they share fixtures
+    # else a slow machine would judge the same ones in every run; those of a file stay together, as they share fixtures,
+    # but for the random programs, of which as many are to be seen as of the rest
     chance = random.Random(SEED)
-    chance.shuffle(marked)
     places = {path: chance.random() for path in sorted({item.path for item in take_turns})}
-    take_turns.sort(key=lambda item: places[item.path])
+    later = {item: places[item.path] for item in take_turns} | {item: chance.random() for item in marked}
+    while_there_is_time = sorted(later, key=lambda item: later[item])
     # xdist gives each worker a stretch of the list to begin with: what may be cut short is to be last in each
-    workers, parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), (always, take_turns, marked)
+    workers, parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), (always, while_there_is_time)
     items[:] = [item for k in range(workers) for part in parts for item in stretch(part, k, workers)]
 
 

@@ -153,7 +153,8 @@ def test_the_prediction_decides() -> None:
     c = jnp.ones((300, 400))
     roll = f(lambda c: c + 0.1 * (jnp.roll(c, 1) - c) * c)
     assert [d.fired for d in ag.explain(roll)(c).decisions if d.rule == SEGMENTS.name] == [True]
-    product = f(lambda c: jnp.sin(c @ jnp.ones((400, 400))))
+    matrix = jnp.linspace(0.0, 0.01, 160_000).reshape(400, 400)
+    product = f(lambda c: jnp.sin(c @ matrix))
     assert [d.fired for d in ag.explain(product)(c).decisions if d.rule == SEGMENTS.name] == [False]
 
 

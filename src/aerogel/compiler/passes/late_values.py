@@ -7,8 +7,10 @@ from typing import ClassVar
 
 from aerogel._jax import Jaxpr
 
+from ..cost import nbytes
 from ..cost.account import jaxpr_cost
 from ..cost.vector_code import with_vector_code
+from ..cost.work import copied_operands
 from ..exactness import Exactness
 from ..levels import rewrite_levels
 from ..normalize import drop_dead
@@ -50,12 +52,21 @@ class LateValues:
             if found is None:
                 return jaxpr
             new = drop_dead(with_made_again(lives, found))
-            falls = jaxpr_cost(jaxpr).peak_bytes - jaxpr_cost(new).peak_bytes
+            falls = jaxpr_cost(jaxpr).peak_bytes - jaxpr_cost(new).peak_bytes - _copied_bytes(jaxpr)
             is_lower = falls >= LEAST_OF_SAVED * found.bytes_saved
             decisions.append(_decision(lives, found, falls, is_lower))
             return new if is_lower else jaxpr
 
         return rewrite_levels(program, level), decisions
+
+
+def _copied_bytes(jaxpr: Jaxpr) -> int:
+    """The most that XLA copies for a product, which is held beside what is made again, too.
+
+    Of a layer of experts 2 MB less were in use where 19 were predicted, at 0.98 of plain JAX's time and not 0.80.
+    """
+    products = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general")
+    return max((sum(map(nbytes, copied_operands(eqn))) for eqn in products), default=0)
 
 
 def _decision(lives: Lives, found: MadeAgain, falls: int, is_lower: bool) -> Decision:
