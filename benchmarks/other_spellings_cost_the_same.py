@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ._case import Bounds, Case, normal
@@ -322,3 +323,47 @@ def written_rows(x, i):
 
 PICKED = lambda: (normal(0, 1200, 300), jnp.arange(1500) * 7 % 1200)  # noqa: E731
 spelt("contraction", "rows into which one entry is written", written_rows, lambda x, i: x[i], PICKED)
+COUNTERS = np.arange(1200)
+spelt(
+    "contraction",
+    "one-hot rows by an array of counters from outside",
+    lambda v, i: (i[:, None] == COUNTERS).astype(v.dtype) @ v,
+    lambda v, i: v[i],
+    lambda: (normal(0, 1200, 300), jnp.arange(1500) * 7 % 1200),
+)
+spelt(
+    "contraction",
+    "a mask on the pairs of a sum of products",
+    lambda m, x, y: jnp.sum(jnp.where(m, x[:, None, :] * y[None, :, :], 0.0), -1),
+    lambda m, x, y: jnp.where(m, x, 0.0) @ jnp.where(m, y, 0.0).T,
+    lambda: (normal(2, 64) > 0, normal(0, 400, 64), normal(1, 500, 64)),
+)
+
+
+# what several entries of a gradient are added up of
+def determinants(a):
+    def minor(p, q):
+        return a[:, 1, p] * a[:, 2, q] - a[:, 1, q] * a[:, 2, p]
+
+    return a[:, 0, 0] * minor(1, 2) - a[:, 0, 1] * minor(0, 2) + a[:, 0, 2] * minor(0, 1)
+
+
+def cofactors(a):
+    return jnp.stack([jnp.cross(a[:, (k + 1) % 3], a[:, (k + 2) % 3]) for k in range(3)], 1)
+
+
+spelt(
+    "padded-terms",
+    "the gradient of determinants of nine entries each",
+    jax.grad(lambda a: determinants(a).sum()),
+    cofactors,
+    lambda: (normal(0, 60_000, 3, 3),),
+)
+# terms that are named in another order than they are stored
+spelt(
+    "terms-as-stored",
+    "heads put together by einsum",
+    lambda x, w: jnp.einsum("bthd,hdo->bto", x, w),
+    lambda x, w: x.reshape(*x.shape[:2], -1) @ w.reshape(-1, w.shape[-1]),
+    lambda: (normal(0, 8, 128, 8, 48), normal(1, 8, 48, 320)),
+)

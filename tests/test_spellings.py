@@ -73,6 +73,14 @@ NEAR: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
         (jnp.matmul, (shape(20_000, 2, 2), shape(20_000, 2, 2))),
         (jnp.matmul, (shape(20_000, 32, 32), shape(20_000, 32, 32))),
     ],
+    "padded-terms": [
+        (lambda x: jnp.pad(x[1:], ((0, 1), (0, 0))) + jnp.pad(x[:-1], ((1, 0), (0, 0))), (ROWS,)),
+        (lambda x: jnp.pad(x, 1) * jnp.pad(x + 1, 1), (ROWS,)),
+    ],
+    "terms-as-stored": [
+        (lambda x, w: jnp.einsum("btd,do->bto", x, w), (shape(8, 128, 384), shape(384, 320))),
+        (lambda x, w: jnp.tensordot(x, w, 2), (shape(1024, 8, 48), shape(8, 48, 320))),
+    ],
 }
 
 
