@@ -341,13 +341,6 @@ spelt(
 
 
 # what several entries of a gradient are added up of
-def determinants(a):
-    def minor(p, q):
-        return a[:, 1, p] * a[:, 2, q] - a[:, 1, q] * a[:, 2, p]
-
-    return a[:, 0, 0] * minor(1, 2) - a[:, 0, 1] * minor(0, 2) + a[:, 0, 2] * minor(0, 1)
-
-
 def cofactors(a):
     return jnp.stack([jnp.cross(a[:, (k + 1) % 3], a[:, (k + 2) % 3]) for k in range(3)], 1)
 
@@ -355,9 +348,29 @@ def cofactors(a):
 spelt(
     "padded-terms",
     "the gradient of determinants of nine entries each",
-    jax.grad(lambda a: determinants(a).sum()),
+    jax.grad(lambda a: jnp.linalg.det(a).sum()),
     cofactors,
     lambda: (normal(0, 60_000, 3, 3),),
+)
+
+
+def coupled(x):
+    return sum((jnp.sin(x[:, k]) * x[:, k - 1]).sum() for k in range(4))
+
+
+def of_coupled(x):
+    columns = [x[:, k] for k in range(4)]
+    before, behind = (columns[k:] + columns[:k] for k in (-1, 1))
+    terms = zip(before, columns, behind, strict=True)
+    return jnp.stack([jnp.cos(x) * a + jnp.sin(b) for a, x, b in terms], 1)
+
+
+spelt(
+    "padded-terms",
+    "the gradient of a function of four columns",
+    jax.grad(coupled),
+    of_coupled,
+    lambda: (normal(0, 30_000, 4),),
 )
 # terms that are named in another order than they are stored
 spelt(

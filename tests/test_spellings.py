@@ -76,6 +76,7 @@ NEAR: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "padded-terms": [
         (lambda x: jnp.pad(x[1:], ((0, 1), (0, 0))) + jnp.pad(x[:-1], ((1, 0), (0, 0))), (ROWS,)),
         (lambda x: jnp.pad(x, 1) * jnp.pad(x + 1, 1), (ROWS,)),
+        (jax.grad(lambda x: jnp.sum(jnp.exp(x[:, 0]) * jnp.exp(x[:, 1]) * x[:, 2])), (shape(30_000, 3),)),
     ],
     "terms-as-stored": [
         (lambda x, w: jnp.einsum("btd,do->bto", x, w), (shape(8, 128, 384), shape(384, 320))),

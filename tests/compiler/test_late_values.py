@@ -75,7 +75,7 @@ FIRES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
     "in a loop": (
         lambda ws, xs: lax.scan(lambda ws, x: (jax.tree.map(jnp.subtract, ws, GELU(ws, x)[1]), 0), ws, xs)[0],
         (WEIGHTS, X[None]),
-        0.86,  # `loop-once` keeps a value more in a step, without which it is 0.75
+        0.85,
     ),
 }
 

@@ -1,6 +1,7 @@
 """Terms that are padded in one way are added up before."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax import lax
 
 import aerogel as ag
 from aerogel.compiler.passes.padded_terms import PaddedTerms
+from aerogel.compiler.rules import elementary
 from compiler.loop_patterns import normal
 from compiler.programs_of import bits
 
@@ -29,28 +31,60 @@ def pads(f: Function, x: Any) -> int:
 
 
 def in_turn(x: Any) -> Any:
-    """Each entry three times, cut anew."""
-    return jnp.sum(jnp.sin(x[:, 0]) * x[:, 1] + x[:, 0] ** 2 * jnp.cos(x[:, 1]) - x[:, 0] * x[:, 2])
+    """Each column four times, cut anew."""
+
+    def of_three(i: int) -> Any:
+        a, b, c = x[:, i], x[:, (i + 1) % 6], x[:, (i + 2) % 6]
+        return jnp.sum(jnp.sin(a) * b - c * a**2)
+
+    return sum(map(of_three, range(6)))
+
+
+def minors(m: Any) -> Any:
+    """Determinants, each from three minors."""
+
+    def minor(p: int, q: int) -> Any:
+        return m[:, 1, p] * m[:, 2, q] - m[:, 1, q] * m[:, 2, p]
+
+    return m[:, 0, 0] * minor(1, 2) - m[:, 0, 1] * minor(0, 2) + m[:, 0, 2] * minor(0, 1)
+
+
+def von_mises(s: Any) -> Any:
+    """Equivalent stresses: each diagonal entry is cut twice."""
+    off = s[:, 0, 1] ** 2 + s[:, 1, 2] ** 2 + s[:, 2, 0] ** 2
+    apart = (s[:, k, k] - s[:, k - 1, k - 1] for k in range(3))
+    return jnp.sqrt(sum(x**2 for x in apart) / 2 + 3 * off)
 
 
 APART: dict[str, tuple[Function, Any, int]] = {
     "determinants": (jax.grad(lambda m: jnp.sum(jnp.linalg.det(m) ** 2)), M, 9),
     "determinants of examples": (jax.grad(lambda m: jnp.sum(jax.vmap(jnp.linalg.det)(m) ** 2)), M, 9),
     "one determinant": (jax.grad(jnp.linalg.det), M[0], 9),
-    "columns": (jax.grad(in_turn), normal(1, 11, 3), 3),
-    "in a loop": (lambda x: lax.fori_loop(0, 3, lambda _, x: x + 0.1 * jax.grad(in_turn)(x), x), normal(1, 11, 3), 3),
+    "columns": (jax.grad(in_turn), normal(1, 11, 6), 6),
+    "in a loop": (lambda x: lax.fori_loop(0, 3, lambda _, x: x + 0.1 * jax.grad(in_turn)(x), x), normal(1, 11, 6), 6),
 }
 OVERLAPPING: dict[str, tuple[Function, Any, int]] = {
-    "a number for all": (jax.grad(lambda x: in_turn(x) + jnp.sum(x**3)), normal(1, 11, 3), 3),
-    "shifted": (jax.grad(lambda x: jnp.sum(x[1:] * x[:-1] + x[1:] ** 3 - jnp.exp(x[:-1]))), normal(2, 19), 2),
+    "a number for all": (jax.grad(lambda x: in_turn(x) + jnp.sum(x**3)), normal(1, 11, 6), 6),
+    "shifted": (
+        jax.grad(lambda x: sum(jnp.sum(jnp.sin(k * x[1:]) * x[:-1]) for k in range(1, 9))),
+        normal(2, 19),
+        2,
+    ),
 }
 LEFT: dict[str, tuple[Function, Any]] = {
     "each once": (jax.grad(lambda x: jnp.sum(x[:, 0] * x[:, 1])), normal(1, 11, 3)),
+    "few of cheap work": (jax.grad(lambda m: jnp.sum(minors(m))), M),
+    "few of dear work": (
+        jax.grad(
+            lambda m: jnp.sum(jnp.sqrt(m[:, 0, 0] ** 2 + m[:, 1, 1] ** 2) * (m[:, 0, 0] * m[:, 1, 1] - m[:, 0, 1]))
+        ),
+        M,
+    ),
     "other numbers around": (lambda x: lax.pad(x, 0.0, [(1, 1, 0)]) + lax.pad(2 * x, 1.0, [(1, 1, 0)]), normal(3, 9)),
     "minus zero around": (lambda x: lax.pad(x, -0.0, [(1, 1, 0)]) + lax.pad(2 * x, -0.0, [(1, 1, 0)]), normal(3, 9)),
     "cut": (lambda x: lax.pad(x, 0.0, [(-1, 2, 0)]) + lax.pad(2 * x, 0.0, [(-1, 2, 0)]), normal(3, 9)),
     "read elsewhere": (
-        lambda x: (lambda a, b: (a + b, jnp.sin(a)))(*(lax.pad(k * x, 0.0, [(1, 0, 0)]) for k in (1, 2))),
+        lambda x: (lambda a, b: (a + b, jnp.sin(a)))(lax.pad(x, 0.0, [(1, 0, 0)]), lax.pad(2 * x, 0.0, [(1, 0, 0)])),
         M[0, 0],
     ),
     "a difference": (lambda x: lax.pad(x, 0.0, [(1, 1, 0)]) - lax.pad(2 * x, 0.0, [(1, 1, 0)]), normal(3, 9)),
@@ -113,7 +147,7 @@ def test_under_vmap_and_grad(first: bool) -> None:
 
 
 def stress(f: Any) -> Any:
-    """Of a neo-Hookean solid, whose energy has a logarithm of a determinant."""
+    """Of a neo-Hookean solid, whose energy has a logarithm of a determinant, and a sum over whole matrices."""
 
     def energy(f: Any) -> Any:
         volume = jnp.linalg.det(f)
@@ -122,15 +156,91 @@ def stress(f: Any) -> Any:
     return jax.grad(energy)(f)
 
 
-def stores(f: Function, x: Any) -> bool:
-    """Whether XLA is made to store something: it is divided by a one that is made of bits."""
-    return "bitcast_convert_type" in str(jax.make_jaxpr(alone(f))(x))
+def of_columns(op: Function, x: Any) -> Any:
+    """The gradient of each column's function times the next column."""
+    number = x.shape[-1]
+    return jax.grad(lambda x: sum(jnp.sum(op(x[..., i]) * x[..., (i + 1) % number]) for i in range(number)))(x)
 
 
-def test_what_is_dear_and_goes_into_several_entries_is_stored() -> None:
-    """Of matrices; columns are unrolled, and what is not dear is left to XLA, and so is all before differentiation."""
-    x = jnp.eye(3) + 0.1 * M
-    assert stores(stress, x)
-    np.testing.assert_allclose(jax.jit(alone(stress))(x), jax.jit(stress)(x), rtol=1e-4, atol=1e-5)
-    assert not stores(jax.grad(in_turn), normal(1, 11, 3))
-    assert not stores(APART["determinants"][0], M)
+def stepped(f: Function, x: Any) -> Any:
+    """Three steps along a gradient."""
+    return lax.fori_loop(0, 3, lambda _, x: x - 0.01 * f(x), x)
+
+
+MATRICES = jnp.eye(3) + 0.1 * normal(1, 1024, 3, 3)
+COLUMNS = normal(2, 1024, 3)
+BESIDE: dict[str, tuple[Function, Any]] = {
+    "columns": (partial(of_columns, jax.nn.gelu), COLUMNS),
+    "first columns": (lambda x: partial(of_columns, jax.nn.gelu)(x.T).T, COLUMNS.T),
+    "columns of a function that is called": (partial(of_columns, jax.nn.softplus), COLUMNS),
+    "columns of sines": (partial(of_columns, jnp.sin), normal(2, 8192, 3)),
+    "in a loop, of few": (partial(stepped, partial(of_columns, jnp.tan)), 0.1 * normal(2, 300, 3)),
+    "each once": (jax.grad(lambda x: jnp.sum(jnp.expm1(x[:, 0]) * jnp.expm1(x[:, 1]) * jnp.sinh(x[:, 2]))), COLUMNS),
+    "not all of them": (lambda x: partial(of_columns, jax.nn.gelu)(jnp.pad(x, ((0, 0), (1, 2)))[:, 1:5]), COLUMNS),
+    "of several widths": (
+        jax.grad(lambda x: jnp.sum(jnp.sinh(x[:, :2]) * jnp.sinh(x[:, 4:]) * jnp.expm1(x[:, 2:3]))),
+        normal(3, 1024, 6),
+    ),
+    "entries, and whole matrices": (stress, MATRICES),
+    "entries, not all of them": (jax.grad(lambda s: jnp.sum(jnp.log1p(von_mises(s)))), MATRICES),
+    "many entries of cheap work": (jax.grad(lambda m: jnp.sum(jnp.linalg.det(m) ** 2)), MATRICES),
+}
+NOT_BESIDE: dict[str, tuple[Function, Any]] = {
+    "short code": (partial(of_columns, jnp.exp), COLUMNS),
+    "few rows": (partial(of_columns, jax.nn.gelu), COLUMNS[:1000]),
+    "calls of the C library": (partial(of_columns, jnp.sin), COLUMNS),
+    "few sines of a loop": (partial(stepped, partial(of_columns, jnp.sin)), normal(2, 1024, 3)),
+    "float64": (partial(of_columns, jax.nn.gelu), np.asarray(COLUMNS, np.float64)),
+    "over each other": (
+        jax.grad(lambda x: jnp.sum(jnp.sinh(x[:, :2]) * jnp.sinh(x[:, 1:3]) * jnp.expm1(x[:, 2:]))),
+        normal(3, 1024, 4),
+    ),
+    "no rows": (
+        jax.grad(
+            lambda m: (
+                jnp.sum(jnp.sinh(m[:, :2, :2]) + jnp.sinh(m[:, :1, 2:]) * jnp.sinh(m[:, 1:2, 2:]))
+                + jnp.sum(jnp.sinh(m[:, 2:, :1]) * jnp.sinh(m[:, 2:, 1:2]) * jnp.sinh(m[:, 2:, 2:]))
+            )
+        ),
+        MATRICES,
+    ),
+}
+
+
+def written(f: Function, x: Any, **options: Any) -> str:
+    """The program with this pass alone."""
+    with jax.enable_x64(np.asarray(x).dtype == np.float64):
+        return str(jax.make_jaxpr(alone(f, **options))(x))
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_is_much_code_is_put_beside_each_other(name: str) -> None:
+    """No padding is left of such a sum; the numbers are those of doubles, as near as plain JAX's."""
+    f, x = BESIDE[name]
+    assert any("beside each other" in one.reason for one in ag.explain(f)(x).fired if one.rule == "padded-terms")
+    assert "= concatenate[" in written(f, x)
+    assert written(f, x).count("= pad[") < 2
+    assert written(f, x, numerics="strict").count("= concatenate[") == str(jax.make_jaxpr(f)(x)).count("= concatenate[")
+    with jax.enable_x64(True):
+        exact = np.asarray(jax.jit(f)(np.asarray(x, np.float64)))
+    plain, ours = (np.asarray(jax.jit(g)(x)) for g in (f, ag.optimize(f)))
+    scale = np.abs(exact).max()
+    assert np.abs(ours - exact).max() <= 2 * np.abs(plain - exact).max() + 1e-6 * scale
+
+
+@pytest.mark.parametrize("name", NOT_BESIDE)
+def test_what_is_little_code_or_overlaps_is_not(name: str) -> None:
+    """The numbers are plain JAX's."""
+    f, x = NOT_BESIDE[name]
+    with jax.enable_x64(np.asarray(x).dtype == np.float64):
+        assert written(f, x).count("= concatenate[") == str(jax.make_jaxpr(f)(x)).count("= concatenate[")
+        np.testing.assert_allclose(jax.jit(alone(f))(x), jax.jit(f)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_few_sines_under_paddings_stay_calls() -> None:
+    """XLA would compute vector code for each number of each column."""
+    f = partial(stepped, partial(of_columns, jnp.sin))
+    explained = ag.explain(f, rules=elementary.rules)
+    few, many = ({one.rule for one in explained(normal(2, n, 3)).fired} for n in (1024, 2048))
+    assert "vector-sin" not in few
+    assert "vector-sin" in many

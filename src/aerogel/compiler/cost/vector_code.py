@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from aerogel._jax import JaxprEqn
 
 from .machine import Machine
+from .primitives import ELEMENTWISE_FLOPS
 from .seconds import equation_seconds
 from .sizes import nbytes
 
@@ -18,6 +19,24 @@ VECTOR_SECONDS = {
     **dict.fromkeys(("cos", "atan", "asin", "acos"), 9e-10),
     **dict.fromkeys(("atan2", "cbrt", "pow"), 1.9e-9),
     **dict.fromkeys(("argmax", "argmin"), 8e-10),
+}
+
+# The operations that LLVM is given for an entry of float32, by XLA or by rules/elementary. Fits to where sums of padded
+# columns are no vector code any more (passes/padded_terms.py).
+OPERATIONS = {
+    **dict.fromkeys("eq ne lt le gt ge select_n is_finite abs and or not".split(), 0),
+    **dict.fromkeys(("exp", "logistic"), 12),
+    "log": 20,
+    "erf": 25,
+    "tanh": 30,
+    "atan": 30,
+    **dict.fromkeys(("asin", "acos"), 35),
+    **dict.fromkeys(("atan2", "cbrt"), 40),
+    "log1p": 45,
+    **dict.fromkeys(("sin", "cos"), 50),
+    "expm1": 55,
+    **dict.fromkeys(("tan", "pow", "sinh", "cosh"), 60),
+    **dict.fromkeys(("asinh", "acosh", "atanh"), 95),
 }
 
 # The place of an extremum, from so many elements along its axis and in all on (docs/reference/catalogue-order.md).
@@ -34,6 +53,7 @@ FEWEST_SINES = 256  # of small numbers a sine and a cosine are dear to beat
 # elements save (pendulums, Newton's method: 0.6 to 0.8 of the time at 1,000, 1.1 to 1.3 at 1,500 to 3,500), and 1 to 2
 # us on another (0.2 to 0.5 at 1,500 to 4,096, also beside one busy core).
 SHARED_SINES = range(1400, 2048)
+FEWEST_JOINED = 1_000  # of an array that fewer sines are joined into: those are not made vector code
 MANY_SINES = 1 << 15
 FEW_OF_LOOP = 4
 
@@ -67,3 +87,8 @@ def seconds_at_last(eqn: JaxprEqn, machine: Machine) -> float:
     is_call = eqn.primitive.name in ("sin", "cos") and (out.size < FEWEST_SINES or out.size in SHARED_SINES)
     narrow = jnp.issubdtype(out.dtype, jnp.floating) and out.dtype.itemsize <= 4
     return equation_seconds(eqn, with_vector_code(machine) if narrow and not is_call else machine)
+
+
+def operations(eqn: JaxprEqn) -> int:
+    """How much code one elementwise equation is for an entry."""
+    return OPERATIONS.get(eqn.primitive.name, ELEMENTWISE_FLOPS.get(eqn.primitive.name, 0))

@@ -100,11 +100,11 @@ class _Step:
     def _kernels_of(self, eqn: JaxprEqn, v: Var) -> int:
         """The kernels that compute `v`; all of its readers are known."""
         readers = [self.eqns[k] for k in self.readers.get(v, []) if k >= 0]
-        into, exists = 0, v in self.carried
+        two, into, exists = self._has_two_operands(eqn), 0, v in self.carried
         for reader in readers:
             if _is_read_by(reader):
                 into |= self.kernels[reader.outvars[0]]
-            elif reader.primitive.name not in REDUCE:  # which is a kernel that reads what exists
+            elif two or reader.primitive.name not in REDUCE:  # a kernel that reads what exists
                 exists = True
             # What a product or a reduction makes exists: it is not computed again of what went in.
             if self._is_extreme(reader) or (_is_read_by(reader) and reader.outvars[0] in self.extremes):
@@ -119,7 +119,7 @@ class _Step:
         own = self._kernel()
         if eqn.primitive.name == "dynamic_update_slice" or eqn.primitive.name in CALLS:
             self.stacks |= own
-        return own if self._has_two_operands(eqn) else own | into
+        return own if two else own | into
 
     def _is_branch(self, eqn: JaxprEqn) -> bool:
         """Whether a rule makes a branch of it when all passes are done."""

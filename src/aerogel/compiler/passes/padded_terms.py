@@ -1,41 +1,48 @@
-"""Padded terms: what a sum pads with zeros in one way is added up first, and padded once.
+"""Padded terms: what a sum pads with zeros in one way is added up first, and padded once, or put beside the others.
 
 The derivative of a slice pads, and that of a function which cuts an entry in several places adds up as many padded
-arrays: XLA asks each of them, for each number of the result, whether it is inside. See
-docs/explanation/padded-terms.md.
+arrays: XLA asks each of them, for each number of the result, whether it is inside, and where that is much code computes
+each of them for each number. See docs/explanation/padded-terms.md.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
-from itertools import combinations
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 from jax import lax
 
-from aerogel import _jax
-from aerogel._jax import Atom, Jaxpr, JaxprEqn, Literal, Var
+from aerogel._jax import Atom, Jaxpr, JaxprEqn
 
-from ..axes.elementwise import NAMES as ELEMENTWISE
-from ..cost.primitives import DEAR
+from ..cost.vector_code import FEWEST_JOINED, SHARED_SINES, SINES, VECTOR_SECONDS, operations
 from ..exactness import Exactness
-from ..fusion.once import FUSED
+from ..fusion.once import CALLS, FUSED
 from ..level import Edit, Level, apply_edits
-from ..levels import rewrite_levels
+from ..levels import Around, rewrite_nested
 from ..pipeline import Context
-from ..program import Builder, Program, is_var, where
-from ..readers.seams import stored
+from ..program import Builder, Program, inner_jaxprs, is_var, where
+from ..readers.paddings import Box, PaddedSum, are_apart, box_of, padded_sums, way_to_pad
 from ..record import record
 from ..report import Decision
 
 NAME = "padded-terms"
 WHAT = "what is padded in one way is added up before"
-ADDS = frozenset(("add", "add_any"))
-# Of more ways to pad it is not asked whether they overlap.
-MOST_COMPARED = 64
-STORED = (np.float32, np.float64)
-Key = tuple[object, ...]
+# So many padded terms are vector code on a CPU as they are: 15 of cheap work take 0.92 to 1.07 of plain JAX's time if
+# they are added up before, and up to 1.19 on another machine; 16 terms 0.29, 30 terms 0.18.
+VECTOR_CODE = 15
+# With more operations behind the terms than this LLVM neither unrolls the loop over the columns, which tells it the one
+# term that counts, nor makes vectors: three columns of sines, five of `log1p` and eight of arctangents took 5 to 10
+# times as long as two, four and five. Beside each other these take 0.2 to 0.5 of plain JAX's time; with fewer
+# operations that takes up to 2.4. Entries of matrices, which have more places, take as long from fewer operations on.
+MOST_OF_COLUMNS = 255
+MOST_OF_ENTRIES = 120
+# Numbers in a term: shorter ones are not worth it, and where the C library is still called for them they are slower
+# beside each other (a tangent of 2,000 rows 2.5 to 9). In loops vector code stands for it from fewer on.
+FEWEST = 1 << 10
+FEWEST_CALLS = 1 << 14
+FEWEST_SINES = 1 << 13
+FEWEST_IN_LOOPS = 1 << 8
 
 
 @record
@@ -52,161 +59,148 @@ class PaddedTerms:
     def __call__(self, program: Program, context: Context) -> tuple[Program, list[Decision]]:
         """The program with such terms added up before they are padded, and a decision for each sum."""
         decisions: list[Decision] = []
-        return rewrite_levels(program, partial(_level, context=context, decisions=decisions)), decisions
+        return rewrite_nested(program, partial(_level, context=context, decisions=decisions)), decisions
 
 
-def _level(jaxpr: Jaxpr, context: Context, decisions: list[Decision]) -> Jaxpr:
-    counts = Counter(key for eqn in jaxpr.eqns if (key := _key(eqn)) is not None)
-    if not counts or max(counts.values()) < 2:
+def _level(jaxpr: Jaxpr, around: Around, context: Context, decisions: list[Decision]) -> Jaxpr:
+    if sum(way_to_pad(eqn) is not None for eqn in jaxpr.eqns) < 2:
         return jaxpr
-    level = Level(jaxpr)
-    edits, kept = list[Edit](), set[Var]()
-    for place, terms, inner in _sums(level):
-        groups = _groups(level, terms)
-        if len(groups) == len(terms):
-            continue
-        eqn = level.eqns[place]
-        exactness = Exactness.BITWISE if _are_apart(level, groups) else Exactness.REASSOCIATES
-        if exactness not in context.allowed:
-            decisions.append(Decision(NAME, WHAT, where(eqn), False, "terms that overlap would change their order"))
-            continue
-        edits.append(_edit(level, place, groups, inner))
-        kept |= _branching(level, place, groups) if context.platform == "cpu" else set()
-        reason = f"of {len(terms)} terms {len(groups)} are left"
-        decisions.append(Decision(NAME, WHAT, where(eqn), True, reason, exactness=exactness))
-    if not edits:
-        return jaxpr
-    new = apply_edits(jaxpr, edits)[0]
-    places = {k for k, eqn in enumerate(new.eqns) if not kept.isdisjoint(eqn.outvars)}
-    return stored(new, places) if places else new
+    level, in_loop = Level(jaxpr), any(eqn.primitive.name in ("scan", "while") for eqn in around)
+    edits = list[Edit]()
+    for total in padded_sums(level):
+        joins = context.platform == "cpu" and Exactness.REASSOCIATES in context.allowed
+        long = joins and _is_long_code(level, total, in_loop)
+        edit, reason, exactness = _planned(level, total, long, context.platform == "cpu")
+        if edit is not None and exactness not in context.allowed:
+            edit, reason = None, "terms that overlap would change their order"
+        if edit is not None:
+            edits.append(edit)
+        if reason:
+            site, fired = where(level.eqns[total.place]), edit is not None
+            decisions.append(Decision(NAME, WHAT, site, fired, reason, exactness=exactness))
+    return apply_edits(jaxpr, edits)[0] if edits else jaxpr
 
 
-def _branching(level: Level, place: int, groups: dict[object, list[Atom]]) -> set[Var]:
-    """What is dear to compute and goes into several places of a sum: fewer read it than did, and XLA stores it no more.
+def _planned(level: Level, total: PaddedSum, long: bool, on_cpu: bool) -> tuple[Edit | None, str, Exactness]:
+    """What becomes of a sum, why, and how exact that is; no reason where there is nothing to decide."""
+    edit = _beside_each_other(level, total) if long else None
+    if edit is not None:
+        return edit, f"{total.padded} terms are put beside each other", Exactness.REASSOCIATES
+    if len(total.paddings) == total.padded:
+        return None, "", Exactness.BITWISE
+    if on_cpu and total.padded <= VECTOR_CODE:
+        return None, f"{total.padded} padded terms are vector code", Exactness.BITWISE
+    apart = not total.others and are_apart(total)
+    left = len(total.paddings) + len(total.others)
+    reason = f"of {total.padded + len(total.others)} terms {left} are left"
+    return _padded_once(level, total), reason, Exactness.BITWISE if apart else Exactness.REASSOCIATES
 
-    It would compute it for each number of the result (1.5 to 1.7 of plain JAX's time for the stress of an elastic
-    solid, whose logarithm of a determinant goes into nine places; stored 0.2). Not so along one dimension alone: a loop
-    over a few columns is unrolled, and what each of them is known (three took 1.2 to 1.8 with exponentials stored).
-    """
-    reached: dict[Var, int] = {}  # by value the groups that it goes into, as bits
-    for k, terms in enumerate(groups.values()):
-        for eqn in map(level.maker, terms):
-            if eqn is not None and _is_entry(eqn) and is_var(eqn.invars[0]):
-                reached[eqn.invars[0]] = reached.get(eqn.invars[0], 0) | 1 << k
-    paths = Counter[Var]()
-    for eqn in reversed(level.eqns[:place]):
-        into = reached.get(eqn.outvars[0], 0) if eqn.primitive.name in FUSED else 0
-        for x in {x for x in eqn.invars if is_var(x)} if into else ():
-            reached[x] = reached.get(x, 0) | into
-            paths[x] += 1
-    kept, dear = set[Var](), set[Var]()
-    for eqn in level.eqns[:place]:
-        (v, *_) = eqn.outvars or (None,)
-        if v is None or v not in reached or eqn.primitive.name not in FUSED:
-            continue
-        if eqn.primitive.name in DEAR or any(is_var(x) and x in dear for x in eqn.invars):
-            several = paths[v] > 1 and reached[v].bit_count() > 1
-            (kept if several and v.aval.dtype in STORED and eqn.primitive.name in ELEMENTWISE else dear).add(v)
-    return kept
+
+def _is_long_code(level: Level, total: PaddedSum, in_loop: bool) -> bool:
+    """Whether LLVM makes so much of these terms that it computes each of them for each number of the sum."""
+    pads = [eqn for alike in total.paddings for eqn in alike]
+    fewest = min(eqn.invars[0].aval.size for eqn in pads)
+    if (
+        len(total.paddings) < 2
+        or fewest < (FEWEST_IN_LOOPS if in_loop else FEWEST)
+        or pads[0].outvars[0].aval.dtype != np.float32
+    ):
+        return False
+    entries = any(map(_is_entry, pads))
+    most, found = MOST_OF_ENTRIES if entries else MOST_OF_COLUMNS, 0
+    for eqn in pads:
+        waiting, seen = list(eqn.invars[:1]), set[int]()
+        while waiting and found <= most:
+            k = level.made_by.get(waiting.pop(), -1)
+            if k < 0 or k in seen or level.eqns[k].primitive.name not in FUSED | CALLS:
+                continue
+            seen.add(k)
+            inside = list(_called(level.eqns[k]))
+            found += sum(map(operations, inside))
+            if any(fewest < _fewest(one.primitive.name, pads[0].outvars[0].aval.size, in_loop) for one in inside):
+                return False
+            waiting += [x for x in level.eqns[k].invars if is_var(x)]
+    return found > most or (entries and total.padded > VECTOR_CODE)
+
+
+def _fewest(name: str, of: int, in_loop: bool) -> int:
+    """How many numbers a term has at least for its operations to be vector code, in a sum of so many numbers."""
+    if in_loop:
+        return SHARED_SINES.stop if name in ("sin", "cos") and of >= FEWEST_JOINED else FEWEST_IN_LOOPS
+    return FEWEST_SINES if name in SINES else FEWEST_CALLS if name in VECTOR_SECONDS else FEWEST
+
+
+def _called(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """An equation, or those of the function that it calls."""
+    if eqn.primitive.name not in CALLS:
+        yield eqn
+    for inner in inner_jaxprs(eqn) if eqn.primitive.name in CALLS else ():
+        for one in inner.eqns:
+            yield from _called(one)
 
 
 def _is_entry(eqn: JaxprEqn) -> bool:
     """Whether an equation pads along several dimensions."""
-    return eqn.primitive.name == "pad" and sum(bool(low or high) for low, high, _ in eqn.params["padding_config"]) > 1
+    return sum(bool(low or high) for low, high, _ in eqn.params["padding_config"]) > 1
 
 
-def _key(eqn: JaxprEqn) -> Key | None:
-    """How an equation pads with zeros; None if it does not, or cuts."""
-    if eqn.primitive.name != "pad":
+def _padded_once(level: Level, total: PaddedSum) -> Edit:
+    """The sum with one padding for each way to pad."""
+    builder = Builder(level.eqns[total.place])
+    terms = [
+        alike[0].outvars[0] if len(alike) == 1 else builder.call(_padding(alike[0]), _added(builder, alike))[0]
+        for alike in total.paddings
+    ]
+    return _as_edit(level, total, builder, terms)
+
+
+def _padding(like: JaxprEqn) -> Any:
+    return lambda x: lax.pad(x, np.zeros((), x.dtype), like.params["padding_config"])
+
+
+def _added(builder: Builder, alike: Sequence[JaxprEqn]) -> Atom:
+    """What equations pad in one way, added up."""
+    xs = [eqn.invars[0] for eqn in alike]
+    return xs[0] if len(xs) == 1 else builder.call(lambda *xs: reduce(lax.add, xs), *xs)[0]
+
+
+def _as_edit(level: Level, total: PaddedSum, builder: Builder, terms: Sequence[Atom]) -> Edit:
+    out = level.eqns[total.place].outvars[0]
+    made, *rest = *terms, *total.others
+    for term in rest:
+        (made,) = builder.call(lax.add, made, term)
+    return Edit(total.place, total.inner, builder.eqns, {out: made}, total.inner)
+
+
+def _beside_each_other(level: Level, total: PaddedSum) -> Edit | None:
+    """The sum with what is padded joined; None where that overlaps, or does not lie in rows."""
+    if any(inner for alike in total.paddings for _, _, inner in alike[0].params["padding_config"]):
         return None
-    x, fill = eqn.invars
-    aval = eqn.outvars[0].aval
-    if not isinstance(fill, Literal) or np.any(fill.val) or np.any(np.signbit(np.real(fill.val))):
+    if not are_apart(total):
         return None
-    config = tuple((int(low), int(high), int(inner)) for low, high, inner in eqn.params["padding_config"])
-    if not is_var(x) or not _jax.is_number(aval.dtype) or aval.weak_type or any(n < 0 for one in config for n in one):
-        return None
-    return x.aval.shape, config, aval.shape, aval.dtype
+    builder = Builder(level.eqns[total.place])
+    out = level.eqns[total.place].outvars[0].aval
+    blocks = [(box_of(alike[0]), alike) for alike in total.paddings]
+    joined = _joined(builder, blocks, [(0, n) for n in out.shape], 0, out.dtype)
+    return None if joined is None else _as_edit(level, total, builder, [joined])
 
 
-def _sums(level: Level) -> Iterator[tuple[int, list[Atom], frozenset[int]]]:
-    """The places of all sums that are no term of another one, their terms, and the places of what they add up with."""
-    for place, eqn in enumerate(level.eqns):
-        if eqn.primitive.name not in ADDS or not _is_even(eqn) or _is_term(level, place):
-            continue
-        terms, inner = list[Atom](), {place}
-        waiting = list(reversed(eqn.invars))
-        while waiting:
-            x = waiting.pop()
-            at = level.made_by.get(x, -1) if is_var(x) else -1
-            if at >= 0 and level.eqns[at].primitive.name in ADDS and _is_even(level.eqns[at]) and _is_term(level, at):
-                inner.add(at)
-                waiting += reversed(level.eqns[at].invars)
-            else:
-                terms.append(x)
-        yield place, terms, frozenset(inner)
-
-
-def _is_even(eqn: JaxprEqn) -> bool:
-    return all(x.aval == eqn.outvars[0].aval for x in eqn.invars)
-
-
-def _is_term(level: Level, place: int) -> bool:
-    """Whether a sum is read by another one alone, once."""
-    (out,) = level.eqns[place].outvars
-    readers = level.readers(out)
-    if len(readers) != 1 or readers[0] < 0:
-        return False
-    reader = level.eqns[readers[0]]
-    return reader.primitive.name in ADDS and _is_even(reader) and reader.invars.count(out) == 1
-
-
-def _groups(level: Level, terms: Sequence[Atom]) -> dict[object, list[Atom]]:
-    """The terms, those together that are padded in one way and read here only."""
-    groups: dict[object, list[Atom]] = {}
-    for k, x in enumerate(terms):
-        maker = level.maker(x)
-        key = None if maker is None else _key(maker)
-        alone = is_var(x) and len(level.readers(x)) == 1 and terms.count(x) == 1
-        groups.setdefault(key if key is not None and alone else k, []).append(x)
-    return groups
-
-
-def _are_apart(level: Level, groups: dict[object, list[Atom]]) -> bool:
-    """Whether no number of the sum is added up of more than one group: then the order stays, and so do all bits."""
-    if len(groups) > MOST_COMPARED:
-        return False
-    makers = [level.maker(one[0]) for one in groups.values()]
-    boxes = [None if eqn is None or _key(eqn) is None else _box(eqn) for eqn in makers]
-    inside = [box for box in boxes if box is not None]
-    return len(inside) == len(boxes) and all(
-        any(stop <= other or end <= start for (start, stop), (other, end) in zip(a, b, strict=True))
-        for a, b in combinations(inside, 2)
-    )
-
-
-def _box(eqn: JaxprEqn) -> list[tuple[int, int]]:
-    """Along each dimension the first place that is not padded, and the one behind the last."""
-    shape = eqn.outvars[0].aval.shape
-    return [(low, n - high) for (low, high, _), n in zip(eqn.params["padding_config"], shape, strict=True)]
-
-
-def _edit(level: Level, place: int, groups: dict[object, list[Atom]], inner: frozenset[int]) -> Edit:
-    builder = Builder(level.eqns[place])
-    total: Atom | None = None
-    for terms in groups.values():
-        makers = [eqn for x in terms if (eqn := level.maker(x)) is not None]
-        term = terms[0] if len(terms) == 1 else _padded_once(builder, makers)
-        total = term if total is None else builder.call(lax.add, total, term)[0]
-    assert total is not None
-    return Edit(place, inner, builder.eqns, {level.eqns[place].outvars[0]: total}, inner)
-
-
-def _padded_once(builder: Builder, makers: Sequence[JaxprEqn]) -> Atom:
-    """What equations pad in one way, added up and padded then."""
-    config, dtype = makers[0].params["padding_config"], makers[0].outvars[0].aval.dtype
-
-    def padded(*xs: Any) -> Any:
-        return lax.pad(reduce(lax.add, xs), np.zeros((), dtype), config)
-
-    return builder.call(padded, *(eqn.invars[0] for eqn in makers))[0]
+def _joined(
+    builder: Builder, blocks: list[tuple[Box, tuple[JaxprEqn, ...]]], region: Box, axis: int, dtype: Any
+) -> Atom | None:
+    """What fills a region: what lies in it, cut along `axis`, then along those behind it; None if that cuts a block."""
+    if not blocks:
+        return builder.call(partial(lax.full, [stop - start for start, stop in region], 0, dtype))[0]
+    if axis == len(region):
+        ((_, alike),) = blocks
+        return _added(builder, alike)
+    pieces = list[Atom]()
+    for start, stop in pairwise(sorted({*region[axis], *(n for box, _ in blocks for n in box[axis])})):
+        inside = [one for one in blocks if one[0][axis][0] < stop and start < one[0][axis][1]]
+        if any(box[axis] != (start, stop) for box, _ in inside):
+            return None
+        piece = _joined(builder, inside, [*region[:axis], (start, stop), *region[axis + 1 :]], axis + 1, dtype)
+        if piece is None:
+            return None
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else builder.call(lambda *xs: lax.concatenate(xs, axis), *pieces)[0]

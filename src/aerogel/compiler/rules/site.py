@@ -368,12 +368,14 @@ class Site:
     def _joined(self, result: int) -> int:
         waiting, seen, most = [self._results[result]], set[Var](), 0
         while waiting and len(seen) <= LONGEST_CHAIN:
-            for eqn in self._reading(waiting.pop()):
+            x = waiting.pop()
+            for eqn in self._reading(x):
                 name = None if eqn is None else eqn.primitive.name
                 if eqn is None or not (name in ELEMENTWISE or name in PLUMBING or name in MOVES or name in JOINS):
                     continue
                 out = eqn.outvars[0]
-                most = max(most, out.aval.size) if name in JOINS else most
+                joins = name in JOINS or (name == "pad" and out.aval.size >= 2 * x.aval.size)  # a column of several
+                most = max(most, out.aval.size) if joins else most
                 if out not in seen:
                     seen.add(out)
                     waiting.append(out)

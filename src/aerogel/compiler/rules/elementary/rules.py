@@ -9,7 +9,7 @@ from jax import lax
 
 from aerogel import _jax
 
-from ...cost.vector_code import FEWEST_SINES, SHARED_SINES, is_branch_of_sines
+from ...cost.vector_code import FEWEST_JOINED, FEWEST_SINES, SHARED_SINES, is_branch_of_sines
 from ..on import PrimitiveRule, on
 from ..ruleset import RuleSet
 from ..site import Site
@@ -27,7 +27,6 @@ FEWEST_POWERS = 128  # also roots and tangents
 # and 15 took 0.3 to 0.8 of the time, of 5, 6 and 13 1.9, arctangents 4.6 (`tan`, `cbrt` and the others 0.2 to 0.8).
 WRITTEN_OUT = (5, 6, 13)
 _DEAR_WRITTEN_OUT = (lax.pow_p, lax.atan_p, lax.atan2_p)
-FEWEST_JOINED = 1_000
 # Outside of loops XLA starts a program of more than 1,000 operations on another thread, and calls of the C
 # library are none. That takes as long as these many calls of a sine or a power, or of the dearer others (measured with
 # two busy cores, alone and in small formulas: 1.2 to 2.3 of the time at half as many, 0.4 to 0.9 at twice as many).
