@@ -372,6 +372,38 @@ spelt(
     of_coupled,
     lambda: (normal(0, 30_000, 4),),
 )
+
+
+# a kernel of one channel that is long
+def by_blocks(x, kernel):
+    rows, wide = -(-len(x) // 64), len(kernel) + 63
+    places = jnp.arange(64)[:, None] + jnp.arange(len(kernel))
+    toeplitz = jnp.zeros((64, wide)).at[jnp.arange(64)[:, None], places].set(kernel[::-1])
+    x = jnp.pad(x, (len(kernel) // 2, wide + 64))
+    windows = jnp.stack([x[k * 64 : k * 64 + wide] for k in range(rows)])
+    return (windows @ toeplitz.T).ravel()
+
+
+def by_products(x):
+    """Convolved with itself, mirrored: each is multiplied by all others, and summed where they are as far apart."""
+    products = jnp.pad(x[:, None] * x[::-1], ((0, 0), (0, len(x)))).ravel()[: -len(x)]
+    return products.reshape(len(x), -1).sum(0)
+
+
+spelt(
+    "long-convolution",
+    "a moving average with weights, by convolve",
+    lambda x, k: jnp.convolve(x, k, "same"),
+    by_blocks,
+    lambda: (normal(0, 12_800), normal(1, 501)),
+)
+spelt(
+    "long-convolution",
+    "an autocorrelation",
+    lambda x: jnp.correlate(x, x, "full"),
+    by_products,
+    lambda: (normal(0, 1500),),
+)
 # terms that are named in another order than they are stored
 spelt(
     "terms-as-stored",

@@ -92,6 +92,7 @@ ELSEWHERE = {
     "loop-shifts",
     "loop-split",
     "loop-unroll",
+    "long-convolution",
     "loop-windows",
     "loop-words",
     "masked-columns",

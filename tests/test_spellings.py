@@ -78,6 +78,10 @@ NEAR: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
         (lambda x: jnp.pad(x, 1) * jnp.pad(x + 1, 1), (ROWS,)),
         (jax.grad(lambda x: jnp.sum(jnp.exp(x[:, 0]) * jnp.exp(x[:, 1]) * x[:, 2])), (shape(30_000, 3),)),
     ],
+    "long-convolution": [
+        (jnp.convolve, (shape(3000), shape(30))),
+        (lambda x, w: jax.lax.conv_general_dilated(x, w, (1,), "SAME"), (shape(2, 1, 8000), shape(16, 1, 128))),
+    ],
     "terms-as-stored": [
         (lambda x, w: jnp.einsum("btd,do->bto", x, w), (shape(8, 128, 384), shape(384, 320))),
         (lambda x, w: jnp.tensordot(x, w, 2), (shape(1024, 8, 48), shape(8, 48, 320))),

@@ -21,6 +21,7 @@ from .folds import window_min as window_min
 from .folds import window_sum as window_sum
 from .kernel_gradient import depthwise_kernel_gradient as depthwise_kernel_gradient
 from .linalg import inverse_times as inverse_times
+from .long_convolution import long_convolution as long_convolution
 from .lookups import searched_at_once as searched_at_once
 from .lookups import searched_evenly as searched_evenly
 from .lookups import searched_short as searched_short

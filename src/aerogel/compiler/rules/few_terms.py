@@ -59,6 +59,11 @@ def few_term_convolution(lhs: Any, rhs: Any, **params: Any) -> Any:
     return once(total)
 
 
+def is_sum_of_few(conv: Convolution) -> bool:
+    """Whether a convolution of float32 is written out."""
+    return conv.is_float32 and _too_many(conv) is None
+
+
 def _too_many(conv: Convolution) -> str | None:
     """Why the library is as fast; None if it is not."""
     if conv.groups > 1:

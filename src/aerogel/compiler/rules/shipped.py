@@ -16,6 +16,7 @@ from .extrema import argmax_by_blocks, argmin_by_blocks
 from .few_terms import few_term_convolution
 from .folds import window_max, window_min, window_sum
 from .kernel_gradient import depthwise_kernel_gradient
+from .long_convolution import long_convolution
 from .lookups import searched_at_once, searched_evenly, searched_short
 from .pooling import max_pool_gradient
 from .powers import root_power
@@ -93,6 +94,7 @@ default = RuleSet(
         window_max,
         window_min,
         convolution_by_rows,
+        long_convolution,
         few_term_convolution,
         depthwise_kernel_gradient,
         # sums: docs/reference/catalogue-linear-algebra.md

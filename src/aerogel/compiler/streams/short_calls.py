@@ -25,7 +25,7 @@ MOST_LEFT = NOT_SHORT // 2
 # A step takes 0.1 to 0.6 us longer than its entries do in the program as it is; a thread that is awake, 5 us.
 MOST_STEPS = 40
 # What XLA computes in the kernel that reads it, and has to write first for a loop, and how many may be.
-MADE = frozenset((*ELEMENTWISE, "concatenate", "pad", "slice", "stack"))
+MADE = frozenset((*ELEMENTWISE, "concatenate", "pad", "rev", "slice", "stack"))
 MOST_MADE = 4
 # What reads a part of a value: XLA computes no more of it there, and for a loop all of it. How long the rest may take.
 PARTS = ("gather", "slice", "dynamic_slice")
