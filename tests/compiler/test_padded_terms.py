@@ -167,6 +167,15 @@ def stepped(f: Function, x: Any) -> Any:
     return lax.fori_loop(0, 3, lambda _, x: x - 0.01 * f(x), x)
 
 
+def green(f: Any) -> Any:
+    """The squares of a strain, of which entries ij and ji are the same."""
+
+    def entry(i: int, j: int) -> Any:
+        return jnp.sum((sum(f[:, k, i] * f[:, k, j] for k in range(3)) - (i == j)) ** 2)
+
+    return sum(entry(i, j) for i in range(3) for j in range(3))
+
+
 MATRICES = jnp.eye(3) + 0.1 * normal(1, 1024, 3, 3)
 COLUMNS = normal(2, 1024, 3)
 BESIDE: dict[str, tuple[Function, Any]] = {
@@ -183,6 +192,7 @@ BESIDE: dict[str, tuple[Function, Any]] = {
     ),
     "entries, and whole matrices": (stress, MATRICES),
     "entries, not all of them": (jax.grad(lambda s: jnp.sum(jnp.log1p(von_mises(s)))), MATRICES),
+    "entries that are added twice": (jax.grad(green), MATRICES),
     "many entries of cheap work": (jax.grad(lambda m: jnp.sum(jnp.linalg.det(m) ** 2)), MATRICES),
 }
 NOT_BESIDE: dict[str, tuple[Function, Any]] = {

@@ -26,7 +26,8 @@ class PaddedSum:
     Attributes:
         place: of its last addition.
         inner: of all of its additions.
-        paddings: what pads its terms, those together that pad in one way and are read here only.
+        paddings: what pads its terms, those together that pad in one way and are read here only,
+            each as often as it is added.
         others: the other terms.
     """
 
@@ -94,7 +95,7 @@ def _grouped(level: Level, place: int, terms: Sequence[Atom], inner: frozenset[i
     for x in terms:
         maker = level.maker(x)
         key = None if maker is None else way_to_pad(maker)
-        if maker is None or key is None or len(level.readers(maker.outvars[0])) > 1 or terms.count(x) > 1:
+        if maker is None or key is None or not inner.issuperset(level.readers(maker.outvars[0])):
             others.append(x)
         else:
             alike.setdefault(key, []).append(maker)
