@@ -109,7 +109,7 @@ def _is_long_code(level: Level, total: PaddedSum, in_loop: bool) -> bool:
     entries = any(map(_is_entry, pads))
     most, found = MOST_OF_ENTRIES if entries else MOST_OF_COLUMNS, 0
     for eqn in pads:
-        waiting, seen = list(eqn.invars[:1]), set[int]()
+        waiting, seen = [x for x in eqn.invars if is_var(x)], set[int]()
         while waiting and found <= most:
             k = level.made_by.get(waiting.pop(), -1)
             if k < 0 or k in seen or level.eqns[k].primitive.name not in FUSED | CALLS:
