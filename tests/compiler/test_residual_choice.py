@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel._jax import scan_counts
 from aerogel.compiler.passes.residual_choice import ResidualChoice
 from compiler.loop_patterns import normal, stacked
 
@@ -257,7 +258,7 @@ def mirrored(u: Any, _: Any) -> Any:
 def floats(f: Callable[..., Any], size: int, *args: Any) -> int:
     """How many arrays of floats of at least so many entries its loops stack."""
     loops = [eqn for eqn in jax.make_jaxpr(f)(*args).jaxpr.eqns if eqn.primitive.name == "scan"]
-    stacks = [v.aval for eqn in loops for v in eqn.outvars[eqn.params["num_carry"] :]]
+    stacks = [v.aval for eqn in loops for v in eqn.outvars[scan_counts(eqn.params)[1] :]]
     return sum(aval.size >= size and aval.dtype == jnp.float32 for aval in stacks)
 
 
