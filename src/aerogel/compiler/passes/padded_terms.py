@@ -32,7 +32,7 @@ WHAT = "what is padded in one way is added up before"
 # they are added up before, and up to 1.19 on another machine; 16 terms 0.29, 30 terms 0.18.
 VECTOR_CODE = 15
 # With more operations behind the terms than this LLVM neither unrolls the loop over the columns, which tells it the one
-# term that counts, nor makes vectors: three columns of sines, five of `log1p` and eight of arctangents took 5 to 10
+# term that counts, nor makes vectors: three columns of sines, six of `log1p` and eight of arctangents took 5 to 10
 # times as long as two, four and five. Beside each other these take 0.2 to 0.5 of plain JAX's time; with fewer
 # operations that takes up to 2.4. Entries of matrices, which have more places, take as long from fewer operations on.
 MOST_OF_COLUMNS = 255
