@@ -293,8 +293,7 @@ def test_arrays_are_not_turned_for_it() -> None:
 
 def test_arrays_that_are_turned_would_be_made_first() -> None:
     """XLA reads them where they are, in the one kernel that the program is."""
-    f = lambda x, w: sum(w[k] * jnp.flip(x[k : k + 1000]) for k in range(8))  # noqa: E731
-    (refused,) = decisions(lambda x: f(x, x), normal(0, 1007))
+    (refused,) = decisions(lambda x: sum(x[k] * jnp.flip(x[k : k + 1000]) for k in range(8)), normal(0, 1007))
     assert not refused.fired
     assert refused.reason == "8 arrays that its loops read would be made first"
 

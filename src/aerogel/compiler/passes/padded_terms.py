@@ -43,6 +43,7 @@ FEWEST = 1 << 10
 FEWEST_CALLS = 1 << 14
 FEWEST_SINES = 1 << 13
 FEWEST_IN_LOOPS = 1 << 8
+WRITTEN_OUT = FUSED | CALLS  # where it is read
 
 
 @record
@@ -112,7 +113,7 @@ def _is_long_code(level: Level, total: PaddedSum, in_loop: bool) -> bool:
         waiting, seen = [x for x in eqn.invars if is_var(x)], set[int]()
         while waiting and found <= most:
             k = level.made_by.get(waiting.pop(), -1)
-            if k < 0 or k in seen or level.eqns[k].primitive.name not in FUSED | CALLS:
+            if k < 0 or k in seen or level.eqns[k].primitive.name not in WRITTEN_OUT:
                 continue
             seen.add(k)
             inside = list(_called(level.eqns[k]))

@@ -3,9 +3,9 @@
 Windows that begin at each block of entries and reach over the kernel, as the rows of a matrix, times the kernel at each
 place of a block, as the columns of another one (a Toeplitz matrix), are the output, block by block: a matrix product of
 hardly more products than there were. It is as exact: its sums are those of any product. (A Fourier transform takes less
-for kernels of 10,000 places, and loses the digits of small entries beside large ones.) Where the kernel is longer than
-the output, as of what differentiates by a kernel, blocks of the kernel are multiplied by windows that reach over the
-output, and the diagonals of that product are summed.
+for kernels of 3,000 places and more, and loses the digits of small entries beside large ones.) Where the kernel is
+longer than the output, as of what differentiates by a kernel, blocks of the kernel are multiplied by windows that reach
+over the output, and the diagonals of that product are summed.
 """
 
 import math
