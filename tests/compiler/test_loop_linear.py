@@ -279,11 +279,16 @@ def test_any_linear_steps(chosen: list[int]) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * float(jnp.abs(want).max() + 1))
 
 
-def test_loops_of_no_or_one_step_and_empty_values() -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_loops_of_no_or_one_step_and_empty_values(early: bool) -> None:
     """Nothing is done, and nothing breaks."""
+    own = (LoopLinear(before_products=early),)
     for a, xs in ((A, XS[:0]), (A, XS[:1]), (A[:0, :0], XS[:, :0])):
         f = lambda a, xs: lax.scan(lambda s, x: (s + a @ jnp.sin(x), None), jnp.zeros(a.shape[0]), xs)[0]  # noqa: E731
-        np.testing.assert_allclose(jax.jit(alone(f))(a, xs), jax.jit(f)(a, xs), rtol=1e-5, atol=1e-5)
+        g = jax.jit(ag.optimize(f, passes=own))
+        np.testing.assert_allclose(g(a, xs), jax.jit(f)(a, xs), rtol=1e-5, atol=1e-5)
+    empty = lambda w, xs: lax.scan(lambda s, x: (s + w * x, None), jnp.zeros_like(w), xs)[0]  # noqa: E731
+    assert jax.jit(ag.optimize(empty, passes=own))(jnp.ones(0), jnp.ones((3, 0))).shape == (0,)
 
 
 MIXED: dict[str, Callable[[Any], Any]] = {

@@ -189,7 +189,7 @@ def _least_seconds(body: Body, eqn: JaxprEqn) -> float:
     once = step_seconds(eqn, body.machine)
     fixed = dict.fromkeys(x for x in eqn.invars if is_var(x) and x in body.fixed)
     reading = sum(nbytes(x.aval) for x in fixed) / body.machine.cache_bytes_per_second
-    columns = max((n for k in body.moving(eqn) for n in eqn.invars[k].aval.shape), default=1)
+    columns = max((1, *(n for k in body.moving(eqn) for n in eqn.invars[k].aval.shape)))
     return min(once, max(reading, once / columns if fixed else 0.0))
 
 

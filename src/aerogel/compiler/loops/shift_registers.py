@@ -292,12 +292,14 @@ class Carries:
         return None
 
     def _is_zeros(self, x: Atom) -> bool:
-        if isinstance(x, Literal):
-            return is_zero_number(x)
-        maker = self.maker(x)
-        if maker is None and x in self.outside:
-            maker = self.level.maker(self.outside[x])
-        return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_zero_number(maker.invars[0])
+        """Whether a value is zero everywhere, made in a step or before the loop, in however many pieces."""
+        while not isinstance(x, Literal):
+            x = self.outside.get(x, x)
+            maker = self.maker(x) or self.level.maker(x)
+            if maker is None or maker.primitive.name not in SHAPED:
+                return False
+            x = maker.invars[0]
+        return is_zero_number(x)
 
 
 def _only_shapes(eqn: JaxprEqn) -> bool:
