@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import enum
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import equinox as eqx
@@ -54,6 +54,15 @@ class Model(Module):
         block = Linear(jnp.ones((3, 3)), jnp.ones(3))
         self.layers = [block, block, Linear(jnp.ones((2, 2)))]
         self.head = Linear(self.embed.weight)
+
+
+class Empty(Module):
+    pass
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
 
 
 class Any3(Module):
@@ -409,6 +418,17 @@ def test_an_edit_is_a_construction(model: Any, data: st.DataObject) -> None:
     assert jax.tree.structure(new) == jax.tree.structure(wanted)
     assert new == wanted
     assert at(new)[name].set(getattr(model, name)) == model
+
+
+@pytest.mark.parametrize("kept", [None, "text"])
+@pytest.mark.parametrize("value", [[], None, "other", [Empty()], W], ids=["list", "none", "text", "modules", "array"])
+def test_structure_in_a_record_holds_no_place(kept: Any, value: Any) -> None:
+    """A record of a module without arrays and of structure: what is put in its place is what the class makes of it."""
+    wanted, new = Any3(value), at(Any3(Pair(Empty(), kept))).a.set(value)
+    assert jax.tree.structure(new) == jax.tree.structure(wanted)
+    assert new == wanted
+    labelled = jax.tree.map(lambda x: None, Any3(Pair(W, kept)))
+    assert jax.tree.leaves(at(labelled).a.set(None), is_leaf=lambda x: x is None) == [None]
 
 
 @given(modules())

@@ -8,7 +8,7 @@ import jax
 from ._decide import division_of, form_if_node
 from ._form import MISSING, Form, Tie
 from ._freeze import UNTOUCHED, freeze, is_data
-from ._holes import copied, fill, implanted, reach
+from ._holes import closed, copied, fill, implanted, reach
 from ._kinds import Kind, kind_of
 from ._paths import Path, show_path
 from ._steps import is_node, part, parts_below, with_parts
@@ -104,7 +104,7 @@ class _Edit:
         slots, statics, foreign = set(self.form.slots), dict(self.form.statics), dict(self.form.foreign)
         is_as_before = not self.form.frozen
         for slot, value in values.items():
-            if slot in slots and holds_other_things(self.form.get(self.node, slot)):
+            if slot in slots and _holds_other_things(self.node, self.form, slot):
                 continue
             values[slot] = value = self._taken_in(slot, value)
             is_as_before &= slot in slots and slot not in foreign
@@ -171,7 +171,11 @@ class _Edit:
 
     def _is_nothing(self, place: Path, value: Any) -> bool:
         """Whether an edit put structure in a place of data."""
-        return self._is_replaced(place) and not is_data(value) and not holds_other_things(reach(self.node, place))
+        if not self._is_replaced(place) or is_data(value):
+            return False
+        owner = reach(self.node, place[:-1])
+        form = form_if_node(owner)
+        return form is None or not _holds_other_things(owner, form, form.slot_of(place[-1]))
 
 
 def _is_plain(value: Any) -> bool:
@@ -180,11 +184,15 @@ def _is_plain(value: Any) -> bool:
     return kind is Kind.ARRAY or (kind is Kind.NODE and not isinstance(value, (list, tuple, dict)))
 
 
-def holds_other_things(value: Any) -> bool:
-    """Whether leaves stand here, and none of them is an array: a transformation put them there."""
+def _holds_other_things(node: Any, form: Form, slot: Any) -> bool:
+    """Whether leaves stand in a slot, and none of them is an array: a transformation put them there.
+
+    What is structure in a record, or in another library's node, is no leaf.
+    """
+    value, division = form.get(node, slot), dict(form.foreign).get(slot)
     if kind_of(value) is Kind.ARRAY:
         return False
-    leaves = jax.tree.leaves(value, is_leaf=lambda x: x is None)
+    leaves = jax.tree.leaves(value if division is None else closed(value, division), is_leaf=lambda x: x is None)
     return bool(leaves) and not any(kind_of(leaf) is Kind.ARRAY for leaf in leaves)
 
 

@@ -64,11 +64,11 @@ def _shadow(node: Any, form: Form) -> tuple[Any, ...]:
         if slot in values:
             values[slot] = punched(values[slot], tie.place[1:])
     for slot, division in form.foreign:
-        values[slot] = _closed(values[slot], division)
+        values[slot] = closed(values[slot], division)
     return tuple(values.values())
 
 
-def _closed(value: Any, division: Split | Form) -> Any:
+def closed(value: Any, division: Split | Form) -> Any:
     """A node of others as JAX sees it; `value` itself where a transformation put something else."""
     if isinstance(division, Split):
         return division.close(value)
