@@ -115,3 +115,20 @@ def test_a_selection_that_is_not_known_stays(which: Any) -> None:
     """From data, from counters, or one number of the data for all."""
     program = normalize(traced(lambda x: lax.select(which(x), x, 2 * x), jnp.ones(3)))[0]
     assert [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "select_n"]
+
+
+def test_what_is_joined_with_nothing_is_itself() -> None:
+    """`jnp.roll` by no place, along one axis or several; what is joined with itself is another value."""
+    x = jnp.arange(12.0).reshape(3, 4)
+    for f in (
+        lambda x: jnp.roll(x, 0, 1),
+        lambda x: jnp.roll(x, (0, 4), (0, 1)),
+        lambda x: jnp.concatenate([x[:0], x]),
+    ):
+        program = normalize(traced(f, x))[0]
+        assert program.jaxpr.outvars == program.jaxpr.invars
+    for f in (lambda x: jnp.concatenate([x, x]), lambda x: jnp.concatenate([x[:0], x, x[:1]])):
+        program = traced(f, x)
+        assert bits(evaluate(normalize(program)[0], [x])) == bits(evaluate(program, [x]))
+    empty = x[:0]
+    assert bits([jax.jit(ag.optimize(lambda x: jnp.concatenate([x, x])))(empty)]) == bits([empty])

@@ -114,6 +114,7 @@ LEFT: dict[str, Step] = {
     "overlapping": lambda h, x, w: h * x[:, : 3 * H].sum() + x[:, H:].sum(),
     "a product": lambda h, x, w: gated(h, x @ jnp.ones((4 * H, 4 * H))),
     "repeated": lambda h, x, w: h + (x[:, 1:H, None] * w[1:, :H]).sum() + (x[:, H + 1 :, None] * w[:1, :3]).sum(),
+    "rolled": lambda h, x, w: h + jnp.roll(x, 1, 1).reshape(B, 4, H).sum(1),
     "repeated and cut": lambda h, x, w: h + ((x[:, None] * w)[..., 1:] ** 2).sum(),
 }
 

@@ -287,6 +287,20 @@ def test_of_a_stencil_the_state_is_stored(name: str) -> None:
     ag.verify(jax.vmap(g, (0, None)))(0.1 * normal(1, 2, *shape), args[1])
 
 
+@pytest.mark.parametrize(("width", "again"), [(48, False), (100, True)])
+def test_what_is_dear_is_stored_beside_seams_in_short_rows(width: int, again: bool) -> None:
+    """The gradient of rolls adds paddings: where these stay, what is computed beside them is no vector code."""
+
+    def step(u: Any, _: Any) -> tuple[Any, None]:
+        before, after = jnp.roll(u, 1, 1), jnp.roll(u, -1, 1)
+        return u - 0.01 * u * (before - after) + 0.1 * jnp.exp(-u * u), None
+
+    g, u = jax.grad(lambda u: jnp.sum(lax.scan(step, u, None, length=50)[0] ** 2)), normal(0, width, width)
+    *_, backward = [eqn for eqn in jax.make_jaxpr(ag.optimize(g))(u).jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert (" exp " in str(backward.params["jaxpr"])) == again
+    ag.verify(g)(u)
+
+
 def shallow_water(s: Any, rolled: Callable[..., Any]) -> Any:
     """Heights and two velocities, in both directions."""
     h, u, v = s

@@ -24,6 +24,8 @@ def simplify_equation(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn] = MappingPro
     test = NO_OPS.get(eqn.primitive.name)
     if test is not None and test(eqn) and _same_type(eqn.invars[0], eqn.outvars[0]):
         return eqn.invars[0]
+    if eqn.primitive.name == "concatenate":  # `jnp.roll` by nothing joins a value and an empty slice
+        return next((x for x in eqn.invars if is_var(x) and _same_type(x, eqn.outvars[0])), None)
     if eqn.primitive.name == "select_n":
         return _chosen(eqn, makers)
     if eqn.primitive.name == "mul" and (factor := _times_one(eqn, makers)) is not None:

@@ -1,4 +1,7 @@
-"""Loop shifts: what a step rolls is written once with its ends, and rolls are slices of that (see `shifts.py`)."""
+"""Loop shifts: what a step rolls is written once with its ends, and rolls are slices of that (see `shifts.py`).
+
+What a step pads with entries of its own is written once as it is (see `ghosts.py`).
+"""
 
 from typing import ClassVar
 
@@ -8,8 +11,10 @@ from ..exactness import Exactness
 from ..levels import Around, rewrite_nested
 from ..pipeline import Context
 from ..program import Program, depends_on, where
+from ..readers.seams import stored
 from ..record import record
 from ..report import Decision
+from ..rolled.ghosts import Ghosts, ghosts
 from ..rolled.shifts import Shifts, shifted, shifts
 
 NAME = "loop-shifts"
@@ -33,10 +38,14 @@ class LoopShifts:
             if not any(eqn.primitive.name in ("scan", "while") for eqn in around):
                 return jaxpr
             varies = _varies(jaxpr, around)
+            padded = [one for one in ghosts(jaxpr, context.machine) if one.value in varies]
+            decisions.extend(_stored(jaxpr, one) for one in padded)
+            places = {one.place for one in padded if one.seconds}
+            jaxpr = stored(jaxpr, places) if places else jaxpr
             found = [one for one in shifts(jaxpr, context.machine) if one.base in varies]
             decisions.extend(_decision(jaxpr, one) for one in found)
             taken = [one for one in found if one.seconds]
-            return shifted(jaxpr, taken) if taken else jaxpr
+            return shifted(jaxpr, taken, _inputs(jaxpr, around)) if taken else jaxpr
 
         return rewrite_nested(program, level), decisions
 
@@ -53,8 +62,22 @@ def _varies(jaxpr: Jaxpr, around: Around) -> set[Var]:
     return {*seeds, *depends_on(jaxpr, seeds)}
 
 
+def _inputs(jaxpr: Jaxpr, around: Around) -> set[Var]:
+    """What each step of a scan is given."""
+    params = around[-1].params
+    return {*jaxpr.invars[sum(scan_counts(params)) :]} if around[-1].primitive.name == "scan" else set()
+
+
+def _stored(jaxpr: Jaxpr, one: Ghosts) -> Decision:
+    what = f"a padded value of a step is written once, for {one.slices} slices"
+    reason = f"what reads them is vector code then; saves {1e6 * one.seconds:.1f} us a step"
+    if not one.seconds:
+        reason = "to write it would take as long"
+    return Decision(NAME, what, where(jaxpr.eqns[one.place]), bool(one.seconds), reason, exactness=Exactness.BITWISE)
+
+
 def _decision(jaxpr: Jaxpr, one: Shifts) -> Decision:
-    what = f"{len(one.rolls)} rolls of a step are slices of one longer value"
+    what = f"{len(one.rolls)} rolls of a step are slices of one larger value"
     reason = f"what reads them is vector code then; saves {1e6 * one.seconds:.1f} us a step"
     if not one.seconds:
         reason = "to write it would take as long"

@@ -139,7 +139,7 @@ def stored(jaxpr: Jaxpr, places: set[int]) -> Jaxpr:
     for k, eqn in enumerate(jaxpr.eqns):
         eqns.append(rename(eqn, env))
         if k in places:
-            builder = Builder(eqn)
-            (env[eqn.outvars[0]],) = builder.call(once, eqn.outvars[0])
+            (v,), builder = eqn.outvars, Builder(eqn)
+            env[v] = builder.as_weak_as(v, builder.call(once, v)[0])
             eqns += builder.eqns
     return with_equations(jaxpr, eqns, [substitute(x, env) for x in jaxpr.outvars])

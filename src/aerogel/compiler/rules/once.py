@@ -10,11 +10,18 @@ from aerogel._jax import Jaxpr, JaxprEqn
 
 from ..program import Makers, is_var
 
-_BITS = {np.dtype(np.float32): np.uint32, np.dtype(np.float64): np.uint64}
+_BITS = {np.dtype(np.float32): np.uint32, np.dtype(np.float64): np.uint64} | {
+    np.dtype(f"{sign}int{n}"): np.dtype(f"uint{n}").type for sign in ("", "u") for n in (8, 16, 32, 64)
+}
+
+
+def can_be_stored(aval: Any) -> bool:
+    """Whether `once` takes a value of such a type."""
+    return getattr(aval, "dtype", None) in _BITS
 
 
 def once(x: Any) -> Any:
-    """x, an array of float32 or float64, divided by one.
+    """x, an array of float32, float64 or integers, divided by one.
 
     XLA fuses what makes a value into those who read it, and so computes it again for each element that a broadcast or
     a shifted slice reads, unless it holds an operation that XLA knows to be dear. It takes `sin` for one, and the
