@@ -89,7 +89,7 @@ def test_moved_steps_have_none(consume: Callable[..., Any]) -> None:
 
     # A product of matrices that one pass makes of the second keeps its axis of one row.
     passes = tuple(one for one in DEFAULT_PASSES if one.name != "contraction")
-    (loop,) = scans(jax.make_jaxpr(ag.optimize(f, passes=passes))(jnp.ones(500)))
+    (loop,) = scans(jax.make_jaxpr(ag.optimize(f, passes=passes))(jnp.ones(5000)))
     worked = [eqn for eqn in loop.params["jaxpr"].jaxpr.eqns if eqn.primitive.name in RULES]
     views = ("broadcast_in_dim", "reshape", "squeeze")
     assert len(worked) > 2
