@@ -67,6 +67,7 @@ CLAIMS = (
     "short_rows_cost_what_long_rows_cost",
     "an_odd_number_of_entries_costs_what_an_even_one_costs",
     "products_of_bfloat16_are_made_of_bfloat16",
+    "neighbours_in_a_loop_are_slices_of_one_array",
     "seams_are_computed_once",
     "a_short_call_stays_in_its_thread",
     "everyday_programs_without_loops_are_never_slower",

@@ -129,7 +129,7 @@ class _Fusion:
         summed = any([flat.kinds[user] is Kind.REDUCE for user in users])
         dear = kind is not Kind.CHEAP and (wide or shared)
         apart = shared if summed else kind is Kind.REDUCE
-        if store or apart or dear or len(users) > RECOMPUTE_LIMIT:
+        if store or apart or dear or len(users) > RECOMPUTE_LIMIT or self._is_written_once(number):
             for value in outs:
                 self.stored[value] = True
             users, wide = frozenset((number,)), False
@@ -140,6 +140,12 @@ class _Fusion:
             if wide or 0 < 4 * size[value] < size[outs[0]]:
                 self.widened[value] = True
         self.runs_in[number] = users
+
+    def _is_written_once(self, number: int) -> bool:
+        """Whether it divides by the bits of a number, as `rules/once.py` does for XLA to store the quotient."""
+        eqn, ins = self.flat.eqns[number], self.flat.ins[number]
+        producer = self.flat.producer[ins[1]] if eqn.primitive.name == "div" and len(ins) == 2 else -1
+        return producer >= 0 and self.flat.eqns[producer].primitive.name == "bitcast_convert_type"
 
     def _unfusible(self, number: int, eqn: JaxprEqn) -> None:
         flat, readers, name = self.flat, self.readers, eqn.primitive.name

@@ -33,6 +33,7 @@ from ..cost.work import dot_shape
 from ..loop import is_float
 from ..program import Builder, copy_equation, count_equations, inner_jaxprs, inner_levels, is_var, substitute
 from ..record import record
+from ..small_traces import traced
 from . import kernel_products, kernel_scatters
 from .steps_at_once import steps_at_once
 
@@ -66,8 +67,9 @@ SECONDS_MORE = {"tanh": 4e-10, "erf": 3e-10, "expm1": 6e-10, "log1p": 7e-10}
 SECONDS_MORE_ACROSS = 2e-9
 SEARCHES = ("argmax", "argmin")
 # Of an entry of what is joined along its last axis of more than two pieces, for each seam: by itself it is a few copies
-# of memory, in such a kernel conditions for each entry. Of two, LLVM takes the condition out of the loop.
-SECONDS_MORE_JOINED = 2.5e-10
+# of memory, in such a kernel conditions for each entry. Of two, LLVM takes the condition out of the loop, if it is the
+# only one (two rolls of rows in 24 x 24 to 40 x 40 entries took 1.2 to 1.5 of the time).
+SECONDS_MORE_JOINED, SECONDS_MORE_JOINED_IN_ROWS = 2.5e-10, 1.5e-10
 # Of an entry of two paddings that add up to a roll: one of them is of few entries (1,000 took 0.3 us more a step).
 SECONDS_MORE_ROLLED = 1.5e-10
 FUSED = 4.0  # how much faster an operation is beside others of its kernel than alone, of values in the cache
@@ -208,8 +210,7 @@ def _more_seconds(kernel: Kernel) -> float:
     searches = (one for one in held if one.primitive.name in SEARCHES and _is_across(one))
     more = sum(one.outvars[0].aval.size * SECONDS_MORE[one.primitive.name] for one in functions)
     more += sum(one.invars[0].aval.size * SECONDS_MORE_ACROSS for one in searches)
-    joins = (one for one in held if one.primitive.name == "concatenate" and len(one.invars) > 2)
-    more += sum(one.outvars[0].aval.size * SECONDS_MORE_JOINED * _seams(one) for one in joins)
+    more += sum(one.outvars[0].aval.size * _seconds_of_seams(one) for one in held)
     return more + SECONDS_MORE_ROLLED * _entries_of_rolls(held)
 
 
@@ -225,9 +226,14 @@ def _entries_of_rolls(held: Sequence[JaxprEqn]) -> int:
     return found
 
 
-def _seams(eqn: JaxprEqn) -> int:
-    """How many seams what is joined has along its last axis."""
-    return len(eqn.invars) - 1 if eqn.params["dimension"] == eqn.outvars[0].aval.ndim - 1 else 0
+def _seconds_of_seams(eqn: JaxprEqn) -> float:
+    """For an entry of what is joined along its last axis."""
+    rank = eqn.outvars[0].aval.ndim
+    if eqn.primitive.name != "concatenate" or eqn.params["dimension"] != rank - 1:
+        return 0.0
+    if len(eqn.invars) > 2:
+        return SECONDS_MORE_JOINED * (len(eqn.invars) - 1)
+    return SECONDS_MORE_JOINED_IN_ROWS if rank > 1 else 0.0
 
 
 def _is_padded_in_rows(eqn: JaxprEqn) -> bool:
@@ -244,9 +250,16 @@ def _is_shared(kernel: Kernel) -> bool:
     """Whether XLA shares a kernel among threads for its work."""
     moved = sum(amount for amount, _ in (*kernel.reads, *kernel.writes))
     size = max((v.aval.size for v in kernel.root.outvars if not isinstance(v, DropVar)), default=0)
-    names = [one.primitive.name for one in (*kernel.fused, kernel.root)]
-    operations = size * sum(name in ELEMENTWISE and name not in DEAR for name in names)
-    return is_worked_on_by_several(operations, moved)
+    held = [*kernel.fused, kernel.root]
+    return is_worked_on_by_several(size * sum(map(_operations, held)), moved)
+
+
+def _operations(eqn: JaxprEqn) -> int:
+    """How many operations XLA counts in what is done to an entry."""
+    name = eqn.primitive.name
+    if name in _jax.OURS:
+        return sum(map(_operations, traced(_jax.OURS[name], [x.aval for x in eqn.invars], eqn).jaxpr.eqns))
+    return name in ELEMENTWISE and name not in DEAR
 
 
 def as_one_kernel(eqn: JaxprEqn, level: Jaxpr, behind: Sequence[JaxprEqn] = ()) -> JaxprEqn:

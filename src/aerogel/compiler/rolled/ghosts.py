@@ -15,11 +15,19 @@ from ..cost import Machine
 from ..program import Makers, Readers, is_var, producers, users
 from ..record import record
 from ..rules.once import can_be_stored
-from .shifts import LEAST_OF_MANY, MANY_ROLLS, ROLL_SECONDS, is_computed_with, seconds_written
+from .shifts import (
+    LEAST_SECONDS,
+    MANY_ROLLS,
+    ROLL_SECONDS,
+    SHORTEST_OF_MUCH,
+    computes_much,
+    is_computed_with,
+    seconds_written,
+)
 
-# Of shorter rows, many slices must be read: five of 1,000 x 16 entries took 1.1 of the time if they were stored, nine
-# 0.64, five of 64 x 64 0.77.
-SHORTEST_ROW = 64
+# Of shorter rows, many slices must be read, or much computed: five of 500 x 16 entries took 1.08 of the time if they
+# were stored, with a cube or more 0.34 to 0.43; of 24 x 24 to 1,000 x 48, 0.7 to 0.98.
+SHORTEST_ROW = 24
 
 
 @record
@@ -49,7 +57,7 @@ def ghosts(jaxpr: Jaxpr, machine: Machine) -> list[Ghosts]:
         (v,) = eqn.outvars
         slices = list(_slices(jaxpr, readers, v)) if _is_joined_in_rows(jaxpr, makers, v) else []
         if len(slices) > 1 and None not in slices:
-            found.append(_priced(v, place, [jaxpr.eqns[k].outvars[0] for k in slices if k is not None], machine))
+            found.append(_priced(jaxpr, place, [jaxpr.eqns[k].outvars[0] for k in slices if k is not None], machine))
     return found
 
 
@@ -82,7 +90,9 @@ def _is_joined_in_rows(jaxpr: Jaxpr, makers: Makers, v: Var) -> bool:
     return False
 
 
-def _priced(v: Var, place: int, slices: list[Var], machine: Machine) -> Ghosts:
+def _priced(jaxpr: Jaxpr, place: int, slices: list[Var], machine: Machine) -> Ghosts:
+    (v,) = jaxpr.eqns[place].outvars
     seconds = ROLL_SECONDS * sum(x.aval.size for x in slices) - seconds_written(v, v.aval.size, machine)
-    are_seams = len(slices) >= MANY_ROLLS or shape_of(v)[-1] >= SHORTEST_ROW
-    return Ghosts(v, place, len(slices), seconds if are_seams and seconds > LEAST_OF_MANY else 0.0)
+    shortest = SHORTEST_OF_MUCH if computes_much(jaxpr, v.aval.size, slices[0].aval.size) else SHORTEST_ROW
+    are_seams = len(slices) >= MANY_ROLLS or shape_of(v)[-1] >= shortest
+    return Ghosts(v, place, len(slices), seconds if are_seams and seconds > LEAST_SECONDS else 0.0)

@@ -22,7 +22,7 @@ from ..cost import Machine, nbytes
 from ..cost.primitives import DEAR
 from ..cost.seconds import transfer_seconds
 from ..cost.vector_code import SINES
-from ..fusion.once import LEAST_SECONDS, READERS
+from ..fusion.once import READERS
 from ..normalize import drop_dead
 from ..program import Builder, Makers, Readers, depends_on, is_var, producers, rename, substitute, users, with_equations
 from ..record import record
@@ -32,16 +32,18 @@ from ..zeros import is_zero
 # An entry of a roll that is fused into arithmetic: 0.2 to 0.5 ns were measured of values, 0.4 to 1 of gradients, in one
 # and two dimensions from 1,000 entries on (jaxlib 0.10.2, two CPUs).
 ROLL_SECONDS = 2.5e-10
-# One roll alone is a condition that LLVM takes out of the innermost loop by itself; where rows are shorter than this it
-# often does so for two (a sum of two neighbours in 64 x 64 entries took 1.9 of the time if it was rewritten).
+# One roll alone is a condition that LLVM takes out of the innermost loop by itself. Where rows are shorter than this
+# and little is computed, it does so for two: heat in 48 x 48 to 1,000 x 48 entries took 1.3 to 1.45 of the time if they
+# were rewritten, a reaction with a cube or more 0.4 to 0.7.
 FEWEST_ROLLS = 2
-SHORTEST_ROW = 96
+SHORTEST_ROW, SHORTEST_OF_MUCH, MUCH = 64, 16, 10
 # It does not for six, nor for sums of paddings: a step of the game of life takes 0.45 of the time on 16 x 16 cells, on
 # 256 x 256 0.25, gradients of a reaction on 64 x 64 to 200 x 200 0.6 to 0.95 (48 x 48: twice their time, as they lose
 # their one kernel).
 MANY_ROLLS = 6
-LEAST_OF_MANY = 1e-7
-SHORTEST_ADDED = 64
+# Nothing is written for less a step. Steps with few sines are better off as one kernel, which such a value would end:
+# XLA shares them among threads otherwise (1,000 entries took twice as long).
+LEAST_SECONDS, LEAST_BESIDE_SINES = 1e-7, 1e-6
 # What is dear takes so much more an entry where sums of paddings make it scalar code: a gradient that computed `tanh`
 # of 600 to 16,000 entries again took 1.2 to 1.9 of plain JAX's time.
 SCALAR_SECONDS = 2e-9
@@ -136,17 +138,24 @@ def _priced(jaxpr: Jaxpr, found: dict[Var, tuple[Roll, ...]], machine: Machine) 
     seams = [one for rolls in found.values() for one in rolls if one.in_rows]
     adds = any(one.adds for one in seams)
     dear = [eqn.outvars[0].aval.size for eqn in jaxpr.eqns if eqn.primitive.name in LIBRARY] if adds else []
+    in_one_kernel = len(seams) < MANY_ROLLS and any(eqn.primitive.name in SINES for eqn in jaxpr.eqns)
+    least = LEAST_BESIDE_SINES if in_one_kernel else LEAST_SECONDS
     priced: list[Shifts] = []
     for base, rolls in found.items():
         one, shape, size = Shifts(base, rolls, 0.0), base.aval.shape, base.aval.size
         entries = math.prod(n + a + b for n, a, b in zip(shape, one.before, one.behind, strict=True))
         seconds = ROLL_SECONDS * size * sum(roll.in_rows for roll in rolls) - seconds_written(base, entries, machine)
         seconds += SCALAR_SECONDS * sum(n for n in dear if n == size) / len(found)
-        least, row = (LEAST_OF_MANY, SHORTEST_ADDED) if adds else (LEAST_SECONDS, SHORTEST_ROW)
-        least, row = (LEAST_OF_MANY, 0) if len(seams) >= MANY_ROLLS else (least, row)
+        row = SHORTEST_OF_MUCH if not adds and computes_much(jaxpr, size) else SHORTEST_ROW
+        row = 0 if len(seams) >= MANY_ROLLS else row
         pays = len(seams) >= FEWEST_ROLLS and shape[-1] >= row and seconds > least
         priced.append(Shifts(base, rolls, seconds) if pays else one)
     return priced
+
+
+def computes_much(jaxpr: Jaxpr, *sizes: int) -> bool:
+    """Whether much is done to each entry of arrays of such sizes."""
+    return sum(eqn.primitive.name in ELEMENTWISE and eqn.outvars[0].aval.size in sizes for eqn in jaxpr.eqns) >= MUCH
 
 
 def _least(by: int, n: int) -> int:
