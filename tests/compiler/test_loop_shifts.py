@@ -89,6 +89,23 @@ def padded(mode: str, width: int = 1, of: Callable[[Any], Any] = lambda p: p) ->
     return step
 
 
+def smoothed(u: Any, axis: int = -1, of: Callable[[Any], Any] = jnp.tanh) -> Any:
+    """A step along the gradient of differences, a sum of paddings."""
+    return u - 0.1 * jax.grad(lambda u: jnp.sum(of(jnp.diff(u, axis=axis)) ** 2))(u)
+
+
+def interior(u: Any) -> Any:
+    """Diffusion between walls that stay as they are."""
+    around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+    return u.at[1:-1, 1:-1].add(0.1 * (around - 4 * u[1:-1, 1:-1]) - 0.01 * u[1:-1, 1:-1] ** 3)
+
+
+def walled(u: Any) -> Any:
+    """Among zeros."""
+    p = jnp.pad(u, ((1, 1), (2, 2)))
+    return u + 0.1 * (p[2:, 2:-2] + p[:-2, 2:-2] + p[1:-1, 4:] - p[1:-1, 3:-1] + p[1:-1, :-4] - 3 * u) - 0.1 * u**3
+
+
 def counted(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Steps of a loop that counts them."""
     return lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, step(c[1])), (0, x))[1]
@@ -136,8 +153,17 @@ FIRES: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
     "mirrored ghost cells": (1, steps(padded("reflect")), (IMAGE[:64, :64],)),
     "symmetric ghost cells of integers": (1, steps(lambda u: padded("symmetric")(u).astype("int32")), (CELLS,)),
     "what is computed of ghost cells": (1, steps(padded("wrap", of=lambda p: p * p + p)), (X,)),
-    "the gradient of ghost cells": (1, gradient(padded("wrap")), (IMAGE,)),
+    "the gradient of ghost cells": (2, gradient(padded("wrap")), (IMAGE,)),
     "ghost cells under vmap": (1, jax.vmap(steps(padded("edge"))), (IMAGE,)),
+    "a gradient of an interior": (1, gradient(interior), (IMAGE,)),
+    "a gradient of what is among zeros": (1, gradient(walled), (IMAGE,)),
+    "what is computed is padded": (2, steps(lambda u: smoothed(u, -1, jnp.square) + 0 * smoothed(u, 0)), (IMAGE,)),
+    "what is dear is padded": (1, steps(smoothed), (IMAGE,)),
+    "ghost cells that a step hands on": (
+        1,
+        lambda x: lax.scan(lambda u, _: (padded("edge")(u), jnp.pad(u, 1, mode="edge")), x, None, length=3),
+        (IMAGE,),
+    ),
     "ghost cells of a while loop": (1, counted(padded("edge")), (X,)),
 }
 
@@ -198,6 +224,14 @@ NEAR_MISSES: dict[str, tuple[list[bool], Callable[..., Any], tuple[Any, ...]]] =
     "ghost cells of zeros, which XLA stores": ([], steps(padded("constant")), (IMAGE,)),
     "ghost cells of short rows": ([False], steps(padded("edge")), (IMAGE[:, :20],)),
     "ghost cells, few": ([False], steps(padded("edge")), (X[:200],)),
+    "what is dear is padded along columns": ([], steps(lambda u: smoothed(u, 0)), (IMAGE,)),
+    "few dear entries are padded": ([False], steps(smoothed), (X[:60],)),
+    "pieces that are joined again": (
+        [False],
+        steps(lambda u: u - 0.1 * jax.grad(lambda u: jnp.sum(jnp.tanh(u[:9000] + u[9000:]) ** 2))(u)),
+        (X[:18_000],),
+    ),
+    "few offsets of few entries": ([False], gradient(walled), (IMAGE[:3, :10],)),
     "ghost rows": ([], steps(lambda u: jnp.diff(jnp.pad(u, ((1, 0), (0, 0)), mode="edge"), axis=0)), (IMAGE,)),
     "ghost cells that are summed": (
         [],

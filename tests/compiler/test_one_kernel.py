@@ -22,7 +22,7 @@ from aerogel._jax import KNOWS_KERNELS, jaxpr_as_fun
 from aerogel.compiler.cost.machine import table
 from aerogel.compiler.kernels import one_kernel
 from aerogel.compiler.kernels.kernel_products import MOST_MULTIPLICATIONS
-from aerogel.compiler.kernels.one_kernel import MOST_REDUCED, price
+from aerogel.compiler.kernels.one_kernel import MOST_REDUCED, price, step_kernels
 from aerogel.compiler.passes import loop_kernel
 from compiler.loop_patterns import normal
 
@@ -463,3 +463,18 @@ def test_rolls_that_are_sums_of_paddings_have_their_price(
         return jnp.sum(lax.scan(step, x, None, length=40)[0] ** 2)
 
     assert (text(ag.optimize(jax.grad(ring)), normal(0, 500)).count(MARK) > 1) == fires
+
+
+def test_what_is_written_once_is_a_kernel_of_its_own() -> None:
+    """Taken for one kernel, a step was taken for work to share: 3,000 entries of a ring took 1.5 of their time."""
+
+    def ring(x: jax.Array) -> jax.Array:
+        def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return x + 0.1 * (jnp.roll(x, 1) + jnp.roll(x, -1)) - 0.2 * x, None
+
+        return lax.scan(step, x, None, length=40)[0]
+
+    optimised = jax.make_jaxpr(ag.optimize(ring))(normal(0, 3000))
+    (loop,) = [eqn for eqn in optimised.jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert len(step_kernels(loop)) == 2
+    assert MARK not in text(ag.optimize(ring), normal(0, 3000))

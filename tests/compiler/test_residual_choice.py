@@ -301,6 +301,21 @@ def test_what_is_dear_is_stored_beside_seams_in_short_rows(width: int, again: bo
     ag.verify(g)(u)
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_what_is_dear_in_an_interior_is_stored(inner: bool) -> None:
+    """Its cotangent is padded: computed again it took a gradient 1.3 to 1.7 of plain JAX's time, stored 0.8 to 1."""
+
+    def step(u: Any, _: Any) -> tuple[Any, None]:
+        v = u[:, 1:-1] if inner else u
+        change = -0.1 * v * jnp.exp(-v * v)
+        return (u.at[:, 1:-1].add(change) if inner else u + change), None
+
+    g, u = jax.grad(lambda u: jnp.sum(lax.scan(step, u, None, length=50)[0] ** 2)), normal(0, 100, 100)
+    *_, backward = [eqn for eqn in jax.make_jaxpr(ag.optimize(g))(u).jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert (" exp " in str(backward.params["jaxpr"])) != inner
+    ag.verify(g)(u)
+
+
 def shallow_water(s: Any, rolled: Callable[..., Any]) -> Any:
     """Heights and two velocities, in both directions."""
     h, u, v = s

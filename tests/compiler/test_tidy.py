@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -136,3 +137,19 @@ def test_a_saving_is_reported_where_it_is_large() -> None:
     large = normalize(traced(LOOPS["equal outputs"][0], X))[1]
     assert [(d.rule, d.fired, d.bytes_saved) for d in large] == [("loop-tidy", True, 5 * 300 * 4)]
     assert normalize(traced(LOOPS["equal outputs"][0], X[:, :3]))[1] == []
+
+
+def test_an_index_of_several_places_is_made_in_the_step() -> None:
+    """An interior is a slice there, in the gradient as well."""
+
+    def f(u: Any) -> Any:
+        def step(u: Any, _: Any) -> tuple[Any, None]:
+            return u.at[1:-1, 2:-1].add(0.1 * jnp.sin(u[1:-1, 1:-2])), None
+
+        return jnp.sum(lax.scan(step, u, None, length=3)[0] ** 2)
+
+    natural = jax.make_jaxpr(jax.grad(f))(jnp.ones((5, 7)))
+    *_, before = [eqn for eqn in natural.jaxpr.eqns if eqn.primitive.name == "scan"]
+    *_, after = [eqn for eqn in normalize(natural)[0].jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert "gather" in str(before.params["jaxpr"])
+    assert "gather" not in str(after.params["jaxpr"])

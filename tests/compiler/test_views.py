@@ -14,6 +14,16 @@ from aerogel._jax import ClosedJaxpr, evaluate
 from aerogel.compiler.normalize import normalize
 
 X, ROW = np.arange(24.0, dtype=np.float32).reshape(6, 4), np.arange(4.0, dtype=np.float32)[None]
+
+
+def window(x: Any, *corner: int, collapsed: tuple[int, ...] = ()) -> Any:
+    """What begins at a corner: 3 x 2 entries, or of these one row where that is collapsed."""
+    offsets = tuple(range(2 - len(collapsed)))
+    numbers = lax.GatherDimensionNumbers(offsets, collapsed, (1, 0))
+    index = jnp.concatenate([jnp.full(1, at, "int32") for at in corner[::-1]])
+    return lax.gather(x, index, numbers, (1 if collapsed else 3, 2), mode="fill")
+
+
 # What is shown, and the primitive that is gone.
 SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "split": ("split", lambda x: jnp.split(x, (2, 5))),
@@ -25,6 +35,11 @@ SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
         jax.grad(lambda x: jnp.sum(jnp.tile(x, 1000)[:, jnp.arange(500, 3500)] ** 2)),
     ),
     "the gradient of rows at one distance": ("scatter-add", jax.grad(lambda x: jnp.sum(x[jnp.arange(1, 6, 2)] ** 2))),
+    "a window": ("gather", lambda x: window(x, 1, 2)),
+    "a window of one row": ("gather", lambda x: window(x, 5, 0, collapsed=(0,))),
+    "the gradient of a window": ("scatter-add", jax.grad(lambda x: jnp.sum(window(x, 3, 1) ** 2))),
+    "the gradient of one row": ("scatter-add", jax.grad(lambda x: jnp.sum(window(x, 3, 1, collapsed=(0,)) ** 2))),
+    "the gradient of an interior": ("gather", jax.grad(lambda x: jnp.sum(x.at[1:-1, 1:-1].add(2 * x[2:, 2:]) ** 2))),
     "rows at constant places": ("gather", lambda x: x[np.array([1, 3, 5])]),
     "reversed broadcast": ("rev", lambda x: jnp.broadcast_to(x[0], (5, 4))[::-1]),
     "a row of what was written": ("scatter", lambda x: x.at[3].set(x[0])[3:4]),
@@ -33,6 +48,8 @@ SHOWN: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 KEPT: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a reshape that turns nothing": ("reshape", lambda x: lax.reshape(x, (2, 12))),
+    "a window beyond the end": ("gather", lambda x: window(x, 4, 2)),
+    "a window before the start": ("gather", lambda x: window(x, -1, 0)),
     "rows backwards": ("gather", lambda x: x[jnp.arange(5, 0, -2)]),
     "rows that are added to others": ("scatter-add", lambda x: x.at[jnp.arange(1, 6, 2)].add(1.0)),
     "the gradient of rows that repeat": (

@@ -202,12 +202,42 @@ def _rows(
     return _Rows(dim, int(rows[0]), int(rows[-1]) + 1, stride, not places)
 
 
+def _corner(
+    value: np.ndarray | None, shape: Sequence[int], sizes: Sequence[int], dims: Sequence[int]
+) -> list[int] | None:
+    """Where the one window begins that an index says, if all of it is in range.
+
+    Args:
+        value: the index, with a place for each of `dims`, if it is known.
+        shape: of what is indexed.
+        sizes: of the window.
+        dims: those that the index is about.
+    """
+    if value is None or value.shape != (len(dims),):
+        return None
+    corner = [0] * len(shape)
+    for dim, at in zip(dims, value.tolist(), strict=True):
+        corner[dim] = at
+    inside = all(0 <= at <= n - size for at, n, size in zip(corner, shape, sizes, strict=True))
+    return corner if inside else None
+
+
 def _of_gather(eqn: JaxprEqn, known: Mapping[Var, np.ndarray]) -> list[JaxprEqn]:
     """Rows at known places, all of them in range and at one distance from each other."""
     operand, index = eqn.invars
     p, shape = eqn.params["dimension_numbers"], operand.aval.shape
     value = known.get(index) if is_var(index) else None
-    if p.operand_batching_dims or tuple(p.collapsed_slice_dims) != tuple(p.start_index_map):
+    if p.operand_batching_dims:
+        return [eqn]
+    corner = _corner(value, shape, eqn.params["slice_sizes"], p.start_index_map)
+    if corner is not None:
+        stop = [at + n for at, n in zip(corner, eqn.params["slice_sizes"], strict=True)]
+
+        def window_of(x: Any) -> Any:
+            return lax.squeeze(lax.slice(x, corner, stop), p.collapsed_slice_dims)
+
+        return _named(eqn, eqn.outvars[0], window_of, operand) or [eqn]
+    if tuple(p.collapsed_slice_dims) != tuple(p.start_index_map):
         return [eqn]
     rows = _rows(value, shape, eqn.outvars[0].aval.shape, p.start_index_map, p.offset_dims)
     if rows is None:
@@ -225,10 +255,24 @@ def _of_scatter(eqn: JaxprEqn, known: Mapping[Var, np.ndarray]) -> list[JaxprEqn
     operand, index, update = eqn.invars
     p, shape = eqn.params["dimension_numbers"], operand.aval.shape
     value = known.get(index) if is_var(index) else None
-    if p.operand_batching_dims or tuple(p.inserted_window_dims) != tuple(p.scatter_dims_to_operand_dims):
+    if p.operand_batching_dims or update.aval.dtype != operand.aval.dtype:
+        return [eqn]
+    kept = iter(update.aval.shape)
+    sizes = [1 if d in p.inserted_window_dims else next(kept, 0) for d in range(len(shape))]
+    alone = tuple(p.update_window_dims) == tuple(range(len(update.aval.shape)))
+    corner = _corner(value, shape, sizes, p.scatter_dims_to_operand_dims) if alone else None
+    if corner is not None:
+        sides = [(at, whole - at - n, 0) for at, n, whole in zip(corner, sizes, shape, strict=True)]
+
+        def added_there(x: Any, u: Any) -> Any:
+            u = lax.expand_dims(u, p.inserted_window_dims)
+            return lax.add(x, lax.pad(u, np.zeros((), u.dtype), sides))
+
+        return _named(eqn, eqn.outvars[0], added_there, operand, update) or [eqn]
+    if tuple(p.inserted_window_dims) != tuple(p.scatter_dims_to_operand_dims):
         return [eqn]
     rows = _rows(value, shape, update.aval.shape, p.scatter_dims_to_operand_dims, p.update_window_dims)
-    if rows is None or update.aval.dtype != operand.aval.dtype:
+    if rows is None:
         return [eqn]
 
     def added(x: Any, u: Any) -> Any:
@@ -366,5 +410,6 @@ KNOWN: dict[str, Any] = {
     "reshape": lambda eqn, x: x.reshape(eqn.params["new_sizes"]),
     "squeeze": lambda eqn, x: x.reshape(eqn.outvars[0].aval.shape),
     "convert_element_type": lambda _, x: x,
+    "concatenate": lambda eqn, *xs: np.concatenate(xs, eqn.params["dimension"]),
     "iota": lambda eqn: np.arange(eqn.params["shape"][0]) if len(eqn.params["shape"]) == 1 else np.zeros(()),
 }

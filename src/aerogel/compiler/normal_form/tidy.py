@@ -10,6 +10,7 @@ from ..program import copy_equation, is_var, where
 from ..report import Decision
 
 SMALLEST_SAVING = 4096  # bytes
+MOST_JOINED = 16  # entries of what is made in each step
 
 
 def tidy_loop(
@@ -26,12 +27,12 @@ def tidy_loop(
     if loop is None or loop.length == 0 or any(isinstance(x, Literal) for x in loop.xs):
         return None
     fixed, known = _unchanged_carries(loop), {} if over_devices else _known_outputs(loop)
-    filled = {c: makers[c] for c in loop.consts if is_var(c) and c in makers and _is_filled(makers[c])}
+    filled = {c for c in loop.consts if _is_filled(c, makers)}
     # a value that is read whole and step by step is read in two ways, not twice
     if not fixed and not known and not filled and not _has_repeats(loop.consts) and not _has_repeats(loop.xs):
         return None
     new = LoopBuilder(eqn, loop.length, loop.reverse)
-    ins: list[Atom] = [_made_inside(new, filled[c]) if is_var(c) and c in filled else new.const(c) for c in loop.consts]
+    ins: list[Atom] = [_made_inside(new, c, makers) if c in filled else new.const(c) for c in loop.consts]
     setters = []
     for init, final in zip(loop.init, loop.finals, strict=True):
         if final in fixed:
@@ -73,18 +74,21 @@ def _known_outputs(loop: Loop) -> dict[Var, Atom]:
     return known
 
 
-def _is_filled(maker: JaxprEqn) -> bool:
-    """Whether an equation fills an array with one number that is written in it."""
-    return (
-        maker.primitive.name == "broadcast_in_dim" and isinstance(maker.invars[0], Literal) and len(maker.invars) == 1
-    )
+def _is_filled(x: Atom, makers: Mapping[Var, JaxprEqn]) -> bool:
+    """Whether one number fills an array, or each of a few pieces that are joined, as the indices of a window are."""
+    maker = makers.get(x) if is_var(x) else None
+    if maker is None or maker.primitive.name not in ("broadcast_in_dim", "concatenate"):
+        return False
+    if maker.primitive.name == "concatenate":
+        return maker.outvars[0].aval.size <= MOST_JOINED and all(_is_filled(y, makers) for y in maker.invars)
+    return isinstance(maker.invars[0], Literal) and len(maker.invars) == 1
 
 
-def _made_inside(new: LoopBuilder, maker: JaxprEqn) -> Atom:
-    env: dict[Var, Atom] = {}
-    new.body.eqns.append(copy_equation(maker, env))
-    (inside,) = maker.outvars
-    return env[inside]
+def _made_inside(new: LoopBuilder, x: Atom, makers: Mapping[Var, JaxprEqn]) -> Atom:
+    assert is_var(x), "it is filled"
+    env: dict[Var, Atom] = {y: _made_inside(new, y, makers) for y in makers[x].invars if is_var(y)}
+    new.body.eqns.append(copy_equation(makers[x], env))
+    return env[x]
 
 
 def _has_repeats(atoms: list[Atom]) -> bool:

@@ -14,7 +14,8 @@ from ..program import Program, depends_on, where
 from ..readers.seams import stored
 from ..record import record
 from ..report import Decision
-from ..rolled.ghosts import Ghosts, ghosts
+from ..rolled.ghosts import Written, ghosts, summed_in_paddings
+from ..rolled.offsets import Offsets, as_slices, offsets
 from ..rolled.shifts import Shifts, shifted, shifts
 
 NAME = "loop-shifts"
@@ -38,11 +39,17 @@ class LoopShifts:
             if not any(eqn.primitive.name in ("scan", "while") for eqn in around):
                 return jaxpr
             varies = _varies(jaxpr, around)
-            padded = [one for one in ghosts(jaxpr, context.machine) if one.value in varies]
-            decisions.extend(_stored(jaxpr, one) for one in padded)
-            places = {one.place for one in padded if one.seconds}
+            once = [*ghosts(jaxpr, context.machine), *summed_in_paddings(jaxpr, context.machine)]
+            once = [one for one in once if jaxpr.eqns[one.place].outvars[0] in varies]
+            decisions.extend(_stored(jaxpr, one) for one in once)
+            places = {one.place for one in once if one.seconds}
+            same = {*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)} - varies
             jaxpr = stored(jaxpr, places) if places else jaxpr
-            found = [one for one in shifts(jaxpr, context.machine) if one.base in varies]
+            padded = [one for one in offsets(jaxpr, context.machine) if one.base not in same]
+            decisions.extend(_padded(jaxpr, one) for one in padded)
+            sliced = [one for one in padded if one.seconds]
+            jaxpr = as_slices(jaxpr, sliced) if sliced else jaxpr
+            found = [one for one in shifts(jaxpr, context.machine) if one.base not in same]
             decisions.extend(_decision(jaxpr, one) for one in found)
             taken = [one for one in found if one.seconds]
             return shifted(jaxpr, taken, _inputs(jaxpr, around)) if taken else jaxpr
@@ -68,12 +75,22 @@ def _inputs(jaxpr: Jaxpr, around: Around) -> set[Var]:
     return {*jaxpr.invars[sum(scan_counts(params)) :]} if around[-1].primitive.name == "scan" else set()
 
 
-def _stored(jaxpr: Jaxpr, one: Ghosts) -> Decision:
-    what = f"a padded value of a step is written once, for {one.slices} slices"
+def _stored(jaxpr: Jaxpr, one: Written) -> Decision:
     reason = f"what reads them is vector code then; saves {1e6 * one.seconds:.1f} us a step"
     if not one.seconds:
         reason = "to write it would take as long"
-    return Decision(NAME, what, where(jaxpr.eqns[one.place]), bool(one.seconds), reason, exactness=Exactness.BITWISE)
+    return Decision(
+        NAME, one.what, where(jaxpr.eqns[one.place]), bool(one.seconds), reason, exactness=Exactness.BITWISE
+    )
+
+
+def _padded(jaxpr: Jaxpr, one: Offsets) -> Decision:
+    what = f"{len(one.places)} paddings of a value are slices of one larger padding"
+    reason = f"what adds them up is vector code then; saves {1e6 * one.seconds:.1f} us a step"
+    if not one.seconds:
+        reason = "to write it would take as long"
+    eqn = jaxpr.eqns[one.places[0]]
+    return Decision(NAME, what, where(eqn), bool(one.seconds), reason, exactness=Exactness.BITWISE)
 
 
 def _decision(jaxpr: Jaxpr, one: Shifts) -> Decision:

@@ -6,8 +6,10 @@ and two differences of rolled ones. The state alone is enough.
 
 from aerogel._jax import Atom, JaxprEqn, Var
 
+from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..axes.rebind import shape_of
 from ..cost import Machine, equation_seconds
+from ..cost.primitives import DEAR
 from ..loop import Loop
 from ..program import is_var
 
@@ -50,10 +52,23 @@ def seconds_of_moved(loop: Loop, machine: Machine) -> dict[int, float]:
     return found
 
 
-def moves_short_rows(loop: Loop, moved: dict[int, float]) -> bool:
-    """Whether a step moves entries along rows that are short: `moved` is what `seconds_of_moved` finds."""
+def scalar_beside_seams(loop: Loop, moved: dict[int, float]) -> set[int]:
+    """The ids of dear equations that would be scalar code if a reader computed them: `moved` is of `seconds_of_moved`.
+
+    All of them where seams in short rows stay, else those of an interior along rows: their cotangents are padded.
+    """
+    dear = [eqn for eqn in loop.body.eqns if eqn.primitive.name in DEAR]
     rows = (shape_of(eqn.outvars[0]) for eqn in loop.body.eqns if id(eqn) in moved)
-    return any(len(shape) > 1 and shape[-1] < SHORT_ROW for shape in rows)
+    if any(len(shape) > 1 and shape[-1] < SHORT_ROW for shape in rows):
+        return {id(eqn) for eqn in dear}
+    states, inner = {*loop.body_carry, *loop.body_xs}, set[Var]()
+    for eqn in loop.body.eqns:
+        read, (out, *_) = {x for x in eqn.invars if is_var(x)}, eqn.outvars
+        if eqn.primitive.name == "slice" and not states.isdisjoint(read):
+            inner |= {out} if shape_of(out)[-1:] != shape_of(eqn.invars[0])[-1:] else set()
+        elif eqn.primitive.name in ELEMENTWISE and any(x in inner and x.aval.size == out.aval.size for x in read):
+            inner.add(out)
+    return {id(eqn) for eqn in dear if eqn.outvars[0] in inner}
 
 
 def _is_known(x: Atom, sources: dict[Var, Var | None]) -> bool:

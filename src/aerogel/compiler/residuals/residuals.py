@@ -29,7 +29,7 @@ from ..program import copy_equation, is_var, rename, substitute
 from ..record import record
 from ..short_axes.short_sums import calls, row_by_row
 from .made_there import Made, made_there
-from .moved import SCALAR_SECONDS, moves_short_rows, seconds_of_moved
+from .moved import SCALAR_SECONDS, scalar_beside_seams, seconds_of_moved
 
 # Computed again without a kernel of their own: they are fused into what reads them.
 AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"))
@@ -171,7 +171,7 @@ class _Choice:
         loop, machine, graph, fixed = self.loop, self.machine, Graph(), self.fixed | ends
         steady = replace(machine, seconds_per_fresh_byte=0.0)  # what a step makes, the next one makes in the same place
         moved = seconds_of_moved(loop, steady)
-        scalar = SCALAR_SECONDS if machine.name == "cpu" and moves_short_rows(loop, moved) else 0.0
+        scalar = scalar_beside_seams(loop, moved) if machine.name == "cpu" else set[int]()
         for v in (*ends, *filter(is_var, self.needed.values())):
             graph.edge(SOURCE, ("need", v), float("inf"))
         for v in loop.body_carry:
@@ -191,7 +191,7 @@ class _Choice:
             if again and not free:
                 entries = max(v.aval.size for v in (eqn.outvars[0], *eqn.invars)) if id(eqn) in self.slow else 0
                 seconds = entries * machine.short_axis_seconds if entries else arithmetic(eqn, steady)
-                seconds += scalar * eqn.outvars[0].aval.size if eqn.primitive.name in DEAR else 0.0
+                seconds += SCALAR_SECONDS * eqn.outvars[0].aval.size if id(eqn) in scalar else 0.0
                 seconds = moved.get(id(eqn), seconds)
                 graph.edge(("run", id(eqn)), SINK, loop.length * self.readers * seconds)
                 for x in filter(is_var, eqn.invars):
