@@ -27,12 +27,12 @@ def tidy_loop(
     if loop is None or loop.length == 0 or any(isinstance(x, Literal) for x in loop.xs):
         return None
     fixed, known = _unchanged_carries(loop), {} if over_devices else _known_outputs(loop)
-    filled = {c for c in loop.consts if _is_filled(c, makers)}
+    filled = {c for c in loop.consts if is_var(c) and _is_filled(c, makers)}
     # a value that is read whole and step by step is read in two ways, not twice
     if not fixed and not known and not filled and not _has_repeats(loop.consts) and not _has_repeats(loop.xs):
         return None
     new = LoopBuilder(eqn, loop.length, loop.reverse)
-    ins: list[Atom] = [_made_inside(new, c, makers) if c in filled else new.const(c) for c in loop.consts]
+    ins: list[Atom] = [_made_inside(new, c, makers) if is_var(c) and c in filled else new.const(c) for c in loop.consts]
     setters = []
     for init, final in zip(loop.init, loop.finals, strict=True):
         if final in fixed:
