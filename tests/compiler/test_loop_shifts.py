@@ -214,6 +214,8 @@ NEAR_MISSES: dict[str, tuple[list[bool], Callable[..., Any], tuple[Any, ...]]] =
     "one roll, which LLVM takes out of the loop": ([False], steps(lambda u: u - 0.1 * jnp.roll(u, 1)), (X,)),
     "short rows": ([False], steps(lambda u: u - 0.1 * (jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1))), (IMAGE[:, :48],)),
     "a gradient of short rows": ([True, False, False], gradient(reacted), (IMAGE[:, :48],)),
+    "no entries": ([], steps(life), (CELLS[:0],)),
+    "no rows": ([], steps(lambda u: u + jnp.concatenate([u[2:], u[:2]]) + jnp.concatenate([u[3:], u[:3]])), (X[:0],)),
     "few entries": ([False], steps(heat), (X[:200],)),
     "the first axis": ([], steps(lambda u: jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0)), (IMAGE,)),
     "the same in all steps": ([], lambda x: steps(lambda u: u + heat(x))(x), (X,)),

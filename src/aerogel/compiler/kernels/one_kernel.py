@@ -210,7 +210,8 @@ def _more_seconds(kernel: Kernel) -> float:
     searches = (one for one in held if one.primitive.name in SEARCHES and _is_across(one))
     more = sum(one.outvars[0].aval.size * SECONDS_MORE[one.primitive.name] for one in functions)
     more += sum(one.invars[0].aval.size * SECONDS_MORE_ACROSS for one in searches)
-    more += sum(one.outvars[0].aval.size * _seconds_of_seams(one) for one in held)
+    joins = (one for one in held if one.primitive.name == "concatenate")
+    more += sum(one.outvars[0].aval.size * _seconds_of_seams(one) for one in joins)
     return more + SECONDS_MORE_ROLLED * _entries_of_rolls(held)
 
 
@@ -227,9 +228,9 @@ def _entries_of_rolls(held: Sequence[JaxprEqn]) -> int:
 
 
 def _seconds_of_seams(eqn: JaxprEqn) -> float:
-    """For an entry of what is joined along its last axis."""
+    """For an entry of what is joined: along its last axis."""
     rank = eqn.outvars[0].aval.ndim
-    if eqn.primitive.name != "concatenate" or eqn.params["dimension"] != rank - 1:
+    if eqn.params["dimension"] != rank - 1:
         return 0.0
     if len(eqn.invars) > 2:
         return SECONDS_MORE_JOINED * (len(eqn.invars) - 1)

@@ -63,11 +63,13 @@ def scalar_beside_seams(loop: Loop, moved: dict[int, float]) -> set[int]:
         return {id(eqn) for eqn in dear}
     states, inner = {*loop.body_carry, *loop.body_xs}, set[Var]()
     for eqn in loop.body.eqns:
-        read, (out, *_) = {x for x in eqn.invars if is_var(x)}, eqn.outvars
+        read = {x for x in eqn.invars if is_var(x)}
         if eqn.primitive.name == "slice" and not states.isdisjoint(read):
+            (out,) = eqn.outvars
             inner |= {out} if shape_of(out)[-1:] != shape_of(eqn.invars[0])[-1:] else set()
-        elif eqn.primitive.name in ELEMENTWISE and any(x in inner and x.aval.size == out.aval.size for x in read):
-            inner.add(out)
+        elif eqn.primitive.name in ELEMENTWISE:
+            (out,) = eqn.outvars
+            inner |= {out} if any(x in inner and x.aval.size == out.aval.size for x in read) else set()
     return {id(eqn) for eqn in dear if eqn.outvars[0] in inner}
 
 

@@ -171,7 +171,7 @@ def _roll(jaxpr: Jaxpr, makers: Makers, place: int, eqn: JaxprEqn) -> Roll | Non
     if len(eqn.invars) != 2 or not (joins or name in ("add", "add_any")):
         return None
     aval = eqn.outvars[0].aval
-    if not can_be_stored(aval) or not aval.shape:
+    if not can_be_stored(aval) or not aval.shape or not aval.size:
         return None
     pieces = [(x, eqn.params["dimension"], None) if joins else _among_zeros(jaxpr, makers, x) for x in eqn.invars]
     found = [part for piece in pieces if piece is not None and (part := _part(jaxpr, makers, *piece)) is not None]
