@@ -15,6 +15,7 @@ from aerogel.compiler.passes.loop_shifts import LoopShifts
 from aerogel.compiler.rolled.shifts import with_ends
 from compiler.loop_patterns import normal
 from compiler.programs_of import scans, traced
+from drawing.free_prices import free_prices
 
 X = 0.1 * normal(0, 20_000)
 IMAGE = 0.1 * normal(1, 150, 200)
@@ -273,3 +274,61 @@ def test_takes_no_more_memory() -> None:
     assert decided(f, X) == [True]
     beside = 81_000 if _jax.JOINS_BY_CONDITIONS else 0  # what ends are written into
     assert temporary(optimised(f)) <= temporary(f) + 4096 + beside
+
+
+def drawn(rng: np.random.Generator, dtype: str) -> Callable[[Any], Any]:
+    """A step that reads neighbours: around, beyond an edge, of an interior, of differences."""
+    functions = (jnp.tanh, jnp.cos, jnp.square, lambda v: jnp.maximum(v, 0), lambda v: 1 / (1 + v * v))
+    whole = dtype != "float32"
+
+    def term(u: Any) -> Any:
+        axis, k = int(rng.integers(u.ndim)), int(rng.integers(1, 3)) * int(rng.choice([-1, 1]))
+        way = rng.integers(4 if whole else 5)
+        if way == 0:
+            return jnp.roll(u, tuple(int(n) for n in rng.integers(-3, 4, u.ndim)), tuple(range(u.ndim)))
+        if way == 1:
+            mode = str(rng.choice(["wrap", "edge", "reflect", "symmetric"]))
+            sides = [(int(a), int(b)) for a, b in rng.integers(0, 3, (u.ndim, 2))]
+            p = jnp.pad(u, sides, mode=mode)
+            p = p * p if rng.integers(2) else p
+            starts = [int(rng.integers(a + b + 1)) for a, b in sides]
+            return sum(lax.slice(p, at, np.add(at, u.shape)) for at in (starts, [a + b for a, b in sides]))
+        if way == 2:
+            return jnp.roll(jnp.roll(u, k, axis), int(rng.integers(-2, 3)), -1) + jnp.roll(u, 1, -1)
+        if way == 3:
+            inner = tuple(slice(1, -1) for _ in u.shape)
+            near = u[(*inner[:-1], slice(2, None))] - u[(*inner[:-1], slice(None, -2))]
+            return u.at[inner].add(near)
+        of = functions[rng.integers(len(functions))]
+        return jax.grad(lambda u: jnp.sum(of(jnp.diff(u, axis=axis))) + jnp.sum(of(jnp.diff(u, axis=-1))))(u)
+
+    def step(u: Any) -> Any:
+        terms = [term(u) for _ in range(rng.integers(1, 4))]
+        if whole:
+            return sum(terms) % 7
+        return 0.5 * u + 0.1 * functions[rng.integers(len(functions))](sum(terms))
+
+    return step
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written, values are the same bits but for signs of zeros, and gradients agree."""
+    free_prices("into loops", monkeypatch.setattr)
+    rng = np.random.default_rng(seed)
+    dtype = str(rng.choice(["float32", "float32", "int32", "uint8"]))
+    shape = ((9,), (4, 7), (3, 4, 5))[rng.integers(3)]
+    u = jnp.asarray(rng.integers(-4, 5, shape) if dtype != "float32" else rng.normal(size=shape), dtype)
+    state = rng.bit_generator.state
+
+    def f(u: Any) -> Any:
+        rng.bit_generator.state = state
+        return steps(drawn(rng, dtype))(u)
+
+    def g(u: Any) -> Any:
+        return jax.grad(lambda u: jnp.sum(jnp.sin(f(u))))(u)
+
+    np.testing.assert_allclose(optimised(f)(u), f(u), rtol=0, atol=1e-6 if dtype == "float32" else 0)
+    if dtype == "float32":
+        np.testing.assert_allclose(optimised(g)(u), g(u), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(jax.jit(ag.optimize(g))(u), g(u), rtol=0, atol=1e-5)

@@ -31,6 +31,7 @@ from aerogel.compiler.passes import (
 from aerogel.compiler.passes import loop_ends as passes_loop_ends
 from aerogel.compiler.readers import own_broadcasts, sums_of_rows, weighted_sums
 from aerogel.compiler.residuals import residuals
+from aerogel.compiler.rolled import ghosts, offsets, shifts
 from aerogel.compiler.rules import (
     bfloat16_products,
     convolution_rows,
@@ -111,6 +112,14 @@ _INTO: tuple[tuple[Any, str, Any], ...] = (
     (turned_constants, "TURNED_SECONDS", 0.0),
     (turned_constants, "ROWS", range(1, 1 << 60)),
     (loop_words, "LEAST_SECONDS", -1.0),
+    (shifts, "LEAST_SECONDS", -1.0),
+    (shifts, "LEAST_BESIDE_SINES", -1.0),
+    (shifts, "SHORTEST_ROW", 0),
+    (shifts, "FEWEST_ROLLS", 1),
+    (ghosts, "LEAST_SECONDS", -1.0),
+    (ghosts, "SHORTEST_ROW", 0),
+    (offsets, "LEAST_SECONDS", -1.0),
+    (offsets, "FEWEST_OFFSETS", 2),
     (passes_loop_ends, "LONGEST_COPIED", 0),
     (loop_kernel, "FEWEST_STEPS", 0),
     (loop_kernel, "moves_few", lambda *_: False),
