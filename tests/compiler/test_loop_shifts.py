@@ -95,6 +95,16 @@ def smoothed(u: Any, axis: int = -1, of: Callable[[Any], Any] = jnp.tanh) -> Any
     return u - 0.1 * jax.grad(lambda u: jnp.sum(of(jnp.diff(u, axis=axis)) ** 2))(u)
 
 
+def conducted(u: Any) -> Any:
+    """A step along the gradient of differences to both sides, beyond an edge that stays."""
+
+    def energy(u: Any) -> Any:
+        p = jnp.pad(u, ((0, 0), (1, 1)), mode="edge")
+        return jnp.sum(jnp.exp(-((p[:, :-2] - u) ** 2))) + jnp.sum(jnp.exp(-((p[:, 2:] - u) ** 2)))
+
+    return u - 0.1 * jax.grad(energy)(u)
+
+
 def interior(u: Any) -> Any:
     """Diffusion between walls that stay as they are."""
     around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
@@ -159,6 +169,7 @@ FIRES: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
     "a gradient of an interior": (1, gradient(interior), (IMAGE,)),
     "a gradient of what is among zeros": (1, gradient(walled), (IMAGE,)),
     "what is computed is padded": (2, steps(lambda u: smoothed(u, -1, jnp.square) + 0 * smoothed(u, 0)), (IMAGE,)),
+    "what is dear is padded, and read as it is": (3, steps(conducted), (IMAGE,)),
     "what is dear is padded": (1, steps(smoothed), (IMAGE,)),
     "ghost cells that a step hands on": (
         1,

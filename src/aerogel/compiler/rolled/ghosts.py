@@ -110,10 +110,10 @@ def _priced(jaxpr: Jaxpr, place: int, slices: list[Var], machine: Machine) -> Wr
 
 
 def summed_in_paddings(jaxpr: Jaxpr, machine: Machine) -> list[Written]:
-    """The values of a level that are computed and read by sums of two paddings, if one is along rows, in order.
+    """The values of a level that are computed and read by sums of paddings, if one is along rows, in order.
 
-    The gradient of a difference pads a value and its negative. One padding is computed as the rest of the sum is, and
-    of more (`offsets.py`) one is stored.
+    The gradient of a difference pads a value and its negative, or adds its negative as it is. Of three paddings and
+    more one is stored (`offsets.py`).
     """
     makers, readers = producers(jaxpr), users(jaxpr)
     pads = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "pad" and _is_summed(jaxpr, readers, eqn)]
@@ -127,9 +127,11 @@ def summed_in_paddings(jaxpr: Jaxpr, machine: Machine) -> list[Written]:
             sides.setdefault(x, set()).add(eqn.params["padding_config"])
     found: list[Written] = []
     for x, configs in sides.items():
-        names = _computed(jaxpr, makers, x) if len(configs) == 2 else []
-        if names:
-            dear = sum(name in LIBRARY for name in names)
+        names = _computed(jaxpr, makers, x)
+        dear = sum(name in LIBRARY for name in names)
+        # XLA fuses what one reads, however dear.
+        several = len(configs) == 2 or (len(configs) == 1 and dear and len(readers[x]) > 1)
+        if names and several:
             seconds = x.aval.size * (dear * SCALAR_SECONDS + len(names) * SCALAR_OPERATION_SECONDS)
             seconds -= seconds_written(x, x.aval.size, machine)
             what = "what a step pads is written once, before it is padded"
