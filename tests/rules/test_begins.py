@@ -74,7 +74,7 @@ def test_loops_that_are_no_search_are_refused_without_a_trace(name: str) -> None
     ]
     rule.kept.clear()
     quick = [refusals(f, rule, X) for f in programs]
-    assert quick == [["expected `scan`, found `scan`"]] * 3
+    assert all(reason.startswith(("expected `scan` of ", "a `scan` of another kind")) for (reason,) in quick), quick
     assert rule.kept.get("skeletons") is None
     begins, rule.begins = rule.begins, None
     try:

@@ -239,7 +239,13 @@ class _Search:
 
 def unlike(node: Node, wanted: JaxprEqn) -> NoMatch:
     """That an equation is of another operation than is wanted, or of another number of operands."""
-    return NoMatch(f"expected `{wanted.primitive.name}`, found `{node.eqn.primitive.name}`")
+    name, found = wanted.primitive.name, node.eqn.primitive.name
+    if found != name:
+        return NoMatch(f"expected `{name}`, found `{found}`")
+    few, many = len(wanted.invars), len(node.eqn.invars)
+    return NoMatch(
+        f"expected `{name}` of {few} operands, found one of {many}" if few != many else f"a `{name}` of another kind"
+    )
 
 
 def _unequal(wanted: Literal, found: str) -> str:
