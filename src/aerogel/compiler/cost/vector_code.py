@@ -48,6 +48,9 @@ FEWEST_SEARCHED = 4096
 # that to cost what it saves. In a loop the branch keeps one array more. That is as much as the state of a loop that
 # does little else; it is done where the loop takes and gives so many times as much.
 SINES = ("sin", "cos", "tan")
+# Of one dear operation, for an entry, where a condition in the innermost loop (a seam of what is joined or padded)
+# makes scalar code of it: 1 to 2.2 ns were measured.
+SCALAR_SECONDS = 2e-9
 FEWEST_SINES = 256  # of small numbers a sine and a cosine are dear to beat
 # XLA shares a kernel that has more operations than bytes between cores: vector code of a sine from about 1,400 elements
 # on, calls from 131,072 on. In a loop that took 12 us a step on one day, which is what one or two sines of so many

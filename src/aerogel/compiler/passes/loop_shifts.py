@@ -1,6 +1,7 @@
 """Loop shifts: what a step rolls is written once with its ends, and rolls are slices of that (see `shifts.py`).
 
-What a step pads with entries of its own is written once as it is (see `ghosts.py`).
+What a step pads with entries of its own is written once as it is (`ghosts.py`), and so is what sums of paddings read
+(`offsets.py`).
 """
 
 from typing import ClassVar
@@ -14,8 +15,8 @@ from ..program import Program, depends_on, where
 from ..readers.seams import stored
 from ..record import record
 from ..report import Decision
-from ..rolled.ghosts import Written, ghosts, summed_in_paddings
-from ..rolled.offsets import Offsets, as_slices, offsets
+from ..rolled.ghosts import ghosts
+from ..rolled.offsets import Offsets, as_slices, offsets, summed_in_paddings
 from ..rolled.shifts import Shifts, shifted, shifts
 
 NAME = "loop-shifts"
@@ -41,16 +42,16 @@ class LoopShifts:
             varies = _varies(jaxpr, around)
             once = [*ghosts(jaxpr, context.machine), *summed_in_paddings(jaxpr, context.machine)]
             once = [one for one in once if jaxpr.eqns[one.place].outvars[0] in varies]
-            decisions.extend(_stored(jaxpr, one) for one in once)
+            decisions.extend(_decision(jaxpr, one.place, one.what, one.seconds) for one in once)
             places = {one.place for one in once if one.seconds}
             same = {*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)} - varies
             jaxpr = stored(jaxpr, places) if places else jaxpr
             padded = [one for one in offsets(jaxpr, context.machine) if one.base not in same]
-            decisions.extend(_padded(jaxpr, one) for one in padded)
+            decisions.extend(_sliced(jaxpr, one) for one in padded)
             sliced = [one for one in padded if one.seconds]
             jaxpr = as_slices(jaxpr, sliced) if sliced else jaxpr
             found = [one for one in shifts(jaxpr, context.machine) if one.base not in same]
-            decisions.extend(_decision(jaxpr, one) for one in found)
+            decisions.extend(_rolled(jaxpr, one) for one in found)
             taken = [one for one in found if one.seconds]
             return shifted(jaxpr, taken, _inputs(jaxpr, around)) if taken else jaxpr
 
@@ -75,29 +76,18 @@ def _inputs(jaxpr: Jaxpr, around: Around) -> set[Var]:
     return {*jaxpr.invars[sum(scan_counts(params)) :]} if around[-1].primitive.name == "scan" else set()
 
 
-def _stored(jaxpr: Jaxpr, one: Written) -> Decision:
-    reason = f"what reads them is vector code then; saves {1e6 * one.seconds:.1f} us a step"
-    if not one.seconds:
-        reason = "to write it would take as long"
-    return Decision(
-        NAME, one.what, where(jaxpr.eqns[one.place]), bool(one.seconds), reason, exactness=Exactness.BITWISE
-    )
+def _decision(jaxpr: Jaxpr, place: int, what: str, seconds: float, exact: Exactness = Exactness.BITWISE) -> Decision:
+    reason = f"what reads it is vector code then; saves {1e6 * seconds:.1f} us a step"
+    reason = reason if seconds else "to write it would take as long"
+    return Decision(NAME, what, where(jaxpr.eqns[place]), bool(seconds), reason, exactness=exact)
 
 
-def _padded(jaxpr: Jaxpr, one: Offsets) -> Decision:
+def _sliced(jaxpr: Jaxpr, one: Offsets) -> Decision:
     what = f"{len(one.places)} paddings of a value are slices of one larger padding"
-    reason = f"what adds them up is vector code then; saves {1e6 * one.seconds:.1f} us a step"
-    if not one.seconds:
-        reason = "to write it would take as long"
-    eqn = jaxpr.eqns[one.places[0]]
-    return Decision(NAME, what, where(eqn), bool(one.seconds), reason, exactness=Exactness.BITWISE)
+    return _decision(jaxpr, one.places[0], what, one.seconds)
 
 
-def _decision(jaxpr: Jaxpr, one: Shifts) -> Decision:
+def _rolled(jaxpr: Jaxpr, one: Shifts) -> Decision:
     what = f"{len(one.rolls)} rolls of a step are slices of one larger value"
-    reason = f"what reads them is vector code then; saves {1e6 * one.seconds:.1f} us a step"
-    if not one.seconds:
-        reason = "to write it would take as long"
     exact = Exactness.NO_WORSE if any(roll.adds for roll in one.rolls) else Exactness.BITWISE
-    place = one.rolls[0].place
-    return Decision(NAME, what, where(jaxpr.eqns[place]), bool(one.seconds), reason, exactness=exact)
+    return _decision(jaxpr, one.rolls[0].place, what, one.seconds, exact)

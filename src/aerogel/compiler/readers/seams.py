@@ -17,6 +17,7 @@ from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, nbytes
 from ..cost.primitives import DEAR
 from ..cost.seconds import transfer_seconds
+from ..cost.vector_code import SCALAR_SECONDS
 from ..fusion.once import FUSED, READERS
 from ..program import Builder, Makers, Readers, is_var, producers, rename, substitute, users, with_equations
 from ..record import record
@@ -25,9 +26,7 @@ from ..rules.once import once
 # Dear, and not known to XLA as such.
 ROOTS = frozenset(("sqrt", "rsqrt"))
 CHEAP = frozenset(ELEMENTWISE) - (DEAR - ROOTS)
-# Of one dear operation, for an element and a seam, in scalar code: 1 to 2.2 ns were measured, one value in 512 x 512,
-# 64 x 64 x 64 and 10,000 entries taking 0.3 to 0.5 of the time if it is stored.
-SCALAR_SECONDS = 2e-9
+# One value of 512 x 512, 64 x 64 x 64 and 10,000 entries takes 0.3 to 0.5 of the time if it is stored.
 # What is stored is written, read, and keeps other things from being fused: cheap work takes up to 2.5 of the time, and
 # a square root of 1,000,000 entries in one row 1.2.
 MARGIN = 9.0

@@ -22,7 +22,6 @@ INNER_SEAM_SECONDS = 1e-9
 # Beside those that stay what is dear is scalar code: of 48 x 48 entries an exponential that was computed again took a
 # gradient 1.5 of plain JAX's time, and 0.74 where it was stored.
 SHORT_ROW = 64
-SCALAR_SECONDS = 2e-9
 
 MOVES = frozenset(("concatenate", "pad", "rev"))
 CUTS = frozenset(("slice", "split", "broadcast_in_dim", "reshape", "squeeze", "expand_dims"))

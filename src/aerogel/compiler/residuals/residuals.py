@@ -21,6 +21,7 @@ from aerogel._jax import Atom, JaxprEqn, Var
 from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, equation_seconds, nbytes
 from ..cost.primitives import DEAR
+from ..cost.vector_code import SCALAR_SECONDS
 from ..cut import SINK, SOURCE, Graph
 from ..kernels.kernel_products import why_not
 from ..level import Level
@@ -29,7 +30,7 @@ from ..program import copy_equation, is_var, rename, substitute
 from ..record import record
 from ..short_axes.short_sums import calls, row_by_row
 from .made_there import Made, made_there
-from .moved import SCALAR_SECONDS, scalar_beside_seams, seconds_of_moved
+from .moved import scalar_beside_seams, seconds_of_moved
 
 # Computed again without a kernel of their own: they are fused into what reads them.
 AGAIN = frozenset((*ELEMENTWISE, "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"))

@@ -1,4 +1,4 @@
-"""Paddings of one value at several offsets are slices of one larger padding.
+"""What several paddings read: at many offsets they are slices of one larger padding, at two the value is written once.
 
 The gradient of a stencil that reads `u[2:]`, `u[:-2]` and `u[1:-1]` puts its cotangent among zeros at each of these
 places and adds them up. XLA's CPU backend fuses the paddings into the sum, with conditions for each entry, and where
@@ -6,21 +6,29 @@ these are along the last axis all of it is scalar code. One padding it stores by
 code.
 """
 
+from typing import Any
+
 import numpy as np
 from jax import lax
 
 from aerogel._jax import Atom, Jaxpr, JaxprEqn, Var
 
+from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine
+from ..cost.vector_code import SCALAR_SECONDS
 from ..normalize import drop_dead
-from ..program import Builder, Readers, is_var, rename, substitute, users, with_equations
+from ..program import Builder, Makers, Readers, is_var, producers, rename, substitute, users, with_equations
 from ..record import record
 from ..rules.once import can_be_stored
 from ..zeros import is_zero
-from .shifts import LEAST_SECONDS, ROLL_SECONDS, Sizes, seconds_written
+from .ghosts import Written
+from .shifts import LEAST_SECONDS, LIBRARY, ROLL_SECONDS, Sizes, seconds_written
 
 # A sum of two is a condition that LLVM takes out of the innermost loop.
 FEWEST_OFFSETS = 3
+# Of an operation beside those of the library (`SCALAR_SECONDS`): steps down the gradients of Huber's function or of a
+# square of differences, of 2,000 to 40,000 entries, take 0.2 to 0.8 of the time, those of `tanh` and roots 0.09 to 0.2.
+SCALAR_OPERATION_SECONDS = 3e-10
 
 
 @record
@@ -46,20 +54,21 @@ def offsets(jaxpr: Jaxpr, machine: Machine) -> list[Offsets]:
     readers = users(jaxpr)
     found: dict[tuple[Var, Sizes], list[int]] = {}
     for place, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive.name == "pad" and _is_term(jaxpr, readers, eqn) and is_var(eqn.invars[0]):
+        if _is_term(jaxpr, readers, eqn) and is_var(eqn.invars[0]):
             found.setdefault((eqn.invars[0], eqn.outvars[0].aval.shape), []).append(place)
     priced = (_priced(jaxpr, base, tuple(places), machine) for (base, _), places in found.items())
     return [one for one in priced if one is not None]
 
 
 def _is_term(jaxpr: Jaxpr, readers: Readers, eqn: JaxprEqn) -> bool:
-    """Whether zeros are put around a value, and that is added to something."""
+    """Whether an equation puts zeros around a value, and that is added to something."""
+    if eqn.primitive.name != "pad":
+        return False
     sides = eqn.params["padding_config"]
-    plain = all(low >= 0 and high >= 0 and not inner for low, high, inner in sides) and can_be_stored(
-        eqn.outvars[0].aval
-    )
+    plain = all(low >= 0 and high >= 0 and not inner for low, high, inner in sides) and any(any(one) for one in sides)
     names = {jaxpr.eqns[k].primitive.name for k in readers.get(eqn.outvars[0], ()) if k >= 0}
-    return plain and is_zero(eqn.invars[1], set()) and not names.isdisjoint(("add", "add_any"))
+    among_zeros = plain and is_zero(eqn.invars[1], set()) and can_be_stored(eqn.outvars[0].aval)
+    return among_zeros and not names.isdisjoint(("add", "add_any"))
 
 
 def _priced(jaxpr: Jaxpr, base: Var, places: tuple[int, ...], machine: Machine) -> Offsets | None:
@@ -73,6 +82,48 @@ def _priced(jaxpr: Jaxpr, base: Var, places: tuple[int, ...], machine: Machine) 
     seconds -= seconds_written(base, entries, machine)
     pays = len(set(configs)) >= FEWEST_OFFSETS and seconds > LEAST_SECONDS
     return Offsets(base, places, before, behind, seconds if pays else 0.0)
+
+
+def summed_in_paddings(jaxpr: Jaxpr, machine: Machine) -> list[Written]:
+    """The values of a level that are computed and read by sums of paddings, if one is along rows, in order.
+
+    The gradient of a difference pads a value and its negative, or adds its negative as it is. Of three paddings and
+    more one is stored (`offsets`).
+    """
+    makers, readers = producers(jaxpr), users(jaxpr)
+    pads = [eqn for eqn in jaxpr.eqns if _is_term(jaxpr, readers, eqn)]
+    sides: dict[Var, set[Any]] = {}
+    for eqn in pads if any(any(eqn.params["padding_config"][-1][:2]) for eqn in pads) else ():
+        x = eqn.invars[0]
+        if is_var(x) and x in makers and jaxpr.eqns[makers[x]].primitive.name == "neg":
+            (x,) = jaxpr.eqns[makers[x]].invars
+        is_piece = 2 * eqn.invars[0].aval.size <= eqn.outvars[0].aval.size  # of what was split: it is joined again
+        if is_var(x) and not is_piece and can_be_stored(x.aval):
+            sides.setdefault(x, set()).add(eqn.params["padding_config"])
+    found: list[Written] = []
+    for x, configs in sides.items():
+        names = _computed(jaxpr, makers, x)
+        dear = sum(name in LIBRARY for name in names)
+        # XLA fuses what one reads, however dear.
+        several = len(configs) == 2 or (len(configs) == 1 and dear and len(readers[x]) > 1)
+        if names and several:
+            seconds = x.aval.size * (dear * SCALAR_SECONDS + len(names) * SCALAR_OPERATION_SECONDS)
+            seconds -= seconds_written(x, x.aval.size, machine)
+            what = "what a step pads is written once, before it is padded"
+            found.append(Written(makers[x], what, seconds if seconds > LEAST_SECONDS else 0.0))
+    return found
+
+
+def _computed(jaxpr: Jaxpr, makers: Makers, v: Var) -> list[str]:
+    """The operations by which a value is computed entry by entry."""
+    waiting, seen = [v], set[Var]()
+    while waiting:
+        x = waiting.pop()
+        eqn = jaxpr.eqns[makers[x]] if x in makers and x not in seen else None
+        if eqn is not None and eqn.primitive.name in ELEMENTWISE and x.aval.size == v.aval.size:
+            seen.add(x)
+            waiting += filter(is_var, eqn.invars)
+    return [jaxpr.eqns[makers[x]].primitive.name for x in seen]
 
 
 def as_slices(jaxpr: Jaxpr, found: list[Offsets]) -> Jaxpr:

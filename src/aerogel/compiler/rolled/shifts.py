@@ -21,7 +21,7 @@ from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, nbytes
 from ..cost.primitives import DEAR
 from ..cost.seconds import transfer_seconds
-from ..cost.vector_code import SINES
+from ..cost.vector_code import SCALAR_SECONDS, SINES
 from ..fusion.once import READERS
 from ..normalize import drop_dead
 from ..program import Builder, Makers, Readers, depends_on, is_var, producers, rename, substitute, users, with_equations
@@ -44,9 +44,8 @@ MANY_ROLLS = 6
 # Nothing is written for less a step. Steps with few sines are better off as one kernel, which such a value would end:
 # XLA shares them among threads otherwise (1,000 entries took twice as long).
 LEAST_SECONDS, LEAST_BESIDE_SINES = 1e-7, 1e-6
-# What is dear takes so much more an entry where sums of paddings make it scalar code: a gradient that computed `tanh`
-# of 600 to 16,000 entries again took 1.2 to 1.9 of plain JAX's time.
-SCALAR_SECONDS = 2e-9
+# Functions that are scalar code beside sums of paddings: a gradient that computed `tanh` of 600 to 16,000 entries again
+# took 1.2 to 1.9 of plain JAX's time.
 LIBRARY = DEAR.difference(SINES, ("gather", "concatenate"))
 # LLVM keeps what it reads at neighbouring places from one entry to the next, and does not find vector code for these
 # functions of such an entry.
