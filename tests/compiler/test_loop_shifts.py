@@ -245,6 +245,11 @@ NEAR_MISSES: dict[str, tuple[list[bool], Callable[..., Any], tuple[Any, ...]]] =
         steps(lambda u: u - 0.1 * jax.grad(lambda u: jnp.sum(jnp.tanh(u[:9000] + u[9000:]) ** 2))(u)),
         (X[:18_000],),
     ),
+    "offsets of what is the same in all steps": (
+        [],
+        lambda x: steps(lambda u: u + sum(jnp.pad(x[2:], (k, 2 - k)) for k in range(3)))(x),
+        (X,),
+    ),
     "few offsets of few entries": ([False], gradient(walled), (IMAGE[:3, :10],)),
     "ghost rows": ([], steps(lambda u: jnp.diff(jnp.pad(u, ((1, 0), (0, 0)), mode="edge"), axis=0)), (IMAGE,)),
     "ghost cells that are summed": (
