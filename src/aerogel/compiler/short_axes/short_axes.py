@@ -259,7 +259,7 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     amplified = all(one.amplify(AMPLIFIED) or _is_repeated(eqn, one.value) for one in found)
     if context.before_differentiation and not amplified:
         return None, "before differentiation: its gradient would pad what is cut, which is large"
-    if len(found) > 1 and not amplified:
+    if len(found) > 1 and not (amplified and not any(_is_stored(level, place, x) for x in eqn.invars)):
         return None, "its operands are there, and read as they are"
     refusal = _multiplied(level, eqn, found) if amplified else _library_call(level, eqn, found)
     if refusal is not None:
@@ -283,6 +283,15 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     if compared or (not context.before_differentiation and not few and _is_reduced(level, eqn.outvars[0])):
         (total,) = builder.call(once, total)
     return _replacing(place, eqn, builder, total), ENTRYWISE
+
+
+def _is_stored(level: Level, place: int, x: Atom) -> bool:
+    """Whether another product reads the value that is not over its short axis alone, for which XLA stores it.
+
+    Ten polynomials of 500 numbers, joined, times their coefficients: the gradient took 2.1 times as long.
+    """
+    others = [level.eqns[k] for k in (level.readers(x) if is_var(x) else ()) if k not in (place, -1)]
+    return any(eqn.primitive.name == "dot_general" and not _is_rowwise(eqn) for eqn in others)
 
 
 def _multiplied(level: Level, eqn: JaxprEqn, found: Collection[Components]) -> str | None:
