@@ -62,12 +62,14 @@ class LoopCopy:
                 self.env[var], set_next = self.new.keep_carry(init, named(final))
                 self._carries.append((loop.next_carry[k], set_next))
 
-    def finish(self) -> dict[Var, Var]:
-        """Hands on the carries and stacks the outputs; the stacked variable of each value that is an output."""
+    def finish(self, without: Container[Var] = ()) -> dict[Var, Var]:
+        """Hands on the carries and stacks the other outputs; the stacked variable of each value that is one."""
         for old, set_next in self._carries:
             set_next(substitute(old, self.env))
         stacked: dict[Var, Var] = {}
         for y, v in zip(self.loop.ys, self.loop.body_ys, strict=True):
+            if y in without:
+                continue
             out = self.new.y(substitute(v, self.env), named(y))
             if is_var(v):
                 stacked.setdefault(v, out)
