@@ -58,6 +58,7 @@ SHORT_LOOP = 3e-4
 KERNELS_OF_A_STEP = 2
 # Bytes of intermediate results that a loop may leave behind when it goes away.
 FREE_STEPS = 64 << 10
+LITTLE_SHARE = 1 / 16  # the same, of what it stacks: a row of a number repeated 30 times is made of that number
 SUMS = frozenset("add add_any mul convert_element_type broadcast_in_dim reshape squeeze".split())
 
 
@@ -205,7 +206,8 @@ def plan_all(jaxpr: Jaxpr, index: int, loop: Loop, terms: Terms, stored: Collect
     before += loop.length * _seconds_of_starts(loop, terms.machine)
     if not terms.before_differentiation and _wakes_another(jaxpr, whole, before, after, terms):
         return "it would take longer to wake another thread, and the thread that calls runs its steps"
-    if peak > max(FREE_WIDE_BYTES if heavy else 0, FREE_STEPS + sum(nbytes(y.aval) for y in loop.ys)):
+    stacks = (1 + LITTLE_SHARE) * sum(nbytes(y.aval) for y in loop.ys)
+    if peak > max(FREE_WIDE_BYTES if heavy else 0, FREE_STEPS + stacks):
         return "its steps at once need more memory"
     return Outside(before=free)
 

@@ -15,6 +15,7 @@ from jax import lax
 
 from aerogel._jax import Atom, Var
 
+from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..axes.rebind import dtype_name, shape_of
 from ..exactness import Exactness
 from ..known.even_indices import Even
@@ -33,6 +34,8 @@ from .windows import Slide, slide_of
 # took 2.5 to 2.7 of the time, distances to 3 and 6 others 1.6 to 2.0; with 8 filters, or long rows, 0.1 to 0.9. Of 16
 # places 16 filters took 0.84, 20, which XLA's library multiplies as matrices, 1.3 to 1.7.
 LONGEST_OF_HALVES, SHORT_ROW, MOST_FILTERED = 8, 8, 256
+
+MOST_READ = 32  # values made of a sum, entry by entry, that are looked at
 
 FOLDS: dict[str, Fold] = {
     "reduce_sum": lax.add,
@@ -85,7 +88,7 @@ def _folded(level: Level, windowed: Windowed, place: int) -> WindowSum | str | N
         if total is None:
             entries = [windowed.entry(builder, x, axis, k) for k in range(count)]
             (total,) = builder.call(lambda *xs: reduce(fold, xs), *entries)
-        if count > LONGEST and _is_float(total) and any(at >= 0 for at in level.readers(eqn.outvars[0])):
+        if count > LONGEST and _is_float(total) and _is_repeated(level, eqn.outvars[0]):
             (total,) = builder.call(once, total)  # who reads it does so for each number of all windows
         return replacing(level, place, builder, total)
     found = _components(level, windowed, x, axis)
@@ -95,6 +98,21 @@ def _folded(level: Level, windowed: Windowed, place: int) -> WindowSum | str | N
     entries = [found.entry(builder, k) for k in range(count)]
     (total,) = builder.call(lambda *xs: reduce(fold, xs), *entries)
     return replacing(level, place, builder, total)
+
+
+def _is_repeated(level: Level, total: Var) -> bool:
+    """Whether something else than entrywise equations reads what they make of a value."""
+    waiting, seen = [total], {total}
+    while waiting:
+        for place in level.readers(waiting.pop()):
+            if place < 0:
+                continue
+            eqn = level.eqns[place]
+            if eqn.primitive.name not in ELEMENTWISE or len(seen) > MOST_READ:
+                return True
+            waiting += [v for v in eqn.outvars if v not in seen]
+            seen.update(eqn.outvars)
+    return False
 
 
 def _components(level: Level, windowed: Windowed, x: Var, axis: int) -> Components | str | None:
