@@ -111,6 +111,19 @@ def test_a_gradient_is_a_sum_of_windows(name: str) -> None:
     assert [(d.what, d.fired) for d in made] == [(READ, True), (OUT, True)]
 
 
+def test_a_gradient_of_a_long_mean_needs_no_loop() -> None:
+    """Its cotangent is repeated to as many numbers as the loop stacks, and these are added up as windows."""
+
+    def loss(x: Any) -> Any:
+        step = lambda held, one: ((held := SHIFTS["rolled"](held, one)), held.mean())  # noqa: E731
+        return (lax.scan(step, jnp.zeros(30), x)[1] ** 2).sum()
+
+    x = normal(50_000)
+    optimised = ag.optimize(jax.grad(loss))
+    assert {"scan", "one_kernel"}.isdisjoint(eqn.primitive.name for eqn in traced(optimised, x).jaxpr.eqns)
+    np.testing.assert_allclose(jax.jit(optimised)(x), jax.jit(jax.grad(loss))(x), rtol=1e-4, atol=1e-5)
+
+
 def test_few_are_cut_off() -> None:
     """A gradient of few steps keeps its loop, without the writes that only made zeros."""
     f, args = FILTERS["rolled"]

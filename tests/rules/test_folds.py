@@ -165,6 +165,27 @@ def test_folds_of_many_that_several_read_are_made_once() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+def test_folds_of_four_of_many_are_made_once() -> None:
+    """Along one long row, where a window holds many; else all of the windows would ask for each of its numbers."""
+
+    def divisions(natural: Callable[..., Any], x: Any) -> int:
+        return str(jax.make_jaxpr(ag.optimize(natural, rules=RULES))(x)).count(" div ")
+
+    row = jnp.ones(4000)
+    assert divisions(windows("sum", 30), row) == divisions(windows("max", 30), row) == 1
+    assert divisions(windows("sum", 16), row) == divisions(windows("sum", 30, 1), jnp.ones((400, 10))) == 0
+
+
+def test_means_of_small_images_are_made_once() -> None:
+    """Sums of slices that the gradient repeats would be made again for each entry."""
+    mean = lambda x: windows("sum", 1, 7, 7, 1)(x) / 49  # noqa: E731
+    x = jax.random.normal(jax.random.key(0), (3, 7, 7, 64))
+    loss = lambda x: (mean(x) ** 2).sum()  # noqa: E731
+    got, want = (jax.jit(jax.grad(f))(x) for f in (ag.optimize(loss, rules=RULES), loss))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert " div " in str(jax.make_jaxpr(ag.optimize(windows("sum", 1, 7, 7, 1), rules=RULES))(x))
+
+
 def test_cotangents_that_are_no_numbers_stay_in_their_windows() -> None:
     """An infinity and a nan are repeated where their windows are, and nowhere else."""
     x = normal(0, 2, 9, 8, 3)
@@ -240,6 +261,18 @@ def test_nothing_padded_is_a_sum_of_zeros() -> None:
             lambda x: windows("sum", 1, 6, strides=(1, 2))(x).sum(),
             X,
             "what is summed up again takes no longer from window to window",
+        ),
+        (
+            window_sum,
+            windows("sum", 1, 7, 7, 1, strides=(1, 7, 7, 1)),
+            jnp.ones((12, 7, 7, 64)),
+            "windows as wide as the array are a reduction, which XLA takes them for",
+        ),
+        (
+            window_sum,
+            lambda x: windows("sum", 7, 7)(lax.pad(x[:1, :1], 0.0, [(6, 6, 6), (6, 6, 0)])),
+            X,
+            "each window holds the one number there is, which XLA repeats",
         ),
     ],
 )

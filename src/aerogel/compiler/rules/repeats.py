@@ -42,6 +42,11 @@ def repeated(x: Any, config: Config, window: Sequence[int], make: Callable[[Any]
     return _padded(whole, around, zero)
 
 
+def repeats_one(shape: Sequence[int], config: Config, window: Sequence[int]) -> bool:
+    """Whether one number was padded along each axis of the windows: the gradient of a mean over whole images."""
+    return all(_count(n, *one) == 1 for n, one, size in zip(shape, config, window, strict=True) if size > 1)
+
+
 def _count(length: int, low: int, high: int, inner: int) -> int:
     """How many numbers were padded to a length."""
     return (length - low - high - 1) // (inner + 1) + 1

@@ -19,7 +19,7 @@ from ..cost.primitives import DEAR
 from ..known.even_indices import Even, EvenIndices
 from ..level import Level
 from ..program import Builder, is_var
-from ..rules.once import can_be_stored, once
+from ..rules.once import once
 from .windows import Windows, windows_of
 
 ELEMENTWISE = frozenset(NAMES) - {"threefry2x32"}
@@ -118,18 +118,8 @@ class Windowed:
                 assert is_var(source), "windows are made"
                 self._bases[key] = self.base(builder, source, readers)
             else:
-                made = self._written(builder, source, readers) if name == "gather" else self._computed(builder, eqn, readers)
-                self._bases[key] = made
+                self._bases[key] = source if name == "gather" else self._computed(builder, eqn, readers)
         return self._bases[key]
-
-    def _written(self, builder: Builder, source: Atom, readers: int) -> Atom:
-        """An array, written once where many read it that is put together: else each asks which piece its entry is of.
-
-        A rolling mean of 30 of 2,000 numbers behind zeros took 1.5 of plain JAX's time, and so 0.4.
-        """
-        maker = self.level.maker(source)
-        is_joined = maker is not None and maker.primitive.name in ("concatenate", "pad")
-        return builder.call(once, source)[0] if is_joined and readers >= MANY and can_be_stored(source.aval) else source
 
     def _computed(self, builder: Builder, eqn: JaxprEqn, readers: int) -> Atom:
         array = self.shapes[eqn.outvars[0]].array
