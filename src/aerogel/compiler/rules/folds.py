@@ -151,8 +151,8 @@ def _least(dtype: Any, sign: int = 1) -> Any:
 def folded(x: Any, dim: int, count: int, step: int, fold: Fold) -> Any:
     """At each place along a dimension the fold of `count` numbers from there on, `step` apart."""
     total, done = None, 0
-    # Folds of FEW of one long row are written once where there are many: of 30 of 4,000, 20,000 and 200,000 numbers that
-    # took 0.3, 0.5 and 0.75 of the time. Of images it took 0.4 to 2.
+    # Folds of FEW of one long row are written once where there are many: of 30 of 4,000, 20,000 and 200,000 numbers
+    # that took 0.3, 0.5 and 0.75 of the time. Of images it took 0.4 to 2.
     stores = count > MANY and x.size == x.shape[dim] and can_be_stored(x)
     for k in range(count.bit_length()):
         if k:
