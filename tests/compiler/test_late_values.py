@@ -6,12 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.normalize import drop_dead, normalize
 from aerogel.compiler.passes.late_values import NAME
 from aerogel.compiler.residuals import late_values
+from aerogel.compiler.residuals.scattered import scattered_onto
 
 WITHOUT = tuple(p for p in ag.compiler.DEFAULT_PASSES if p.name != NAME)
 
@@ -190,6 +193,43 @@ def test_what_is_read_once_is_in_no_memory() -> None:
     assert fired(gated, *args) == 0
     assert fired(jax.grad(gated, (0, 1, 2)), *args) == 1
     assert fired(jax.grad(gated), *args) == 0  # would hold more: the gate and its derivative at once
+
+
+def test_a_cross_entropy_holds_no_zeros() -> None:
+    """Nothing waits for what is scattered into zeros, as XLA scatters it into what it is added to."""
+    z, t = normal(0, 500, 3000), jnp.arange(500) * 5
+    loss = lambda z, t: optax.softmax_cross_entropy_with_integer_labels(z, t).mean()  # noqa: E731
+    assert temporary(ag.optimize(jax.value_and_grad(loss)), z, t) < 1 << 20
+
+
+AT = jnp.array([3, 3, 0, 9, -1])
+ADDED: dict[str, tuple[Callable[..., Any], bool]] = {
+    "behind": (lambda x, u: x + jnp.zeros_like(x).at[AT].add(u), True),
+    "in front": (lambda x, u: jnp.zeros_like(x).at[AT].add(u) + x, True),
+    "twice": (lambda x, u: x + jnp.zeros_like(x).at[AT].add(u) + jnp.zeros_like(x).at[AT + 1].add(u), True),
+    "with itself": (lambda x, u: (y := jnp.zeros_like(x).at[AT].add(u)) + y, False),
+    "both scattered": (lambda x, u: jnp.zeros_like(x).at[AT].add(u) + jnp.zeros_like(x).at[AT + 1].add(u), True),
+    "read elsewhere": (lambda x, u: (x + (y := jnp.zeros_like(x).at[AT].add(u)), y), False),
+    "into ones": (lambda x, u: x + jnp.ones_like(x).at[AT].add(u), False),
+    "set": (lambda x, u: x + jnp.zeros_like(x).at[AT].set(u), False),
+    "subtracted": (lambda x, u: x - jnp.zeros_like(x).at[AT].add(u), False),
+    "repeated": (lambda x, u: x[:1] + jnp.zeros_like(x).at[AT].add(u), False),
+    "a number": (lambda x, u: 2.0 + jnp.zeros_like(x).at[AT].add(u), False),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_what_is_scattered_into_zeros_and_added(name: str) -> None:
+    """Places that are named twice, from the end, and out of the array, included."""
+    f, changes = ADDED[name]
+    x, u = normal(0, 8, 3), normal(1, 5, 3)
+    closed: Any = jax.make_jaxpr(f)(x, u)
+    closed = normalize(closed)[0]
+    new = drop_dead(scattered_onto(closed.jaxpr))
+    count = lambda jaxpr, name: sum(eqn.primitive.name == name for eqn in jaxpr.eqns)  # noqa: E731
+    assert (count(new, "add") + count(new, "add_any") < count(closed.jaxpr, "add")) == changes
+    for got, want in zip(jax.core.eval_jaxpr(new, closed.consts, x, u), jax.tree.leaves(f(x, u)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("width", "times"), [(3, 0), (7, 0), (16, 1)])

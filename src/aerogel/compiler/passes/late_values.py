@@ -20,6 +20,7 @@ from ..record import record
 from ..report import Decision
 from ..residuals.late_values import MadeAgain, made_again, with_made_again
 from ..residuals.recompute import Lives
+from ..residuals.scattered import scattered_onto
 
 NAME = "late-values"
 REASON = "computing them where they are read costs less than writing and reading them"
@@ -47,12 +48,12 @@ class LateValues:
         machine = with_vector_code(context.machine)
 
         def level(jaxpr: Jaxpr) -> Jaxpr:
-            lives = Lives.of(jaxpr)
+            lives = Lives.of(drop_dead(scattered_onto(jaxpr)))
             found = made_again(lives, machine)
             if found is None:
                 return jaxpr
             new = drop_dead(with_made_again(lives, found))
-            falls = jaxpr_cost(jaxpr).peak_bytes - jaxpr_cost(new).peak_bytes - _copied_bytes(jaxpr)
+            falls = jaxpr_cost(lives.jaxpr).peak_bytes - jaxpr_cost(new).peak_bytes - _copied_bytes(lives.jaxpr)
             is_lower = falls >= LEAST_OF_SAVED * found.bytes_saved
             decisions.append(_decision(lives, found, falls, is_lower))
             return new if is_lower else jaxpr
