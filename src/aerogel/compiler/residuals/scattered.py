@@ -4,7 +4,7 @@ The gradient of a mean over entries that were picked is such a sum. Who counts w
 wait for what was scattered, is to see what XLA makes of it.
 """
 
-from aerogel._jax import Atom, Jaxpr, JaxprEqn
+from aerogel._jax import Jaxpr, JaxprEqn, Var
 
 from ..known.picks import is_zeros
 from ..level import Level
@@ -20,7 +20,9 @@ def scattered_onto(jaxpr: Jaxpr) -> Jaxpr:
     level = Level(jaxpr)
     sums: dict[int, JaxprEqn] = {}
     for place, eqn in enumerate(jaxpr.eqns):
-        scatter = next((x for x in eqn.invars if _is_scattered(level, x)), None) if eqn.primitive.name in SUMS else None
+        if eqn.primitive.name not in SUMS:
+            continue
+        scatter = next((x for x in eqn.invars if is_var(x) and _is_scattered(level, x)), None)
         if scatter is None:
             continue
         made = level.made_by[scatter]
@@ -35,9 +37,9 @@ def scattered_onto(jaxpr: Jaxpr) -> Jaxpr:
     return with_equations(jaxpr, eqns) if sums else jaxpr
 
 
-def _is_scattered(level: Level, x: Atom) -> bool:
+def _is_scattered(level: Level, x: Var) -> bool:
     """Whether a value is scattered into zeros, by addition, for one reader alone."""
     eqn = level.maker(x)
-    if not is_var(x) or eqn is None or eqn.primitive.name != "scatter-add" or len(level.readers(x)) != 1:
+    if eqn is None or eqn.primitive.name != "scatter-add" or len(level.readers(x)) != 1:
         return False
     return is_zeros(level, eqn.invars[0])
