@@ -10,9 +10,10 @@ from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 
 from ..level import Level
 from ..loop import Loop
+from ..loop_copy import LoopCopy
 from ..normal_form.branch_results import given_by_branches
 from ..program import copy_equation, is_var, producers, rename, substitute
-from .hoist import LoopCopy, Replacement
+from .hoist import Replacement
 
 
 def with_constants_of_branches(level: Level, loop: Loop) -> tuple[Replacement, list[JaxprEqn]] | None:

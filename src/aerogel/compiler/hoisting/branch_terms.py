@@ -17,12 +17,13 @@ from aerogel import _jax
 from aerogel._jax import Atom, ClosedJaxpr, JaxprEqn, Var
 
 from ..loop import Loop, is_float
+from ..loop_copy import LoopCopy
 from ..normalize import drop_dead
 from ..program import Builder, copy_equation, is_var, substitute
 from ..record import record
 from .branch_tails import Tail, fixed_in, tail_of, values_of
 from .gathered import gathered
-from .hoist import LoopCopy, Replacement
+from .hoist import Replacement
 from .lift import LEAST_STEPS
 from .linear_sums import Body, LinearSum
 

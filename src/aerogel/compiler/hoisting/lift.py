@@ -11,9 +11,10 @@ from aerogel._jax import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from ..cost import Machine, equation_seconds, nbytes
 from ..loop import Loop
+from ..loop_copy import LoopCopy
 from ..normal_form.branch_results import given_by_one, known_results
 from ..program import copy_equation, is_var, substitute
-from .hoist import LoopCopy, Replacement, constant_equations
+from .hoist import Replacement, constant_equations
 from .hoistable import is_heavy
 
 # With this many steps, the one evaluation is a small price for a branch that no step takes.

@@ -21,11 +21,12 @@ from ..axes.elementwise import NAMES as ELEMENTWISE
 from ..cost import Machine, equation_cost, equation_seconds, nbytes
 from ..cut import SINK, SOURCE, Graph
 from ..loop import Loop, holds
+from ..loop_copy import LoopCopy
 from ..program import Readers, copy_equation, is_var, substitute, users
 from ..record import record
 from ..streams.stream_plan import sizes_of
 from .gathered import gathered
-from .hoist import LoopCopy, Replacement, constant_equations
+from .hoist import Replacement, constant_equations
 
 # A sum of what is so many times larger than the sum that it replaces may be all that keeps it in memory.
 MUCH_SMALLER = 8

@@ -9,8 +9,9 @@ from aerogel._jax import Atom, DropVar, Var
 
 from ..level import Level
 from ..loop import Loop
+from ..loop_copy import LoopCopy
 from ..program import Builder, copy_equation, is_var
-from .hoist import LoopCopy, Replacement
+from .hoist import Replacement
 
 
 def with_repeated_outputs(loop: Loop) -> Replacement | None:

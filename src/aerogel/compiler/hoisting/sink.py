@@ -17,10 +17,11 @@ from aerogel._jax import Atom, JaxprEqn, Var
 from ..axes.rebind import bind
 from ..cost import Machine, equation_seconds, nbytes
 from ..loop import Loop, holds
+from ..loop_copy import LoopCopy
 from ..program import Builder, Readers, copy_equation, is_var, substitute, users
 from ..record import record
 from .gathered import Gathered, gathered
-from .hoist import LoopCopy, Replacement, constant_equations
+from .hoist import Replacement, constant_equations
 from .hoistable import crossing_seconds
 
 # A product that sums up this many terms in each step gains by its addition alone, which stacks are not written for: up

@@ -13,12 +13,12 @@ from ..cost import nbytes
 from ..cost.work import dot_shape
 from ..level import Level
 from ..loop import as_loop, is_float
+from ..loop_copy import LoopCopy
 from ..normalize import drop_dead
 from ..program import copy_equation, inner_jaxprs, is_var, with_equations
 from ..record import record
 from ..streams.stream_growth import COMPARISONS
 from ..streams.streams import is_cheap
-from .hoist import LoopCopy
 
 # The products of points in space, of which each step makes all distances.
 FEW_TERMS = 8

@@ -19,10 +19,10 @@ from ..cost import nbytes
 from ..known.picks import is_zeros
 from ..level import After, Edit, Level
 from ..loop import Loop, as_loop
+from ..loop_copy import LoopCopy
 from ..program import Builder, copy_equation, is_var, users
 from ..record import record
 from .gathered import Gathered, gathered
-from .hoist import LoopCopy
 from .sunk_constants import is_made_again
 
 ADDS = ("add", "add_any")

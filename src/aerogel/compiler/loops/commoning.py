@@ -11,8 +11,8 @@ from aerogel._jax import Atom, JaxprEqn, Literal, Var, new_jaxpr
 
 from ..cost import Machine, jaxpr_seconds, nbytes
 from ..cost.primitives import KIND, Kind
-from ..hoisting.hoist import LoopCopy
 from ..loop import Loop, strong
+from ..loop_copy import LoopCopy
 from ..program import copy_equation, is_var, substitute
 from ..record import record
 from ..residuals.made_there import Made

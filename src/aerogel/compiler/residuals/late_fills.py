@@ -15,9 +15,9 @@ from aerogel import _jax
 from aerogel._jax import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
 from ..cost import nbytes
-from ..hoisting.hoist import LoopCopy
 from ..level import Level
 from ..loop import Loop, as_loop
+from ..loop_copy import LoopCopy
 from ..program import Builder, copy_equation, is_var, rename, substitute, with_equations
 from ..record import record
 from .late_writes import APART, behind_all, stands_for_all
