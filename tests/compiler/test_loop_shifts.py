@@ -221,9 +221,17 @@ def test_what_steps_are_given_is_read_as_it_is(function: Callable[[Any], Any], s
     assert (read in body.invars) == stays
 
 
+def variation(u: Any) -> Any:
+    """A step down the total variation along rows: what is rolled again is divided, and made in a kernel of its own."""
+    x = jnp.roll(u, -1, 1) - u
+    x = x / jnp.sqrt(x * x + 0.1)
+    return u + 0.05 * (x - jnp.roll(x, 1, 1))
+
+
 NEAR_MISSES: dict[str, tuple[list[bool], Callable[..., Any], tuple[Any, ...]]] = {
     "no loop": ([], heat, (X,)),
     "one roll, which LLVM takes out of the loop": ([False], steps(lambda u: u - 0.1 * jnp.roll(u, 1)), (X,)),
+    "one roll each in two kernels": ([False, False], steps(variation), (IMAGE[:70],)),
     "short rows": ([False], steps(lambda u: u - 0.1 * (jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1))), (IMAGE[:, :48],)),
     "a gradient of short rows": ([True, False, False], gradient(reacted), (IMAGE[:, :48],)),
     "no entries": ([], steps(life), (CELLS[:0],)),
@@ -278,6 +286,13 @@ def test_leaves_alone(name: str) -> None:
     wanted, f, args = NEAR_MISSES[name]
     assert decided(f, *args) == wanted
     assert bool(scans(traced(f, *args))) == (name != "no loop")
+
+
+def test_one_roll_each_in_two_kernels_of_many_entries() -> None:
+    """XLA shares these among threads, scalar code or not; and two rolls in one of them count where they are few."""
+    assert decided(steps(variation), jnp.ones((128, 128))) == [True, True]
+    both = lambda u: variation(u + 0.1 * jnp.roll(u, 1, 1))  # noqa: E731
+    assert True in decided(steps(both), IMAGE[:70])
 
 
 def test_takes_no_more_memory() -> None:

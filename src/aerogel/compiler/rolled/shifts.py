@@ -41,12 +41,16 @@ SHORTEST_ROW, SHORTEST_OF_MUCH, MUCH = 64, 16, 10
 # 256 x 256 0.25, gradients of a reaction on 64 x 64 to 200 x 200 0.6 to 0.95 (48 x 48: twice their time, as they lose
 # their one kernel).
 MANY_ROLLS = 6
+# Entries of a value from which on seams in several kernels count together: two of one roll each, of 96 x 96, took
+# 1.3 of the time if they were rewritten, of 128 x 128 to 400 x 400, which XLA shares among threads, 0.82 to 0.88.
+SHARED = 1 << 14
 # Nothing is written for less a step. Steps with few sines are better off as one kernel, which such a value would end:
 # XLA shares them among threads otherwise (1,000 entries took twice as long).
 LEAST_SECONDS, LEAST_BESIDE_SINES = 1e-7, 1e-6
 # Functions that are scalar code beside sums of paddings: a gradient that computed `tanh` of 600 to 16,000 entries again
 # took 1.2 to 1.9 of plain JAX's time.
 LIBRARY = DEAR.difference(SINES, ("gather", "concatenate"))
+STORED = LIBRARY | {*SINES, "div"}  # XLA makes what these make once for all that read it, in a kernel of its own
 # LLVM keeps what it reads at neighbouring places from one entry to the next, and does not find vector code for these
 # functions of such an entry.
 LOST = frozenset(("tanh", "sqrt", "rsqrt"))
@@ -137,6 +141,7 @@ def _priced(jaxpr: Jaxpr, found: dict[Var, tuple[Roll, ...]], machine: Machine) 
     seams = [one for rolls in found.values() for one in rolls if one.in_rows]
     adds = any(one.adds for one in seams)
     dear = [eqn.outvars[0].aval.size for eqn in jaxpr.eqns if eqn.primitive.name in LIBRARY] if adds else []
+    kernel = _kernels(jaxpr, found)
     in_one_kernel = len(seams) < MANY_ROLLS and any(eqn.primitive.name in SINES for eqn in jaxpr.eqns)
     least = LEAST_BESIDE_SINES if in_one_kernel else LEAST_SECONDS
     priced: list[Shifts] = []
@@ -147,9 +152,31 @@ def _priced(jaxpr: Jaxpr, found: dict[Var, tuple[Roll, ...]], machine: Machine) 
         seconds += SCALAR_SECONDS * sum(n for n in dear if n == size) / len(found)
         row = SHORTEST_OF_MUCH if not adds and computes_much(jaxpr, size) else SHORTEST_ROW
         row = 0 if len(seams) >= MANY_ROLLS else row
-        pays = len(seams) >= FEWEST_ROLLS and shape[-1] >= row and seconds > least
+        near = [one for other, each in found.items() if kernel[other] == kernel[base] for one in each if one.in_rows]
+        near = seams if adds or size >= SHARED else near
+        pays = len(near) >= FEWEST_ROLLS and shape[-1] >= row and seconds > least
         priced.append(Shifts(base, rolls, seconds) if pays else one)
     return priced
+
+
+def _kernels(jaxpr: Jaxpr, bases: Collection[Var]) -> dict[Var, int]:
+    """For each value how many kernels, one behind the other, stand before those that read its rolls.
+
+    What is computed of rolls by a division or a dearer function, and rolled itself, is made in a kernel of its own: the
+    flow of total variation, with one roll along rows in each of two, took 1.3 to 1.7 of the time.
+    """
+    behind: dict[Var, tuple[int, bool]] = {}  # kernels, and whether something dear was done in the last one
+    for eqn in jaxpr.eqns:
+        read = [behind.get(x, (0, False)) for x in eqn.invars if is_var(x)]
+        rolled = [
+            (behind.get(x, (0, False))[0] + behind.get(x, (0, False))[1], False)
+            for x in eqn.invars
+            if is_var(x) and x in bases
+        ]
+        count, dear = max([*read, *rolled], default=(0, False))
+        dear |= eqn.primitive.name in STORED
+        behind.update((v, (count, dear)) for v in eqn.outvars)
+    return {v: sum(behind.get(v, (0, False))) for v in bases}
 
 
 def computes_much(jaxpr: Jaxpr, *sizes: int) -> bool:
