@@ -211,6 +211,18 @@ def test_what_blocks_would_do_without_is_not_summed() -> None:
     assert all(v.aval.size <= 2 * 2048 for eqn in loops for v in eqn.outvars[: scan_counts(eqn.params)[1]])
 
 
+def test_a_turned_product_of_a_step_is_left() -> None:
+    """The gradient of a weight is the transpose of a product: one product after the loop makes it, the right way round."""
+
+    def turned(xs: Any, ys: Any) -> Any:
+        add = lambda total, xy: (total + (xy[1].T @ xy[0]).T, None)  # noqa: E731
+        return lax.scan(add, jnp.zeros((xs.shape[2], ys.shape[2])), (xs, ys))[0]
+
+    xs, ys = normal(10, 64, 256), normal(10, 64, 1024)
+    assert not [d for d in ag.explain(turned)(xs, ys).decisions if d.rule == "loop-linear"]
+    np.testing.assert_allclose(ag.optimize(turned)(xs, ys), turned(xs, ys), rtol=1e-4, atol=1e-3)
+
+
 def test_strict_numerics_and_small_sums() -> None:
     """Sums in another order are for fast numerics; what saves next to nothing is refused, with the reason."""
     f = total(TERMS["a product"])
