@@ -212,13 +212,13 @@ def test_what_blocks_would_do_without_is_not_summed() -> None:
 
 
 def test_a_turned_product_of_a_step_is_left() -> None:
-    """The gradient of a weight is the transpose of a product: one product after the loop makes it, the right way round."""
+    """The gradient of a weight is the transpose of a product: one product after the loop makes it in the right order."""
 
     def turned(xs: Any, ys: Any) -> Any:
         add = lambda total, xy: (total + (xy[1].T @ xy[0]).T, None)  # noqa: E731
         return lax.scan(add, jnp.zeros((xs.shape[2], ys.shape[2])), (xs, ys))[0]
 
-    xs, ys = normal(10, 64, 256), normal(10, 64, 1024)
+    xs, ys = normal(0, 10, 64, 256), normal(1, 10, 64, 1024)
     assert not [d for d in ag.explain(turned)(xs, ys).decisions if d.rule == "loop-linear"]
     np.testing.assert_allclose(ag.optimize(turned)(xs, ys), turned(xs, ys), rtol=1e-4, atol=1e-3)
 
