@@ -212,7 +212,7 @@ def test_what_blocks_would_do_without_is_not_summed() -> None:
 
 
 def test_a_turned_product_of_a_step_is_left() -> None:
-    """The gradient of a weight is the transpose of a product: one product after the loop makes it in the right order."""
+    """The gradient of a weight is the transpose of a product: one product after the loop makes it as it is wanted."""
 
     def turned(xs: Any, ys: Any) -> Any:
         add = lambda total, xy: (total + (xy[1].T @ xy[0]).T, None)  # noqa: E731
