@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import aerogel as ag
+from aerogel.compiler.fusion import site_seconds
 from compiler.loop_patterns import made, normal
 
 T, B, H, V = 64, 4, 16, 4096  # 4 MiB of logits
@@ -165,6 +166,12 @@ def arguments() -> tuple[dict[str, Any], Any, Any]:
     """Parameters, inputs and labels."""
     p = {"recurrent": normal(0, H, H) / H**0.5, "head": normal(1, H, V), "bias": normal(2, V), "words": normal(3, V, H)}
     return p, normal(4, T, B, H), np.random.default_rng(5).integers(0, V, (T, B)).astype(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def threads_that_wake_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they cost a step has a test of its own (`test_small_heads_are_multiplied_at_once`)."""
+    monkeypatch.setattr(site_seconds, "WAKING_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("name", [*HEADS, *VALUES])

@@ -12,6 +12,7 @@ from jax import lax
 import aerogel as ag
 from aerogel import _jax
 from aerogel.compiler.exactness import Exactness
+from aerogel.compiler.fusion import site_seconds
 from aerogel.compiler.judging.agree import compare, float64_reference
 from compiler.loop_patterns import (
     INTEGER,
@@ -27,6 +28,14 @@ from compiler.loop_patterns import (
     stacked,
     with_gradient,
 )
+
+
+@pytest.fixture(autouse=True)
+def threads_that_wake_at_once(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Patterns are recovered whatever their size; what threads cost a step with a product has a test of its own."""
+    if request.node.originalname != "test_small_heads_are_multiplied_at_once":
+        monkeypatch.setattr(site_seconds, "WAKING_SECONDS", 0.0)
+
 
 # Loops that are written without a direction (`lax.map`, `fori_loop`) run in their own.
 DIRECTIONS = {pattern.name: (False,) if pattern.name in ("lax.map", "filled buffer") else (False, True)
@@ -53,6 +62,23 @@ def test_the_stacked_array_is_never_made(pattern: Pattern, surrounding: str) -> 
         f, args = SURROUNDINGS[surrounding](pattern.function(reverse)), pattern.args(with_xs)
         assert made(program(f, args), pattern.size)
         assert made(program(ag.optimize(f), args), pattern.size) == []
+
+
+@pytest.mark.skipif(_jax.usable_cores() < 2, reason="one core wakes no other")
+def test_small_heads_are_multiplied_at_once() -> None:
+    """A head's logits are made step by step where they are larger than what waking threads in each step takes."""
+
+    def loss(w: Any, h: Any, xs: Any, labels: Any) -> Any:
+        states = lax.scan(lambda h, x: (new := jnp.tanh(h + x), new), h, xs)[1]
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(states @ w), labels[..., None], -1))
+
+    def args(steps: int, batch: int, words: int) -> Any:
+        xs = normal(0, steps, batch, 64)
+        return normal(1, 64, words), xs[0], xs, jnp.zeros((steps, batch), int)
+
+    for steps, batch, words, whole in ((32, 16, 2048, True), (256, 32, 2048, False)):
+        optimised = program(ag.optimize(loss), args(steps, batch, words))
+        assert bool(made(optimised, steps * batch * words)) == whole
 
 
 def grown(pattern: Pattern) -> int:

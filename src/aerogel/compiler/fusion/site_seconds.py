@@ -12,6 +12,7 @@ from ..cost import Machine, equation_seconds, jaxpr_seconds, nbytes
 from ..cost.primitives import DEAR
 from ..cost.seconds import transposed_seconds
 from ..cost.vector_code import is_vector_search
+from ..cost.work import dot_shape
 from ..level import Level
 from ..loop import Loop, is_float
 from ..program import is_var
@@ -43,6 +44,10 @@ SHORT_STEP_BYTES = 2**14
 # moments there are so many that the step's kernels run as tasks (jaxlib 0.10.2: from 9 on, 1 us a step measured).
 STEP_KERNELS, MOMENT_KERNELS = 2, 10
 JOIN_KERNELS = 5  # of products around a mean
+# A step with a product of a stack of so many bytes, which XLA's library shares among threads that sleep while XLA's own
+# work: a head of 64 x 2,048 with its cross-entropy took 100 us a step of 16 rows, 40 a step for all 32 steps at once.
+# Of 16 terms steps took as long as all at once (0.61 and 0.64 of plain JAX's time), of 32 to 128 1.3 to 1.5 times.
+LEAST_SHARED, FEWEST_TERMS, WAKING_SECONDS = 1 << 21, 32, 5e-5
 # What XLA does not fuse into its neighbours: it reads and writes whole arrays.
 UNFUSED = frozenset(
     "dot_general conv_general_dilated sort cumsum cumprod cummax cummin cumlogsumexp fft cholesky lu qr eigh "
@@ -140,7 +145,15 @@ def _seconds_of_products(site: Site, machine: Machine) -> float:
         step += 3 * out / speed + JOIN_KERNELS * machine.seconds_per_step_kernel
         around = {x for x in site.eqn.invars if is_var(x) and x not in site.reads}
         whole += sum(2 * nbytes(x.aval) for x in around) / machine.bytes_per_second
+    elif isinstance(site.answer, Mapped) and machine.name == "cpu" and _jax.usable_cores() > 1:
+        step += WAKING_SECONDS * _is_shared(site.eqn)
     return site.window.count * step - whole
+
+
+def _is_shared(product: JaxprEqn) -> bool:
+    """Whether XLA's library wakes threads in each step that makes a part of a product."""
+    large = nbytes(product.outvars[0].aval) >= LEAST_SHARED
+    return large and product.primitive.name == "dot_general" and dot_shape(product)[-1] >= FEWEST_TERMS
 
 
 def is_put(loop: Loop, site: Site) -> bool:
