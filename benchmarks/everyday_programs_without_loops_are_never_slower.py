@@ -11,6 +11,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ._case import Bounds, Case, normal
 
@@ -182,6 +183,23 @@ def labels_of_rows(z, labels):
     return jnp.mean(jax.nn.logsumexp(z, -1) - picked)
 
 
+def means_of_images(x):
+    """Average pooling as wide as the images."""
+    return lax.reduce_window(x, 0.0, lax.add, (1, 7, 7, 1), (1, 7, 7, 1), "VALID") / 49
+
+
+def means_of_images_by_hand(x):
+    return x.mean((1, 2), keepdims=True)
+
+
+def legendre(x, c):
+    """A sum of ten polynomials, one made of the two before."""
+    found = [jnp.ones_like(x), x]
+    for n in range(2, 10):
+        found.append(((2 * n - 1) * x * found[-1] - (n - 1) * found[-2]) / n)
+    return jnp.stack(found, -1) @ c
+
+
 def soft_targets(z, y):
     return -jnp.mean(jnp.sum(jax.nn.log_softmax(z) * jax.nn.sigmoid(y), -1))
 
@@ -214,6 +232,9 @@ CASES = (
         bounds=NEVER_SLOWER,
         grad_bounds=NEVER_SLOWER,
     ),
+    case("means of whole images", means_of_images, means_of_images_by_hand, (32, 7, 7, 2048)),
+    case("means of whole images, 64 channels", means_of_images, means_of_images_by_hand, (128, 7, 7, 64), grad=(0,)),
+    case("ten polynomials", legendre, legendre, (500,), (10,), grad=(0, 1)),
     case("soft targets of 8,192 rows", soft_targets, soft_targets, (8192, 1000), (8192, 1000)),
     case("entropies of 40,000 rows", entropy, entropy, (40_000, 150)),
     case("kurtosis of rows", kurtosis, kurtosis, (20_000, 400)),

@@ -298,6 +298,8 @@ def case(name, program, saving=2.0, over_natural=1.02):
 
 CASES = (
     case("LSTM, batch 32", recurrent(lstm, 4, 100, 32, 128, True), 23 / 13.2, 0.93),
+    case("LSTM, batch 64", recurrent(lstm, 4, 10, 64, 256, True), None),
+    case("LSTM, 30 steps", recurrent(lstm, 4, 30, 32, 64, True), None),
     case("GRU, batch 32", recurrent(gru, 3, 100, 32, 128)),
     case("tanh RNN, batch 32", recurrent(rnn, 1, 200, 32, 128), None),
     case("LSTM, batch 32, bfloat16", in_halves(recurrent(lstm, 4, 100, 32, 128, True))),

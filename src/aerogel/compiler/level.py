@@ -4,7 +4,7 @@ A pass looks at all sites of a level on one set of tables and changes them toget
 of the level.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +52,19 @@ class Level:
         """The equation that makes a value; None of literals, and of what comes from outside."""
         place = self.made_by.get(x) if is_var(x) else None
         return None if place is None else self.eqns[place]
+
+    def read_through(self, value: Var, through: Collection[str], most: int) -> Iterator[JaxprEqn]:
+        """The equations that read a value, or what those named in `through` make of it: of `most` values and a few."""
+        waiting, seen = [value], {value}
+        while waiting and len(seen) <= most:
+            for place in self.readers(waiting.pop()):
+                if place < 0:
+                    continue
+                eqn = self.eqns[place]
+                yield eqn
+                if eqn.primitive.name in through:
+                    waiting += [v for v in eqn.outvars if v not in seen]
+                    seen.update(eqn.outvars)
 
 
 @remembered

@@ -146,11 +146,11 @@ def _seconds_of_products(site: Site, machine: Machine) -> float:
         around = {x for x in site.eqn.invars if is_var(x) and x not in site.reads}
         whole += sum(2 * nbytes(x.aval) for x in around) / machine.bytes_per_second
     elif isinstance(site.answer, Mapped) and machine.name == "cpu" and _jax.usable_cores() > 1:
-        step += WAKING_SECONDS * _is_shared(site.eqn)
+        step += WAKING_SECONDS * _wakes_threads(site.eqn)
     return site.window.count * step - whole
 
 
-def _is_shared(product: JaxprEqn) -> bool:
+def _wakes_threads(product: JaxprEqn) -> bool:
     """Whether XLA's library wakes threads in each step that makes a part of a product."""
     large = nbytes(product.outvars[0].aval) >= LEAST_SHARED
     return large and product.primitive.name == "dot_general" and dot_shape(product)[-1] >= FEWEST_TERMS

@@ -101,10 +101,9 @@ def _fills(level: Level, eqn: JaxprEqn) -> dict[Var, Literal]:
     """The large operands of a loop that are one number everywhere."""
     found: dict[Var, Literal] = {}
     for x in eqn.invars if eqn.primitive.name in LOOPS else ():
-        if is_var(x) and isinstance(x.aval, _jax.ShapedArray) and nbytes(x.aval) >= LEAST_BYTES:
+        if is_var(x) and _is_number(x) and nbytes(x.aval) >= LEAST_BYTES and not x.aval.weak_type:
             number = _filled_with(level, x)
-            if number is not None and jnp.issubdtype(x.aval.dtype, jnp.number) and not x.aval.weak_type:
-                found[x] = number
+            found |= {} if number is None else {x: number}
     return found
 
 

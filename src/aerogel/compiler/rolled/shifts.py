@@ -167,13 +167,9 @@ def _kernels(jaxpr: Jaxpr, bases: Collection[Var]) -> dict[Var, int]:
     """
     behind: dict[Var, tuple[int, bool]] = {}  # kernels, and whether something dear was done in the last one
     for eqn in jaxpr.eqns:
-        read = [behind.get(x, (0, False)) for x in eqn.invars if is_var(x)]
-        rolled = [
-            (behind.get(x, (0, False))[0] + behind.get(x, (0, False))[1], False)
-            for x in eqn.invars
-            if is_var(x) and x in bases
-        ]
-        count, dear = max([*read, *rolled], default=(0, False))
+        read = {x: behind.get(x, (0, False)) for x in eqn.invars if is_var(x)}
+        rolled = [(sum(read[x]), False) for x in read if x in bases]
+        count, dear = max([*read.values(), *rolled], default=(0, False))
         dear |= eqn.primitive.name in STORED
         behind.update((v, (count, dear)) for v in eqn.outvars)
     return {v: sum(behind.get(v, (0, False))) for v in bases}

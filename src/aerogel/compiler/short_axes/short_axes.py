@@ -259,7 +259,7 @@ def _over(level: Level, place: int, context: Context) -> tuple[Edit | None, str]
     amplified = all(one.amplify(AMPLIFIED) or _is_repeated(eqn, one.value) for one in found)
     if context.before_differentiation and not amplified:
         return None, "before differentiation: its gradient would pad what is cut, which is large"
-    if len(found) > 1 and not (amplified and not any(_is_stored(level, place, x) for x in eqn.invars)):
+    if len(found) > 1 and (not amplified or any(_is_stored(level, place, x) for x in eqn.invars)):
         return None, "its operands are there, and read as they are"
     refusal = _multiplied(level, eqn, found) if amplified else _library_call(level, eqn, found)
     if refusal is not None:
@@ -369,7 +369,7 @@ def _is_added_to_products(level: Level, result: Var) -> bool:
         eqn.primitive.name in ELEMENTWISE
         and eqn.outvars[0].aval.size >= AMPLIFIED * result.aval.size
         and any(_is_made_of_product(level, x) for x in eqn.invars if is_var(x))
-        for eqn in _read_through(level, result, FUSED)
+        for eqn in level.read_through(result, FUSED, MOST_EQUATIONS)
     )
 
 
@@ -402,7 +402,8 @@ def _is_reduced(level: Level, result: Var) -> bool:
     handed the result alone, one loop reads the array.
     """
     is_single = result.aval.dtype == np.float32
-    return is_single and any(eqn.primitive.name in REDUCE for eqn in _read_through(level, result, ELEMENTWISE))
+    readers = level.read_through(result, ELEMENTWISE, MOST_EQUATIONS)
+    return is_single and any(eqn.primitive.name in REDUCE for eqn in readers)
 
 
 def _is_compared(level: Level, result: Var, early: bool) -> bool:
@@ -415,22 +416,8 @@ def _is_compared(level: Level, result: Var, early: bool) -> bool:
         return False
     return any(
         asks_for_equals(eqn) or (early and FOLDS.get(eqn.primitive.name) in (lax.max, lax.min))
-        for eqn in _read_through(level, result, {*FUSED, "slice"})
+        for eqn in level.read_through(result, {*FUSED, "slice"}, MOST_EQUATIONS)
     )
-
-
-def _read_through(level: Level, result: Var, through: Collection[str]) -> Iterator[JaxprEqn]:
-    """The equations that read a value, or what those of these names make of it."""
-    waiting, seen = [result], {result}
-    while waiting and len(seen) <= MOST_EQUATIONS:
-        for place in level.readers(waiting.pop()):
-            if place < 0:
-                continue
-            eqn = level.eqns[place]
-            yield eqn
-            if eqn.primitive.name in through:
-                waiting += [v for v in eqn.outvars if v not in seen]
-                seen.update(eqn.outvars)
 
 
 def _axes_beside(eqn: JaxprEqn) -> list[int]:

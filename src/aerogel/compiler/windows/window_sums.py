@@ -102,17 +102,8 @@ def _folded(level: Level, windowed: Windowed, place: int) -> WindowSum | str | N
 
 def _is_repeated(level: Level, total: Var) -> bool:
     """Whether something else than entrywise equations reads what they make of a value."""
-    waiting, seen = [total], {total}
-    while waiting:
-        for place in level.readers(waiting.pop()):
-            if place < 0:
-                continue
-            eqn = level.eqns[place]
-            if eqn.primitive.name not in ELEMENTWISE or len(seen) > MOST_READ:
-                return True
-            waiting += [v for v in eqn.outvars if v not in seen]
-            seen.update(eqn.outvars)
-    return False
+    eqns = list(level.read_through(total, ELEMENTWISE, MOST_READ))
+    return len(eqns) > MOST_READ or any(eqn.primitive.name not in ELEMENTWISE for eqn in eqns)
 
 
 def _components(level: Level, windowed: Windowed, x: Var, axis: int) -> Components | str | None:
