@@ -124,6 +124,20 @@ def test_a_gradient_of_a_long_mean_needs_no_loop() -> None:
     np.testing.assert_allclose(jax.jit(optimised)(x), jax.jit(jax.grad(loss))(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_mean_is_written_where_it_is_repeated() -> None:
+    """Who reads it entry by entry makes it; else a division by what is one has XLA write it, as for folds of four."""
+
+    def mean(x: Any) -> Any:
+        step = lambda held, one: ((held := SHIFTS["rolled back"](held, one)), held.mean())  # noqa: E731
+        return lax.scan(step, jnp.zeros(30), x)[1]
+
+    def divisions(f: Callable[..., Any]) -> int:
+        return str(jax.make_jaxpr(ag.optimize(f))(normal(5000))).count(" div ")
+
+    assert divisions(mean) == divisions(lambda x: jnp.sin(mean(x))) == 2
+    assert divisions(lambda x: jnp.outer(mean(x), jnp.arange(3.0))) == divisions(lambda x: jnp.cumsum(mean(x))) == 3
+
+
 def test_few_are_cut_off() -> None:
     """A gradient of few steps keeps its loop, without the writes that only made zeros."""
     f, args = FILTERS["rolled"]

@@ -303,6 +303,21 @@ def test_other_reductions_are_no_sites(f: Callable[..., Any], x: Any) -> None:
     assert not report_of(f, x).decisions
 
 
+def test_a_product_of_what_another_product_stores_is_left() -> None:
+    """The gradient by the coefficients of joined polynomials reads all of these, so their sum may read them too."""
+
+    def summed(x: Any, c: Any) -> Any:
+        found = [jnp.ones_like(x), x]
+        for n in range(2, 10):
+            found.append(((2 * n - 1) * x * found[-1] - (n - 1) * found[-2]) / n)
+        return jnp.stack(found, -1) @ c
+
+    loss = jax.grad(lambda x, c: (summed(x, c) ** 2).sum(), (0, 1))
+    for f, fires in ((summed, [True]), (loss, [False])):
+        decisions = ag.explain(f)(normal(500), normal(10)).decisions
+        assert [d.fired for d in decisions if d.rule == SmallAxes().name] == fires
+
+
 def test_strict_numerics() -> None:
     """A sum in another order is not as exact as it was."""
     assert not report_of(lambda x: jnp.sum(x, -1), normal(N, 3), numerics="strict").decisions
