@@ -323,7 +323,7 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (normal(0, 64, 256), normal(1, 5, 64)),
     ),
     "all is kept": (
-        lambda w, x: (y := x @ w, lax.scan(lambda c, r: (c, c * r), w[0], y)[1]),
+        lambda w, x: (y := x @ w, lax.scan(lambda c, r, s=w.T @ w: ((n := jnp.tanh(c @ s + r)), n), w[0], y)[1]),
         (normal(0, 64, 256), normal(1, 300, 64)),
     ),
     "a mask": (
